@@ -8,6 +8,7 @@ import trio
 
 from trouper.actors.graph import run_graph
 from trouper.actors.ranks.leader import Leader
+from trouper.actors.runtime.found_models import Scan, ScannedModel
 from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.runtime import Runtime
@@ -16,6 +17,7 @@ from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import Engine
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import ServerSettings, Settings
+from trouper.storage.model_scan import ModelScan
 
 
 async def run_runtime(
@@ -34,6 +36,23 @@ async def run_runtime(
 
         engine = MlxEngine(settings, processors=logits_processors or {})
     await run_graph(settings, engine, task_status=task_status)
+
+
+def scan_of(sources: Sequence[str]) -> Scan | None:
+    """Return what finds the models of --models-from, on a thread; None: there are no sources."""
+    from trouper.engine.platform import device
+
+    if not sources:
+        return None
+    scan, is_cpu = ModelScan(sources), device.is_cpu()
+
+    def found() -> list[ScannedModel]:
+        return [ScannedModel(files, files.float32_bytes if is_cpu else files.stored_bytes) for files in scan.models()]
+
+    async def scan_once() -> list[ScannedModel]:
+        return await trio.to_thread.run_sync(found)
+
+    return scan_once
 
 
 async def run_models(
@@ -62,7 +81,7 @@ async def run_models(
                 progress.watching(model_settings.model, watch),
                 {} if ranks is not None else logits_processors or {},
             ),
-            graphs=min(len(settings), server.max_loaded_models or len(settings)),
+            graphs=server.max_models(len(settings)),
             ranks=ranks,
             task_status=task_status,
         )
@@ -72,6 +91,6 @@ async def run_models(
 
     room = weights_room() if server.model_memory is None else server.model_memory
     await run_model_manager(
-        settings, server.served_model_name, start, measure, room, default_name=EMBEDDED, max_models=server.max_loaded_models,
-        ttl_s=server.model_ttl_s, progress=progress, task_status=task_status,
+        settings, server.served_model_name, start, measure, room, default_name=EMBEDDED, max_models=server.max_models(len(settings)),
+        ttl_s=server.model_ttl_s, progress=progress, scan=None if ranks is not None else scan_of(server.models_from), task_status=task_status,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -24,16 +25,23 @@ def report(index: int, seen: Seen) -> None:
         )
 
 
+def part(gaps: Counter[int], fraction: float) -> int:
+    """The gap, in ms, that this fraction of all does not exceed."""
+    return sorted(gaps.elements())[int(gaps.total() * fraction)]
+
+
 def main(count: int) -> int:
     with tempfile.TemporaryDirectory() as directory:
         seen = trio.run(partial(run_cycles, Path(directory), count, report))
     slope, error = seen.slope(seen.resident_bytes[min(WARM, count // 2) :])
-    gaps = sorted(seen.gaps_s)
     print(
         f"{count} cycles: resident memory {slope / 1e3:+.2f} kB a cycle, standard error {error / 1e3:.2f}; {seen.answers} answers of the "
-        f"model that comes and goes, {seen.streams} streams of the other, {seen.lost} lost; gaps between its tokens: median "
-        f"{gaps[len(gaps) // 2] * 1e3:.1f} ms, 99.9 % {gaps[int(len(gaps) * 0.999)] * 1e3:.1f} ms, longest {gaps[-1] * 1e3:.0f} ms"
+        f"model that comes and goes, {seen.streams} streams of the other, {seen.lost} lost"
     )
+    for name, gaps in (("before", seen.quiet_gaps_ms), ("while models came and went", seen.gaps_ms)):
+        print(
+            f"pauses between tokens {name}: {gaps.total()}, median {part(gaps, 0.5)} ms, 99.9 % {part(gaps, 0.999)}, longest {max(gaps)}"
+        )
     return int(seen.lost > 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, S
 from trouper.actors.runtime.model_control import Operation
 
 STREAMS = 2
+QUIET_STREAMS = 10
+"""Streams before the first cycle, whose gaps are those to compare with."""
 TOKENS = 200
 
 
@@ -27,12 +30,19 @@ class Seen:
     resident_bytes: list[int] = attrs.field(factory=list)
     """After each cycle."""
     active_bytes: list[int] = attrs.field(factory=list)
-    gaps_s: list[float] = attrs.field(factory=list)
-    """Each pause between two tokens of the other model's streams."""
+    gaps_ms: Counter[int] = attrs.field(factory=Counter)
+    """Pauses between two tokens of the other model's streams while models come and go, in whole milliseconds: a list of all would grow
+    like what is looked for."""
+    quiet_gaps_ms: Counter[int] = attrs.field(factory=Counter)
+    """The same before that."""
+    churning: bool = False
     streams: int = 0
     answers: int = 0
     """Requests of the model that comes and goes, each with all its tokens."""
     lost: int = 0
+
+    def note_gap(self, gap_s: float) -> None:
+        (self.gaps_ms if self.churning else self.quiet_gaps_ms)[int(gap_s * 1e3)] += 1
 
     def slope(self, values: list[int]) -> tuple[float, float]:
         """Bytes a cycle by least squares, and its standard error."""
@@ -63,7 +73,7 @@ async def stream(manager: ModelManager, name: str, seen: Seen) -> None:
     while True:
         lease = await manager.lease(name)
         try:
-            got = await tokens(lease.runtime, TOKENS, seen.gaps_s.append)
+            got = await tokens(lease.runtime, TOKENS, seen.note_gap)
         finally:
             lease.release()
         seen.streams += 1
@@ -96,16 +106,20 @@ async def run_cycles(directory: Path, count: int, report: Callable[[int, Seen], 
         while manager.entries()[1].state != "ready":  # noqa: ASYNC110 - it announces itself to requests only
             await trio.sleep(0.01)
         await succeeded(manager.control.unload(models[1]))
+        gc.collect()
+        gc.freeze()  # As the server does once it has started.
         async with trio.open_nursery() as clients:
             for _ in range(STREAMS):
                 clients.start_soon(stream, manager, models[0], seen)
+            while seen.streams < QUIET_STREAMS:  # noqa: ASYNC110 - streams end without a word
+                await trio.sleep(0.01)
+            seen.churning = True
             for index in range(count):
                 await cycle(manager, models[1], seen)
-                gc.collect()
-                heap.give_back()
                 seen.resident_bytes.append(heap.resident_bytes())
                 seen.active_bytes.append(mx.get_active_memory())
                 report(index, seen)
             clients.cancel_scope.cancel()
         assert await manager.drain(10)
+    gc.unfreeze()
     return seen

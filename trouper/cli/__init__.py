@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from trouper import __version__
-from trouper.cli.commands import bench, cache, certify, chat, completion, connect, doctor, launch, serve, top
+from trouper.cli.commands import bench, cache, certify, chat, completion, connect, doctor, launch, models, serve, top
 from trouper.cli.usage_errors import OneLineErrors
 
 
@@ -20,6 +20,6 @@ def main() -> None:
 
 
 for _command in (
-    serve.serve, launch.launch, connect.connect, chat.chat, top.top, bench.bench, doctor.doctor, certify.certify, cache.cache, completion.completion,
+    serve.serve, launch.launch, connect.connect, chat.chat, top.top, bench.bench, doctor.doctor, certify.certify, cache.cache, models.models, completion.completion,
 ):  # fmt: skip
     main.add_command(_command)

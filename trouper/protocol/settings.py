@@ -12,6 +12,11 @@ from trouper.protocol.output_formats import REASONING_PARSERS, TOOL_PARSERS, req
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.setting_fields import ByteSize, entries, setting, size
 
+HUB_CACHE = "hub-cache"
+"""The source of --models-from that is the hub's cache."""
+FOUND_MODELS = 3
+"""Models that may be loaded at a time with --models-from."""
+
 
 def default_cache_dir() -> Path:
     """Default directory of converted models and cached blocks."""
@@ -204,8 +209,14 @@ class ServerSettings:
     model_memory: ByteSize | None = size(
         None, "Memory for the weights of several models. Default: 0.7 of the device's."
     )
+    models_from: tuple[str, ...] = setting(
+        (),
+        "Models that requests may name beside those of --model: hub-cache (what the hub's cache holds), or a directory of models; "
+        "several.",
+        repeat=True,
+    )
     max_loaded_models: int | None = setting(
-        None, "Models that may be loaded at a time. Default: as many as --model-memory has room for.", 1
+        None, "Models that may be loaded at a time. Default: as many as --model has, at least 3 with --models-from.", 1
     )
     model_ttl_s: float = setting(
         0.0, "A model that nobody used for so long goes to sleep until the next request; 0: never.", 0
@@ -244,8 +255,18 @@ class ServerSettings:
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "
                 "or --allow-no-key if anybody may use the model"
             )
+        missing = [one for one in self.models_from if one != HUB_CACHE and not Path(one).expanduser().is_dir()]
+        if missing:
+            message = f"--models-from {missing[0]} is no directory; give one, or {HUB_CACHE}"
+            raise SettingsInvalid(message, "--models-from")
 
     @property
     def batches_dir(self) -> Path | None:
         """The directory of files and batches; None if there are none."""
         return None if self.no_batches else Path(self.batch_dir or default_cache_dir() / "batches")
+
+    def max_models(self, given: int) -> int:
+        """Number of models that may be loaded at a time, if --model names `given`."""
+        if not self.models_from:
+            return min(given, self.max_loaded_models or given)
+        return self.max_loaded_models or max(given, FOUND_MODELS)

@@ -14,7 +14,7 @@ MAX_LOGGED = 100
 
 
 class ModelAliases:
-    """The aliases of the served models. Their number does not change while the server runs."""
+    """The aliases of the served models. With --models-from there may be more of them later."""
 
     def __init__(self, models: Models, given: Sequence[str]) -> None:
         self._models, self._given = models, given

@@ -63,7 +63,7 @@ class ModelControl:
     def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
         self._manager.refuse_if_draining()
         operation = Operation(model.names[0])
-        self._manager.start_soon(_run, operation, work)
+        self._manager.nursery.start_soon(_run, operation, work)
         return operation
 
     async def _load(self, model: ManagedModel) -> None:

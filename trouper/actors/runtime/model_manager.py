@@ -13,9 +13,18 @@ from typing import Protocol
 
 import trio
 
+from trouper.actors.runtime.found_models import Scan, keep_found
 from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.model_control import ModelControl
-from trouper.actors.runtime.model_unloading import AWAY, LoadLimits, ManagedModel, has_room, loaded, next_to_unload
+from trouper.actors.runtime.model_unloading import (
+    AWAY,
+    LoadLimits,
+    ManagedModel,
+    fits_now,
+    has_room,
+    loaded,
+    next_to_unload,
+)
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Lease, ModelEntry, State, model_not_found
 from trouper.actors.runtime.supervision import innermost
@@ -49,7 +58,7 @@ class ModelManager:
         limits: LoadLimits,
         progress: LoadProgress,
     ) -> None:
-        self._nursery, self.models = nursery, tuple(models)
+        self.nursery, self.models = nursery, list(models)
         self._start, self._measure, self.limits, self._progress = start, measure, limits, progress
         self.control = ModelControl(self)
         self._loader = trio.StrictFIFOLock()
@@ -67,11 +76,8 @@ class ModelManager:
             model.names, model.state, model.runtime, model.waiting, model.problem,
             pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, progress=progress,
             adapters=tuple(adapters_of(model.settings.adapter)),
+            files=model.files, fits=fits_now(self.models, model, self.limits),
         )  # fmt: skip
-
-    def start_soon(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """Run `work` until the manager ends."""
-        self._nursery.start_soon(work, *arguments)
 
     def listed(self) -> Sequence[ModelEntry]:
         """Former name of `entries`."""
@@ -134,7 +140,7 @@ class ModelManager:
         if model.problem is not None and trio.current_time() < model.unusable_until:
             raise RequestFailed(model.problem)
         model.state, model.problem = "waiting", None
-        self._nursery.start_soon(self._load_or_note_problem, model)
+        self.nursery.start_soon(self._load_or_note_problem, model)
 
     async def _load_or_note_problem(self, model: ManagedModel) -> None:
         try:
@@ -164,7 +170,7 @@ class ModelManager:
 
     async def _started(self, model: ManagedModel) -> Runtime:
         try:
-            runtime: Runtime = await self._nursery.start(self._run, model)
+            runtime: Runtime = await self.nursery.start(self._run, model)
         except BaseExceptionGroup as group:
             unusable, _ = group.split(ModelUnusable)
             if unusable is None:
@@ -269,6 +275,7 @@ async def run_model_manager(
     max_models: int | None = None,
     ttl_s: float = 0.0,
     progress: LoadProgress | None = None,
+    scan: Scan | None = None,
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
     """Load the first model, return the model manager to the starter, load the others that fit; end when it was drained. `measure`
@@ -288,5 +295,7 @@ async def run_model_manager(
         task_status.started(manager)
         nursery.start_soon(manager.load_what_fits)
         nursery.start_soon(manager.control.put_idle_to_sleep)
+        if scan is not None:
+            nursery.start_soon(keep_found, manager, scan, ttl_s)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()

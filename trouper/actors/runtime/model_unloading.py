@@ -12,6 +12,7 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import State
 from trouper.protocol.problems import Problem
 from trouper.protocol.settings import Settings
+from trouper.storage.model_files import ModelFiles
 
 AWAY = ("unloaded", "asleep")
 """States of a model whose weights are not in memory."""
@@ -42,6 +43,8 @@ class ManagedModel:
     """Time without requests after which the model goes to sleep; 0: never."""
     away_as: State = "unloaded"
     """State once the model's graph has ended."""
+    files: ModelFiles | None = None
+    """What the model's files say; None for a model that --model names."""
     ended: trio.Event = attrs.field(factory=trio.Event)
     """Set when the model's graph has ended."""
 
@@ -100,3 +103,8 @@ def next_to_unload(models: Sequence[ManagedModel]) -> ManagedModel | None:
     """The idle model that was used least recently; None if all are pinned or in use."""
     idle = [model for model in models if model.is_idle]
     return min(idle, key=lambda model: model.used_at) if idle else None
+
+
+def fits_now(models: Sequence[ManagedModel], model: ManagedModel, limits: LoadLimits) -> bool | None:
+    """Whether a model could be loaded without disturbing others. None: its size is unknown."""
+    return None if not model.weights_bytes else not lacking_room(models, model, limits)

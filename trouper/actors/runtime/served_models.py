@@ -12,6 +12,7 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import Loading
 from trouper.protocol.names import names_of, require_names
 from trouper.protocol.problems import Problem, RequestFailed
+from trouper.storage.model_files import ModelFiles
 
 if TYPE_CHECKING:
     from trouper.actors.runtime.model_control import ModelControl
@@ -54,6 +55,15 @@ class ModelEntry:
     """Progress of loading, while the model is loaded."""
     adapters: tuple[str, ...] = ()
     """Names of its LoRA adapters."""
+    files: ModelFiles | None = None
+    """What the model's files say; None for a model that --model names."""
+    fits: bool | None = None
+    """Whether it could be loaded now without disturbing others; None while its size is unknown."""
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether --models-from has found the model and nobody uses it."""
+        return self.files is not None and self.state == "unloaded" and not self.waiting
 
 
 class Models(Protocol):

@@ -60,7 +60,9 @@ class Feed:
         if tick != self._tick:
             self._tick = tick
             models = [
-                model_body(entry, self._gaps.setdefault(entry.names[0], NewGaps())) for entry in self._models.entries()
+                model_body(entry, self._gaps.setdefault(entry.names[0], NewGaps()))
+                for entry in self._models.entries()
+                if not entry.is_unused
             ]
             self._tell(msgspec.json.encode(models), self._ended())
         return self.number, self._latest

@@ -123,7 +123,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families. The actors' statistics are of the moment of the first metric, however long the
         others take."""
-        listed = self._listed()
+        listed = [entry for entry in self._listed() if not entry.is_unused]
         scrapes = [(entry.names[0], _seen(entry.runtime)) for entry in listed if entry.runtime is not None]
         for metric in MODEL_METRICS:
             yield metric.named.family(value for model, scrape in scrapes for value in metric.values(model, scrape))

@@ -133,6 +133,9 @@ MODEL_BODY = full(
         "max_tokens": COUNT,
         "tool_calls": FLAG,
         "weights_bytes": COUNT,
+        "kind": {"enum": ["generator", "embedder"]},
+        "quantization": TEXT,
+        "fits": FLAG,
         "loaded": FLAG,
         "state": {"enum": ["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]},
         "pinned": FLAG,
@@ -151,6 +154,9 @@ MODEL_BODY = full(
         "max_tokens",
         "tool_calls",
         "weights_bytes",
+        "kind",
+        "quantization",
+        "fits",
     ),
 )
 MODELS = full(

@@ -26,8 +26,12 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
         sizes["parent"], name = name, f"{name}:{adapter}"
     openai = {"id": name, "object": "model", "created": created, "owned_by": "trouper"}
     anthropic = {"type": "model", "display_name": name, "created_at": _rfc_3339(created), "lifecycle": "active"}
+    if (files := listed.files) is not None:
+        sizes = {"max_model_len": files.context_length, **sizes, "kind": files.kind, "quantization": files.quantization}
     if listed.weights_bytes:
         sizes["weights_bytes"] = listed.weights_bytes
+    if listed.fits is not None:
+        sizes["fits"] = listed.fits
     state = {"loaded": listed.state == "ready", "state": listed.state, "pinned": listed.pinned, "ttl_s": listed.ttl_s}
     return openai | sizes | state | anthropic
 

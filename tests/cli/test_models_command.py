@@ -1,0 +1,112 @@
+"""`trouper models`: what is on this machine, fetched from a hub on a real socket, and removed again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.cli.fake_hub import hub_of
+from tests.families import save
+from trouper import cli
+from trouper.cli.exits import USAGE_ERROR
+from trouper.storage import model_files
+from trouper.storage.model_scan import ModelScan
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, ["models", *arguments])
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    """A generator, an embedder and a damaged model in a directory, one of them a level deeper."""
+    root = tmp_path / "shelf"
+    save("llama", root / "plain")
+    (save("qwen3", root / "owner" / "vectors") / "modules.json").write_text("[]")
+    for file in save("llama", root / "torn").glob("model*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-5])
+    return root
+
+
+def listed(shelf: Path) -> dict[str, dict[str, Any]]:
+    bodies = json.loads(call("ls", "--json", "--models-from", str(shelf)).output)
+    return {body["name"]: body for body in bodies}
+
+
+def test_ls_tells_kinds_apart_and_says_what_is_damaged(shelf: Path) -> None:
+    change(shelf / "plain" / "config.json", max_position_embeddings=777, architectures=["LlamaForCausalLM"])
+    found = listed(shelf)
+    assert {name: body["kind"] for name, body in found.items()} == {
+        "owner/vectors": "embedder",
+        "plain": "generator",
+        "torn": "generator",
+    }
+    assert found["plain"]["context_length"] == 777 and found["plain"]["fits"] and found["plain"]["memory_bytes"] > 0
+    assert "truncated" in found["torn"]["problem"] and not found["torn"]["fits"]
+    table = call("ls", "--models-from", str(shelf)).output.splitlines()
+    assert table[0].split() == ["model", "kind", "memory", "context", "weights", "fits"]
+    assert [line.split()[-1] for line in table[1:]] == ["yes", "yes", "damaged"]
+
+
+def test_kinds_and_quantization_by_the_config(shelf: Path) -> None:
+    config = shelf / "plain" / "config.json"
+    change(config, architectures=["BertModel"], quantization={"bits": 4, "group_size": 64})
+    assert (listed(shelf)["plain"]["kind"], listed(shelf)["plain"]["quantization"]) == ("embedder", "4-bit")
+
+
+def test_a_scan_reads_only_what_has_changed(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = ModelScan([str(shelf)])
+    assert len(scan.models()) == 3
+    read: list[str] = []
+    real = model_files.read_model_files
+
+    def reading(name: str, path: Path) -> model_files.ModelFiles:
+        read.append(name)
+        return real(name, path)
+
+    monkeypatch.setattr("trouper.storage.model_scan.read_model_files", reading)
+    scan.models()
+    assert read == []
+    change(shelf / "plain" / "config.json", max_position_embeddings=778)
+    assert {files.name: files.context_length for files in scan.models()}["plain"] == 778 and read == ["plain"]
+
+
+def test_info_and_what_is_not_there(shelf: Path) -> None:
+    assert "memory_bytes" in call("info", "plain", "--models-from", str(shelf)).output
+    missing = call("info", "nobody", "--models-from", str(shelf))
+    assert missing.exit_code == USAGE_ERROR and "trouper models ls" in missing.output
+    empty = call("ls", "--models-from", str(shelf / "plain"))
+    assert empty.exit_code == 0 and empty.output.startswith("no models in")
+
+
+def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
+    """Each in a process of its own, as the hub's client reads its variables once."""
+    directory = save("llama", tmp_path / "model")
+    with hub_of("owner/tiny", directory) as url:
+        environment = os.environ | {
+            "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"
+        }  # fmt: skip
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "trouper", "models", *arguments]
+            return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+        pulled = run("pull", "owner/tiny")
+        assert pulled.returncode == 0 and pulled.stdout.startswith("owner/tiny: llama, "), pulled.stderr
+        assert "the hub has no owner/other" in run("pull", "owner/other").stderr
+    [body] = json.loads(run("ls", "--json").stdout)
+    assert (body["name"], body["kind"], body["problem"]) == ("owner/tiny", "generator", "")
+    assert "removed owner/tiny" in run("rm", "owner/tiny", "--yes").stdout
+    assert not (tmp_path / "hub" / "models--owner--tiny").exists()
+    assert run("rm", "owner/tiny", "--yes").returncode == USAGE_ERROR

@@ -1,0 +1,77 @@
+"""--models-from: models that are found are served, and those that vanish are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import trio
+
+from tests.actors.test_model_manager import manager_of, states
+from tests.families import save
+from tests.web.serving import Served, ask, exchange, get, serving_manager
+from trouper import ModelManager, ServerSettings, Settings, run_models
+from trouper.actors.runtime.found_models import RESCAN_S, ScannedModel, keep_found
+from trouper.storage.model_files import ModelFiles, read_model_files
+from trouper.web.openai.model_listing import listing_body
+
+
+def found(name: str, directory: Path) -> ScannedModel:
+    return ScannedModel(attrs.evolve(read_model_files(name, directory), name=name), 20)
+
+
+async def test_what_scans_find_comes_and_goes(autojump_clock: object, tmp_path: Path) -> None:
+    shelf = [found("middle", tmp_path), found("small", tmp_path)]
+
+    async def scan() -> list[ScannedModel]:
+        await trio.lowlevel.checkpoint()
+        return list(shelf)
+
+    async with manager_of("small", "large") as (manager, _), trio.open_nursery() as nursery:
+        nursery.start_soon(keep_found, manager, scan, 60.0)
+        await trio.sleep(1)
+        assert [entry.names for entry in manager.entries()] == [("small",), ("large",), ("middle",)]
+        entry = manager.entries()[2]
+        assert (entry.state, entry.ttl_s, entry.weights_bytes, entry.fits) == ("unloaded", 60.0, 20, True)
+        assert entry.is_unused and not manager.entries()[0].is_unused
+        lease = await manager.lease("large")
+        assert manager.entries()[2].fits is False, "70 is the limit, and 60 are in use"
+        lease.release()
+        shelf.clear()
+        await trio.sleep(RESCAN_S)
+        assert states(manager) == ["ready", "ready"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_model_of_a_directory_is_served_on_request(tmp_path: Path) -> None:
+    (save("qwen3", tmp_path / "shelf" / "owner" / "vectors") / "modules.json").write_text("[]")
+    default = str(save("llama", tmp_path / "default"))
+    server = ServerSettings(models_from=(str(tmp_path / "shelf"),), port=0)
+    async with trio.open_nursery() as nursery:
+        manager: ModelManager = await nursery.start(run_models, [Settings(model=default, no_ssd=True)], server)
+        with trio.fail_after(60):
+            while len(manager.entries()) < 2:  # noqa: ASYNC110 - a scan does not announce itself
+                await trio.sleep(0.01)
+        listed = listing_body(manager.entries())["data"][1]
+        assert (listed["id"], listed["kind"], listed["state"], listed["fits"]) == (
+            "owner/vectors",
+            "embedder",
+            "unloaded",
+            True,
+        )
+        runtime = manager.entries()[0].runtime
+        assert runtime is not None
+        async with serving_manager(manager) as port:
+            served = Served(port, runtime, None, trio.Event())  # type: ignore[arg-type]
+            _, _, metrics = await exchange(served, get("/metrics"))
+            assert b"owner/vectors" not in metrics, "one that nobody uses costs no series"
+            wish = {"model": "owner/vectors", "prompt": [1, 2, 3], "max_tokens": 3, "ignore_eos": True}
+            status, body = await ask(served, wish)
+            assert (status, body["model"], body["usage"]["completion_tokens"]) == (200, "owner/vectors", 3)
+            assert (await ask(served, wish | {"model": "owner/nobody"}))[0] == 404
+        assert await manager.drain(10)
+
+
+def test_a_directory_without_a_model_says_so(tmp_path: Path) -> None:
+    files: ModelFiles = read_model_files("nothing", tmp_path)
+    assert "config.json" in files.problem and files.stored_bytes == 0

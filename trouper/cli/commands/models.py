@@ -1,0 +1,132 @@
+"""`trouper models`: the models on this machine, as `serve --models-from` finds them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import Any, NoReturn
+
+import attrs
+import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from trouper.cli.exits import refuse
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import HUB_CACHE
+from trouper.storage.model_files import ModelFiles
+from trouper.storage.model_scan import ModelScan, directory_of
+
+SOURCES = click.option(
+    "--models-from",
+    multiple=True,
+    default=(HUB_CACHE,),
+    metavar="hub-cache|DIR",
+    show_default=True,
+    help="Where to look: the hub's cache, or a directory of models; several.",
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+
+
+@click.group()
+def models() -> None:
+    """The models on this machine: list them, fetch one from the hub, remove one."""
+
+
+@models.command("ls")
+@SOURCES
+@AS_JSON
+def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
+    """One line for each model: kind, size in memory, context, quantization, and whether it fits."""
+    bodies = [_body(files) for files in ModelScan(models_from).models()]
+    if as_json:
+        click.echo(json.dumps(bodies))
+        return
+    if not bodies:
+        click.echo(f"no models in {', '.join(str(directory_of(source)) for source in models_from)}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("model", no_wrap=True)
+    for name in ("kind", "memory", "context", "weights"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    for body in bodies:
+        fits = "damaged" if body["problem"] else "yes" if body["fits"] else "no"
+        shown = (body["kind"], decimal(body["memory_bytes"]), str(body["context_length"]), body["quantization"])
+        table.add_row(body["name"], *shown, fits)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+@models.command("info")
+@click.argument("model")
+@SOURCES
+@AS_JSON
+def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
+    """What the files of a model say of it."""
+    body = _body(_found(model, models_from))
+    if as_json:
+        click.echo(json.dumps(body))
+        return
+    for name, value in body.items():
+        shown = decimal(value) if name.endswith("_bytes") else str(value).lower() if isinstance(value, bool) else value
+        if shown != "":
+            click.echo(f"{name:16}{shown}")
+
+
+@models.command("pull")
+@click.argument("model")
+def pull_model(model: str) -> None:
+    """Fetch a model from the hub into its cache: the files that `serve --model` would fetch."""
+    from trouper.engine.loading.checkpoint import inspect
+    from trouper.engine.loading.model_source import resolve, source_of
+
+    try:
+        if not isinstance(source_of(model, "MODEL"), str):
+            refuse(f"{model} is no model of the hub; give its id (owner/name)")
+        directory = resolve(model, lambda line: click.echo(line, err=True), flag="MODEL")
+        found = inspect(directory)
+    except ModelUnusable as unusable:
+        refuse(str(unusable))
+    click.echo(f"{model}: {found.architecture}, {decimal(found.loaded_bytes)} in memory, in {directory}")
+
+
+@models.command("rm")
+@click.argument("model")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove_model(model: str, yes: bool) -> None:
+    """Remove a model from the hub's cache, with all its revisions."""
+    repository = directory_of(HUB_CACHE) / f"models--{model.replace('/', '--')}"
+    if "--" in model or model.startswith(".") or not repository.is_dir():
+        _not_there(model, (HUB_CACHE,))
+    size = sum(path.stat().st_size for path in repository.rglob("*") if path.is_file() and not path.is_symlink())
+    if not yes:
+        click.confirm(f"Remove {model} ({decimal(size)}) from {repository.parent}?", abort=True)
+    try:
+        shutil.rmtree(repository)
+    except OSError as error:
+        refuse(f"{error.filename or repository}: {error.strerror or error}")
+    click.echo(f"removed {model} ({decimal(size)})")
+
+
+def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:
+    found = next((files for files in ModelScan(sources).models() if files.name == model), None)
+    if found is None:
+        _not_there(model, sources)
+    return found
+
+
+def _not_there(model: str, sources: tuple[str, ...]) -> NoReturn:
+    where = ", ".join(str(directory_of(source)) for source in sources)
+    refuse(f"{model} is not in {where}; `trouper models ls` lists what is")
+
+
+def _body(files: ModelFiles) -> dict[str, Any]:
+    from trouper.engine.host import weights_room
+    from trouper.engine.platform import device
+
+    memory_bytes = files.float32_bytes if device.is_cpu() else files.stored_bytes
+    body = attrs.asdict(files) | {"directory": str(files.directory), "memory_bytes": memory_bytes}
+    fits = not files.problem and 0 < memory_bytes <= weights_room()
+    return body | {"fits": fits}

@@ -1,0 +1,115 @@
+"""What the files of a model say of it before a weight is read: its kind, size, context and quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from trouper.protocol.problems import ModelUnusable
+from trouper.storage.checkpoint_files import float32_bytes, header_of, read_json, stored_bytes, tensors_of, weight_files
+from trouper.storage.context import context_length
+
+Kind = Literal["generator", "embedder"]
+EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
+"""Files that sentence-transformers writes beside a model of embeddings."""
+HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
+"""How classes of transformers end that generate."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "*.tiktoken", "vocab.json")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "U32": "quantized"}
+
+
+@attrs.frozen(kw_only=True)
+class ModelFiles:
+    """A model's directory, as far as its small files and headers describe it."""
+
+    name: str
+    """Name that clients may request: a hub id, or the path below the directory of models."""
+    directory: Path
+    kind: Kind
+    architecture: str
+    """The config's model_type."""
+    context_length: int
+    """Maximum number of tokens of a sequence."""
+    quantization: str
+    """Bits of quantized weights, as "4-bit"; else the dtype of the weights."""
+    stored_bytes: int
+    """Bytes of all tensors in the dtypes that they are stored in."""
+    float32_bytes: int
+    """Bytes of all tensors in float32, in which a CPU computes."""
+    chats: bool
+    """Whether there is a chat template."""
+    used_at: float
+    """Unix time of the last change of the config or the weights."""
+    problem: str = ""
+    """Why the model cannot be loaded; "" if nothing speaks against it."""
+
+
+def read_model_files(name: str, directory: Path) -> ModelFiles:
+    """Describe a directory that has a config.json. What is missing or damaged becomes `problem`."""
+    config: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    problem = ""
+    try:
+        config = read_json(directory / "config.json")
+        tensors = tensors_of(header_of(path) for path in weight_files(directory))
+        if not isinstance(config.get("model_type"), str):
+            problem = f"{directory}/config.json names no model_type"
+        elif not any(next(directory.glob(pattern), None) for pattern in TOKENIZER_FILES):
+            problem = f"{directory} has no tokenizer: download it again"
+    except (ModelUnusable, OSError) as error:
+        problem = str(error)
+    return ModelFiles(
+        name=name,
+        directory=directory,
+        kind=_kind(directory, config),
+        architecture=str(config.get("model_type") or "unknown"),
+        context_length=context_length(config),
+        quantization=_quantization(config, tensors),
+        stored_bytes=stored_bytes(tensors),
+        float32_bytes=float32_bytes(tensors, config),
+        chats=_chats(directory),
+        used_at=_changed_at(directory),
+        problem=problem,
+    )
+
+
+def _kind(directory: Path, config: Mapping[str, Any]) -> Kind:
+    if any((directory / name).exists() for name in EMBEDDER_FILES):
+        return "embedder"
+    classes = config.get("architectures")
+    named = [str(each) for each in classes] if isinstance(classes, list) else []
+    return "embedder" if named and not any(name.endswith(HEADS) for name in named) else "generator"
+
+
+def _quantization(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> str:
+    for key in ("quantization", "quantization_config"):
+        found = config.get(key)
+        if isinstance(found, dict):
+            bits = found.get("bits")
+            return f"{bits}-bit" if isinstance(bits, int) else str(found.get("quant_method") or "quantized")
+    sizes: dict[str, int] = {}
+    for tensor in tensors.values():
+        begin, end = tensor["data_offsets"]
+        sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + end - begin
+    dtype = max(sizes, key=lambda each: sizes[each], default="")
+    return DTYPES.get(dtype, dtype.lower() or "unknown")
+
+
+def _chats(directory: Path) -> bool:
+    if any((directory / name).exists() for name in TEMPLATE_FILES):
+        return True
+    try:
+        return bool(read_json(directory / "tokenizer_config.json").get("chat_template"))
+    except ModelUnusable:
+        return False
+
+
+def _changed_at(directory: Path) -> float:
+    try:
+        return max(path.stat().st_mtime for path in directory.glob("*.*"))
+    except (OSError, ValueError):
+        return 0.0

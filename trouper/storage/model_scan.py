@@ -1,0 +1,80 @@
+"""The models in the hub's cache or in a directory (--models-from). Only configs, headers and tokenizer files are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trouper.protocol.settings import HUB_CACHE
+from trouper.storage.model_files import ModelFiles, read_model_files
+
+SNAPSHOTS = "models--*"
+"""Directories of models in a hub cache, as huggingface_hub lays it out: models--OWNER--NAME/snapshots/COMMIT."""
+
+
+def hub_cache() -> Path:
+    """The hub's cache directory, as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME, or below the user's cache."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def directory_of(source: str) -> Path:
+    """The directory that one --models-from names."""
+    return hub_cache() if source == HUB_CACHE else Path(source).expanduser()
+
+
+class ModelScan:
+    """Finds the models of several directories. Those that have not changed since the last scan are not read again."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self._sources = tuple(sources)
+        self._known: dict[Path, tuple[tuple[float, ...], ModelFiles]] = {}
+
+    def models(self) -> list[ModelFiles]:
+        """All models, by name; of two with one name, that of the first directory."""
+        found: dict[str, ModelFiles] = {}
+        known: dict[Path, tuple[tuple[float, ...], ModelFiles]] = {}
+        for source in self._sources:
+            for name, directory in model_directories(directory_of(source)):
+                if name in found:
+                    continue
+                state = _state(directory)
+                before = self._known.get(directory)
+                files = before[1] if before is not None and before[0] == state else read_model_files(name, directory)
+                known[directory] = (state, files)
+                found[name] = files
+        self._known = known
+        return [found[name] for name in sorted(found, key=str.lower)]
+
+
+def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
+    """The name and directory of each model below `root`: a hub cache, or directories with a config.json, at most two levels deep."""
+    for repository in sorted(root.glob(SNAPSHOTS)):
+        snapshot = _snapshot(repository)
+        if snapshot is not None and (snapshot / "config.json").exists():
+            yield repository.name.removeprefix("models--").replace("--", "/"), snapshot
+    for pattern in ("*/config.json", "*/*/config.json"):
+        for config in sorted(root.glob(pattern)):
+            directory = config.parent
+            if not directory.relative_to(root).parts[0].startswith(("models--", ".")):
+                yield directory.relative_to(root).as_posix(), directory
+
+
+def _snapshot(repository: Path) -> Path | None:
+    """The snapshot that `main` refers to, else the newest one."""
+    snapshots = repository / "snapshots"
+    try:
+        current = snapshots / (repository / "refs" / "main").read_text().strip()
+        if current.is_dir():
+            return current
+    except OSError:
+        pass
+    present = [path for path in snapshots.glob("*") if path.is_dir()]
+    return max(present, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _state(directory: Path) -> tuple[float, ...]:
+    """What changes when a file of the model does."""
+    stats = [path.stat() for path in sorted(directory.glob("*")) if path.is_file()]
+    return tuple(value for stat in stats for value in (stat.st_mtime, float(stat.st_size)))
