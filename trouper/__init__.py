@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trouper.protocol.setting_fields import ByteSize
     from trouper.protocol.settings import ServerSettings, Settings
     from trouper.run import run_models, run_runtime
+    from trouper.storage.model_files import ModelFiles
 
 __version__ = VERSION
 __all__ = [
@@ -69,8 +70,7 @@ __all__ = [
     "LogitsProcessor",
     "MemoryStats",
     "ModelCard",
-    "ModelEntry",
-    "ModelManager",
+    "ModelEntry", "ModelFiles", "ModelManager",
     "ModelUnusable",
     "Problem",
     "RequestFailed",
@@ -126,6 +126,7 @@ _HOMES = {
     "trouper.protocol.sampling": ("Sampling",),
     "trouper.protocol.setting_fields": ("ByteSize",),
     "trouper.protocol.settings": ("ServerSettings", "Settings"),
+    "trouper.storage.model_files": ("ModelFiles",),
     "trouper.run": ("run_models", "run_runtime"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -50,7 +50,7 @@ async def keep_found(manager: ModelManager, scan: Scan, ttl_s: float) -> None:
 
 def _managed(found: ScannedModel, base: Settings, ttl_s: float) -> ManagedModel:
     """The model with the settings of the default model, as far as they are not about that model itself."""
-    settings = attrs.evolve(base, model=str(found.files.directory), adapter_path=None, draft_model=None)
+    settings = attrs.evolve(base, model=str(found.files.directory), adapter_path=None, adapter=(), draft_model=None)
     if settings.speculation == "draft_model":
         settings = attrs.evolve(settings, speculation="auto")
     return ManagedModel(

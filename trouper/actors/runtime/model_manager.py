@@ -75,8 +75,7 @@ class ModelManager:
         return ModelEntry(
             model.names, model.state, model.runtime, model.waiting, model.problem,
             pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, progress=progress,
-            adapters=tuple(adapters_of(model.settings.adapter)),
-            files=model.files, fits=fits_now(self.models, model, self.limits),
+            adapters=tuple(adapters_of(model.settings.adapter)), files=model.files, fits=fits_now(self.models, model, self.limits),
         )  # fmt: skip
 
     def listed(self) -> Sequence[ModelEntry]:
