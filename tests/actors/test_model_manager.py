@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -42,6 +43,8 @@ class World:
     """Models whose engine crashes at each step, whatever it computes."""
     repaired: bool = False
     """Whether the broken model can be loaded."""
+    cause: OSError | None = None
+    """Why not."""
 
     async def start(self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]) -> None:
         name = settings.model or "none"
@@ -56,7 +59,7 @@ class World:
             async def load(self) -> LoadedModel:
                 await world.may_load.wait()
                 if name == "broken" and not world.repaired:
-                    raise ModelUnusable("no weights")
+                    raise ModelUnusable("no weights") from world.cause
                 world.events.append(f"+{name}")
                 return LoadedModel(attrs.evolve(card(), id=name, weights_bytes=WEIGHTS[name]), self.tokenizer)
 
@@ -199,6 +202,30 @@ async def test_what_cannot_be_loaded(autojump_clock: object) -> None:
     with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True, allow_unwrapped=True):
         async with manager_of("broken", "small"):
             pass
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+async def test_a_model_that_met_the_limit_on_descriptors_is_tried_again_with_the_next_request(
+    autojump_clock: object, number: int
+) -> None:
+    """Found by `just chaos 1 5`: a moment without descriptors cost the model a minute."""
+    world = World(cause=OSError(number, "Too many open files"))
+    world.may_load.set()
+    async with manager_of("small", "broken", world=world) as (manager, _):
+        with pytest.raises(RequestFailed, match="no weights") as refused:
+            await manager.lease("broken")
+        problem = refused.value.problem
+        assert (problem.status, problem.code, problem.retry_after_s) == (503, "model_unusable", 1)
+        world.repaired = True
+        (await manager.lease("broken")).release()
+    world = World(cause=OSError(errno.ENOENT, "No such file"))
+    world.may_load.set()
+    async with manager_of("small", "broken", world=world) as (manager, _):
+        for _ in range(2):
+            with pytest.raises(RequestFailed, match="no weights") as refused:
+                await manager.lease("broken")
+            assert refused.value.problem.status == 500
+            world.repaired = True
 
 
 async def test_what_cannot_be_loaded_is_not_tried_again_at_once(autojump_clock: object) -> None:

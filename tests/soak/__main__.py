@@ -134,7 +134,7 @@ def _verdict(soaked: Soaked) -> Iterator[str]:
     yield from map(str, soaked.report.judged)
     yield from soaked.report.faults
     yield f"{tally.checked} answers compared, {len(tally.wrong)} wrong, {len(tally.errors)} errors; {soaked.windows} cycles"
-    yield "FAILED" if soaked.report.failed else "held"
+    yield "FAILED" if soaked.report.failed else "held" if soaked.report.told else "too short to tell"
 
 
 def soak(shape: Shape, out: Path, watch: Watch) -> Soaked:

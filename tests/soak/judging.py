@@ -87,6 +87,11 @@ class Report:
     def failed(self) -> bool:
         return bool(self.faults) or any(series.failed for series in self.judged)
 
+    @property
+    def told(self) -> bool:
+        """Whether there were windows enough for each slope."""
+        return all(series.verdict != "unknown" for series in self.judged if series.kind.bad and series.points)
+
 
 def judge(samples: Sequence[Sample], tally: Tally, window_s: float) -> Report:
     """`window_s`: of one cycle of turns."""

@@ -11,9 +11,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+import attrs
 import trio
 
 from trouper.actors.runtime.found_models import Scan, keep_found
+from trouper.actors.runtime import model_unloading
 from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.model_control import ModelControl
 from trouper.actors.runtime.model_unloading import (
@@ -148,6 +150,9 @@ class ModelManager:
             log.warning("%s cannot be loaded: %s", model.names[0], unusable)
             model.problem = Problem(500, str(unusable), "server_error", "model", code="model_unusable")
             model.unusable_until = trio.current_time() + RETRY_S
+            if model_unloading.lacked_descriptors(unusable):
+                model.problem = attrs.evolve(model.problem, status=503, retry_after_s=1)
+                model.unusable_until = trio.current_time()
         except RequestFailed as refused:
             model.problem = refused.problem
         finally:
@@ -174,7 +179,8 @@ class ModelManager:
             unusable, _ = group.split(ModelUnusable)
             if unusable is None:
                 raise
-            raise innermost(unusable) from None
+            found = innermost(unusable)
+            raise found from found.__cause__
         return runtime
 
     async def _run(self, model: ManagedModel, *, task_status: trio.TaskStatus[Runtime]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from math import inf
 
@@ -108,3 +109,13 @@ def next_to_unload(models: Sequence[ManagedModel]) -> ManagedModel | None:
 def fits_now(models: Sequence[ManagedModel], model: ManagedModel, limits: LoadLimits) -> bool | None:
     """Whether a model could be loaded without disturbing others. None: its size is unknown."""
     return None if not model.weights_bytes else not lacking_room(models, model, limits)
+
+
+def lacked_descriptors(error: BaseException | None) -> bool:
+    """Return whether a model could not be loaded since the process, or the machine, had no file descriptor left. That is no fault of
+    the model's, and passes with the connections that hold them."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
