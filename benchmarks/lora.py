@@ -17,6 +17,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+
+# isort: split
 import httpx2
 import mlx.core as mx
 import trio

@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
+import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+
+# isort: split
 import httpx2
 import mlx.core as mx
 import trio

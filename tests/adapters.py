@@ -62,7 +62,11 @@ def fused(base: Path, adapter: Path | None) -> nn.Module:
     model.set_dtype(mx.float32)
     if adapter is not None:
         load_adapters(model, str(adapter))
-        parts = [(path, layer.fuse()) for path, layer in model.named_modules() if isinstance(layer, LoRALinear)]
+        parts = [
+            (path, layer.fuse(dequantize=True))
+            for path, layer in model.named_modules()
+            if isinstance(layer, LoRALinear)
+        ]
         assert parts
         model.update_modules(tree_unflatten(parts))
     model.eval()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trouper.protocol.health import ChannelStats
     from trouper.protocol.loading import Loading, LoadWatch
     from trouper.protocol.logits_processor import LogitsProcessor
-    from trouper.protocol.model import Engine, MemoryStats, ModelCard, Tokenizer
+    from trouper.protocol.model import AdapterCard, Engine, MemoryStats, ModelCard, Tokenizer
     from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
     from trouper.protocol.requests import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = [
     "Accepted",
+    "AdapterCard",
     "Answer",
     "BatchStats",
     "ByteSize",
@@ -103,7 +104,7 @@ _HOMES = {
     "trouper.protocol.grammar": ("Grammar",),
     "trouper.protocol.health": ("ChannelStats",),
     "trouper.protocol.loading": ("Loading", "LoadWatch"),
-    "trouper.protocol.model": ("Engine", "MemoryStats", "ModelCard", "Tokenizer"),
+    "trouper.protocol.model": ("AdapterCard", "Engine", "MemoryStats", "ModelCard", "Tokenizer"),
     "trouper.protocol.replies": (
         "Accepted",
         "Delta",

@@ -15,7 +15,6 @@ import attrs
 import trio
 
 from trouper.actors.runtime.found_models import Scan, keep_found
-from trouper.actors.runtime import model_unloading
 from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.model_control import ModelControl
 from trouper.actors.runtime.model_unloading import (
@@ -24,6 +23,7 @@ from trouper.actors.runtime.model_unloading import (
     ManagedModel,
     fits_now,
     has_room,
+    lacked_descriptors,
     loaded,
     next_to_unload,
 )
@@ -66,8 +66,7 @@ class ModelManager:
         self._loader = trio.StrictFIFOLock()
         self.changed = trio.Event()
         """Set, and replaced, when the state of any model changes."""
-        self.draining = False
-        self.finished = trio.Event()
+        self.draining, self.finished = False, trio.Event()
 
     def entries(self) -> Sequence[ModelEntry]:
         return tuple(self._entry(model) for model in self.models)
@@ -79,10 +78,6 @@ class ModelManager:
             pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, progress=progress,
             adapters=tuple(adapters_of(model.settings.adapter)), files=model.files, fits=fits_now(self.models, model, self.limits),
         )  # fmt: skip
-
-    def listed(self) -> Sequence[ModelEntry]:
-        """Former name of `entries`."""
-        return self.entries()
 
     async def lease(self, name: str | None) -> Lease:
         """Wait until the model is loaded, or has room to be loaded (--queue-timeout-s), and return a lease on it."""
@@ -148,11 +143,10 @@ class ModelManager:
             await self.load(model)
         except ModelUnusable as unusable:
             log.warning("%s cannot be loaded: %s", model.names[0], unusable)
+            again = lacked_descriptors(unusable)
             model.problem = Problem(500, str(unusable), "server_error", "model", code="model_unusable")
-            model.unusable_until = trio.current_time() + RETRY_S
-            if model_unloading.lacked_descriptors(unusable):
-                model.problem = attrs.evolve(model.problem, status=503, retry_after_s=1)
-                model.unusable_until = trio.current_time()
+            model.problem = attrs.evolve(model.problem, status=503, retry_after_s=1) if again else model.problem
+            model.unusable_until = trio.current_time() + (0 if again else RETRY_S)
         except RequestFailed as refused:
             model.problem = refused.problem
         finally:
