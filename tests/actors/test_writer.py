@@ -228,6 +228,23 @@ async def test_a_damaged_file_is_a_miss_and_gone(tmp_path: Path, autojump_clock:
         assert said(await bench.tell(read(3, A))) == [nothing(3)]
 
 
+async def test_damaged_files_are_counted_once_and_vanished_ones_are_none(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Another server may remove files of a shared directory. A sweep counts from the store's own count."""
+    async with writing(tmp_path) as bench:
+        plain = [attrs.evolve(one, snapshot=None) for one in A]
+        await bench.tell(Announce(), write(plain), write(B))
+        there, gone = sorted(bench.files(), key=lambda path: A[0].key.hex()[:16] not in path.name)
+        there.write_bytes(there.read_bytes()[:-1] + b"?")
+        gone.unlink()
+        told = await bench.tell(read(1, A), read(2, B))
+        assert {keys(A), keys(B)} == {one.keys for one in told if isinstance(one, RemovedFromDisk)}
+        assert bench.stats.latest.damaged == 1
+        await bench.tell(Sweep(WEEK_S))
+        assert bench.stats.latest.damaged == 1
+
+
 async def test_what_lies_in_two_files_is_lost_with_the_last(tmp_path: Path, autojump_clock: MockClock) -> None:
     """The second has one block again, with a snapshot: there it is whole."""
     first = [attrs.evolve(one, snapshot=None) for one in A]

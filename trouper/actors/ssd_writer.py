@@ -112,6 +112,7 @@ class SSDWriter:
         self._store: RunStore | None = None
         self._locations = BlockLocations()
         self._inspection = InspectionRound()
+        self._damaged_before = 0
 
     async def run(self) -> None:
         while (order := await self._orders.next()) is not None:
@@ -171,7 +172,8 @@ class SSDWriter:
         await self._in_thread(partial(open_store, store))
         self._store = store
         self._locations = BlockLocations(store.runs)
-        self._publish(path=str(path), attached=True, reason="", damaged=sum(store.damaged.values()))
+        self._damaged_before = self._edges.stats.latest.damaged
+        self._publish(path=str(path), attached=True, reason="", damaged=self._damaged(store))
         if fault:
             log.warning("the cache directory %s is in use again", path)
             await self._announce(parents_first(store.runs), complete=True)
@@ -196,11 +198,15 @@ class SSDWriter:
         stats = self._edges.stats.latest
         self._publish(**{name: getattr(stats, name) + n for name, n in increments.items()})
 
+    def _damaged(self, store: RunStore) -> int:
+        """Number of damaged files since the server's start: those of this store, and of the ones before a fault of the disk."""
+        return self._damaged_before + sum(store.damaged.values())
+
     async def _sweep(self, store: RunStore, ttl_s: float) -> None:
         swept = await self._in_thread(partial(sweep_store, store, ttl_s, self._limits))
         await self._forget(swept.removed)
         await self._announce(swept.appeared)
-        self._publish(free_disk_bytes=swept.usage.free_disk_bytes, damaged=sum(store.damaged.values()))
+        self._publish(free_disk_bytes=swept.usage.free_disk_bytes, damaged=self._damaged(store))
         self._count(swept_files=swept.usage.swept_files)
 
     async def _inspect(self, store: RunStore) -> None:
@@ -233,10 +239,12 @@ class SSDWriter:
             await self._send(RemovedFromDisk(keys))
 
     async def _discard(self, store: RunStore, damaged: Damaged) -> None:
-        """Remove a damaged file and count a miss: damage never leads to wrong text or a crash."""
+        """Remove a damaged file and count a miss: damage never leads to wrong text or a crash. One that has vanished is a miss alone,
+        since another server of the directory may have removed it."""
         if damaged.reason != "vanished":
             log.warning("removed a damaged file of the cache: %s", damaged)
-        self._count(damaged=1)
+            store.damaged[damaged.reason] += 1
+            self._publish(damaged=self._damaged(store))
         await self._forget([run for run in store.runs if run.name == damaged.name])
         await self._in_thread(partial(store.remove, damaged.name))
 
