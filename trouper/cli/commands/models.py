@@ -32,7 +32,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of 
 
 @click.group()
 def models() -> None:
-    """The models on this machine: list them, fetch one from the hub, remove one."""
+    """List, fetch and remove models of this machine."""
 
 
 @models.command("ls")
