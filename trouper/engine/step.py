@@ -56,8 +56,7 @@ class StepEngine:
         adapters: Sequence[str] = (),
     ) -> None:
         """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model` and `head` draft
-        for the model's rows; all their layers have full slots. `processors`: logits processors by name. `adapters`: names of the
-        adapters in the model's layers, in the order of their indices."""
+        for the model's rows, in full slots. `processors`: logits processors by name. `adapters`: their names, by index in the layers."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
@@ -135,8 +134,9 @@ class StepEngine:
             launched.draft_s = time.perf_counter() - began
             launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
             launched.rows, launched.failed = self._sampling.members, self._sampling.failed
+            expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
+            assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
             launched.preparing = self._rows.preparing
-            assert plan.rows.issuperset(launched.rows), "a row decodes that the plan does not name"
         launched.banks = self._rows.bank_stats() if plan.report_banks else None
         return launched
 

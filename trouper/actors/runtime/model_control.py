@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trouper.actors.runtime.model_unloading import AWAY, ManagedModel, lacking_room
+from trouper.actors.runtime.model_unloading import AWAY, ManagedModel, lacking_room, load_problem
 from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ModelControl:
             model.weights_bytes = await self._manager.measured(model)
             if reason := lacking_room(self._manager.models, model, self._manager.limits):
                 raise RequestFailed(Problem(507, reason, "server_error", "model", code="insufficient_memory"))
-            model.unusable_until = -inf  # Somebody may have repaired it.
+            model.unusable_until = -inf  # Its files may have been repaired since.
         (await self._manager.lease(model.names[0])).release()
 
     async def _unload(self, model: ManagedModel, after: State, *, force: bool) -> None:
@@ -112,6 +112,6 @@ async def _run(operation: Operation, work: Callable[[], Awaitable[None]]) -> Non
     except RequestFailed as failed:
         operation.problem = failed.problem
     except ModelUnusable as unusable:
-        operation.problem = Problem(500, str(unusable), "server_error", "model", code="model_unusable")
+        operation.problem = load_problem(unusable)
     finally:
         operation.done.set()

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-import attrs
 import trio
 
 from trouper.actors.runtime.found_models import Scan, keep_found
@@ -23,7 +22,7 @@ from trouper.actors.runtime.model_unloading import (
     ManagedModel,
     fits_now,
     has_room,
-    lacked_descriptors,
+    load_problem,
     loaded,
     next_to_unload,
 )
@@ -143,10 +142,8 @@ class ModelManager:
             await self.load(model)
         except ModelUnusable as unusable:
             log.warning("%s cannot be loaded: %s", model.names[0], unusable)
-            again = lacked_descriptors(unusable)
-            model.problem = Problem(500, str(unusable), "server_error", "model", code="model_unusable")
-            model.problem = attrs.evolve(model.problem, status=503, retry_after_s=1) if again else model.problem
-            model.unusable_until = trio.current_time() + (0 if again else RETRY_S)
+            model.problem = load_problem(unusable)
+            model.unusable_until = trio.current_time() + (RETRY_S if model.problem.retry_after_s is None else 0)
         except RequestFailed as refused:
             model.problem = refused.problem
         finally:
@@ -158,7 +155,7 @@ class ModelManager:
         """Load a model; one at a time. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
         async with self._loader:
             if len(self.models) > 1:
-                model.weights_bytes = await self._measure(model.settings)
+                model.weights_bytes = await self.measured(model)
                 await self._make_room(model)
             model.state, model.ended = "loading", trio.Event()
             model.runtime = await self._started(model)

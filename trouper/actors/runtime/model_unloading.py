@@ -11,7 +11,7 @@ import trio
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import State
-from trouper.protocol.problems import Problem
+from trouper.protocol.problems import ModelUnusable, Problem
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
 
@@ -109,6 +109,12 @@ def next_to_unload(models: Sequence[ManagedModel]) -> ManagedModel | None:
 def fits_now(models: Sequence[ManagedModel], model: ManagedModel, limits: LoadLimits) -> bool | None:
     """Whether a model could be loaded without disturbing others. None: its size is unknown."""
     return None if not model.weights_bytes else not lacking_room(models, model, limits)
+
+
+def load_problem(error: ModelUnusable) -> Problem:
+    """Why a model cannot be loaded. With `retry_after_s` the reason passes, and the next request may try again."""
+    status, retry_after_s = (503, 1) if lacked_descriptors(error) else (500, None)
+    return Problem(status, str(error), "server_error", "model", code="model_unusable", retry_after_s=retry_after_s)
 
 
 def lacked_descriptors(error: BaseException | None) -> bool:

@@ -31,8 +31,9 @@ MAX_SEEN = 4
 MAX_KINDS = 1024
 """Maximum number of kinds of passes that are counted."""
 PREPARING = 2
-"""Number of passes of a kind that take longer than those after them: the device's kernels and plans are prepared in the first one, the
-graph is traced and made into a CUDA graph in the second. On an H100 (4B shape, 8 rows, 4 drafts each): 48, 32, 15, 15, 15 ms."""
+"""Number of passes of a kind, if it is not compiled, that may take longer than those after them. A kind that is compiled takes longer until it
+was traced: kernels and plans are prepared in its first pass, the graph is traced and made into a CUDA graph in the second. On an H100 (4B
+shape, 8 rows, 4 drafts each): 48, 32, 15, 15, 15 ms."""
 
 
 class Untraceable(Exception):
@@ -119,33 +120,34 @@ class CompiledPasses:
     def run(self, build: Build, decode: DecodePass, tokens: mx.array, *, may_compile: bool = True) -> mx.array:
         """Run the pass: instantiated if it is compiled, compiled now if a recent pass was of the same kind, else built. The caches
         then have new buffers."""
+        if not (may_compile and decode.traceable):
+            self.preparing = self._counting and self._count(decode.kind) <= PREPARING
+            return build(decode.regions, tokens)
         kind = decode.kind
-        self.preparing = self._counting and self._count(kind) <= PREPARING
-        return self._run(kind if may_compile and decode.traceable else None, build, decode, tokens)
-
-    def _count(self, kind: Hashable) -> int:
-        """Number of passes of this kind, with this one."""
-        self._counts[kind] = count = self._counts.pop(kind, 0) + 1
-        if len(self._counts) > MAX_KINDS:
-            self._counts.popitem(last=False)
-        return count
-
-    def _run(self, structure: Hashable | None, build: Build, decode: DecodePass, tokens: mx.array) -> mx.array:
-        if (names := self._seen.pop(structure, None)) is not None:
-            self._compiled[structure] = CompiledPass(names)
+        if (names := self._seen.pop(kind, None)) is not None:
+            self._compiled[kind] = CompiledPass(names)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        if compiled := self._compiled.get(structure):
-            self._compiled.move_to_end(structure)
+        compiled = self._compiled.get(kind)
+        self.preparing = self._counting and (compiled is None or names is not None)
+        if compiled is not None:
+            self._compiled.move_to_end(kind)
             if not compiled.fault:
                 return compiled(build, decode, tokens)
             self.fault = compiled.fault
         logits = build(decode.regions, tokens)
-        if structure is not None and compiled is None:
-            self._seen[structure] = [region.arrays_read() for region in decode.regions]
+        if compiled is None:
+            self._seen[kind] = [region.arrays_read() for region in decode.regions]
             if len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
         return logits
+
+    def _count(self, kind: Hashable) -> int:
+        """Number of passes of a kind that is not compiled, with this one."""
+        self._counts[kind] = count = self._counts.pop(kind, 0) + 1
+        if len(self._counts) > MAX_KINDS:
+            self._counts.popitem(last=False)
+        return count
 
 
 class CompiledPass:

@@ -209,7 +209,7 @@ class SlotRows:
         self._states.keep_tokens(1 + more)
 
     def _forward_alone(self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None) -> mx.array:
-        segment = Segment(bank := self._banks[row], bank.slots.slot(row), slice(0, 1))
+        segment = Segment(self._banks[row], self._banks[row].slots.slot(row), slice(0, 1))
         return self._forward([segment], mx.array([tokens]), np.array([len(tokens)], np.int32), part)
 
     def _forward(

@@ -18,17 +18,17 @@ from trouper.web.output.dialect import Choice, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
 from trouper.web.output.reasoning_tokens import CountingParser, deltas_of
+from trouper.web.streaming.named_events import named_event
 
 encode = msgspec.json.encode
 
 
-def named_event(body: Json) -> bytes:
+def typed_event(body: Json) -> bytes:
     """Format a server-sent event with its type as its name, as clients of this API expect it."""
-    name: str = body["type"]
-    return b"event: " + name.encode() + b"\ndata: " + encode(body) + b"\n\n"
+    return named_event(body["type"], body)
 
 
-PING = named_event({"type": "ping"})
+PING = typed_event({"type": "ping"})
 
 
 def usage_body(usage: Usage) -> Json:
@@ -171,21 +171,21 @@ class MessageDialect:
 
     def opening(self, _index: int, answer: Answer) -> bytes:
         """Format the first event. The usage of cached tokens is not known yet; the last event reports it again."""
-        return named_event({"type": "message_start", "message": self._message(usage_of(answer))})
+        return typed_event({"type": "message_start", "message": self._message(usage_of(answer))})
 
     def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:
-        return b"".join(map(named_event, self._say(delta)))
+        return b"".join(map(typed_event, self._say(delta)))
 
     def ending(self, _index: int, finished: Finished, answer: Answer) -> bytes:
         held = self._end(finished.reason)
         last = {"type": "message_delta", "delta": self._reason(finished), "usage": self._usage(usage_of(answer))}
-        return b"".join(map(named_event, [*held, last]))
+        return b"".join(map(typed_event, [*held, last]))
 
     def closing(self, _usages: Sequence[Usage]) -> bytes:
-        return named_event({"type": "message_stop"})
+        return typed_event({"type": "message_stop"})
 
     def failure(self, problem: Problem) -> bytes:
-        return named_event(anthropic_error(problem, self._request_id))
+        return typed_event(anthropic_error(problem, self._request_id))
 
     def heartbeat(self, _index: int, _answer: Answer) -> bytes:
         return PING

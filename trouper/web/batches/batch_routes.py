@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from uuid import uuid4
 
 import trio
@@ -10,15 +9,15 @@ from quart import Response, request
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.batches.batch_record import Batch, BatchSpec
-from trouper.web.batches.batch_schemas import BatchRequest, list_of, page_body, parse_batch, window_s
+from trouper.web.batches.batch_schemas import ENDPOINT, BatchRequest, list_of, page_body, parse_batch, window_s
 from trouper.web.batches.batch_storage import BatchStorage
-from trouper.web.batches.batch_worker import BatchWorker, now
+from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.stored_files import new_file_id
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import TEXT, Json, ref
-from trouper.web.service import Service, as_json
+from trouper.web.service import Service, as_json, now
 
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 PAGE_QUERY: Json = {
@@ -34,9 +33,8 @@ class Batches:
         self._service, self._storage, self._worker = service, storage, worker
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="Batches", also=(503,))
         return (
-            endpoint(
+            ENDPOINT(
                 method="POST",
                 path="/v1/batches",
                 handler=self.create,
@@ -44,7 +42,7 @@ class Batches:
                 request=BatchRequest,
                 answer=ref("Batch"),
             ),
-            endpoint(
+            ENDPOINT(
                 method="GET",
                 path="/v1/batches",
                 handler=self.list,
@@ -53,14 +51,14 @@ class Batches:
                 answer=list_of("Batch"),
                 also=(400, 404, 503),
             ),
-            endpoint(
+            ENDPOINT(
                 method="GET",
                 path="/v1/batches/<batch_id>",
                 handler=self.get,
                 summary="One of them",
                 answer=ref("Batch"),
             ),
-            endpoint(
+            ENDPOINT(
                 method="POST",
                 path="/v1/batches/<batch_id>/cancel",
                 handler=self.cancel,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -12,11 +13,13 @@ from trouper.web.batches.batch_record import STATUSES, TIMES
 from trouper.web.batches.input_lines import BatchEndpoint
 from trouper.web.batches.stored_files import PURPOSES
 from trouper.web.http.body_faults import explains, ordered, says
+from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Filled
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import COUNT, FLAG, NULL, TEXT, Json, Refused, array, full, nullable, ref
 from trouper.web.responses.response_request import MAX_METADATA, MAX_METADATA_VALUE, Key, explain_metadata
 
+ENDPOINT = partial(Endpoint, tag="Batches", also=(503,))
 WINDOW = re.compile(r"([1-9]\d{0,2})([hd])")
 SECONDS = {"h": 3600, "d": 86400}
 Window = Annotated[

@@ -32,6 +32,7 @@ from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
 from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, validated
 from trouper.web.batches.line_runner import LineResponse, LineRunner
 from trouper.web.batches.stored_files import StoredFile
+from trouper.web.service import now
 
 log = logging.getLogger("trouper.batches")
 MAX_ATTEMPTS = 3
@@ -287,8 +288,3 @@ def _code_of(response: LineResponse) -> str | None:
     except msgspec.MsgspecError:
         return None
     return error.code if error is not None else None
-
-
-def now() -> int:
-    """The current time in Unix seconds."""
-    return int(time.time())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from io import FileIO
 from typing import cast
@@ -11,7 +10,7 @@ import trio
 from quart import Response, request
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.web.batches.batch_schemas import FILE_DELETED, UPLOAD_FORM, list_of, page_body
+from trouper.web.batches.batch_schemas import ENDPOINT, FILE_DELETED, UPLOAD_FORM, list_of, page_body
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.file_upload import UploadBody, UploadForm
 from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload
@@ -20,7 +19,7 @@ from trouper.web.http.leniency import ReadPast
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import TEXT, Json, ref
-from trouper.web.service import Service, as_json
+from trouper.web.service import Service, as_json, now
 from trouper.web.streaming.passive_body import PassiveBody
 
 MAX_PAGE = 10_000
@@ -41,9 +40,8 @@ class Files:
         self._service, self._storage = service, storage
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="Batches", also=(503,))
         return (
-            endpoint(
+            ENDPOINT(
                 method="POST",
                 path="/v1/files",
                 handler=self.upload,
@@ -51,7 +49,7 @@ class Files:
                 form=UPLOAD_FORM,
                 answer=ref("File"),
             ),
-            endpoint(
+            ENDPOINT(
                 method="GET",
                 path="/v1/files",
                 handler=self.list,
@@ -64,16 +62,15 @@ class Files:
         )
 
     def _of_one(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="Batches", also=(503,))
         return (
-            endpoint(
+            ENDPOINT(
                 method="GET",
                 path="/v1/files/<file_id>",
                 handler=self.get,
                 summary="One of them",
                 answer=ref("File"),
             ),
-            endpoint(
+            ENDPOINT(
                 method="GET",
                 path="/v1/files/<file_id>/content",
                 handler=self.content,
@@ -81,7 +78,7 @@ class Files:
                 answer={"type": "string", "format": "binary"},
                 content_type="application/octet-stream",
             ),
-            endpoint(
+            ENDPOINT(
                 method="DELETE",
                 path="/v1/files/<file_id>",
                 handler=self.delete,
@@ -136,7 +133,7 @@ class Files:
             filename=filename,
             bytes=upload.size,
             purpose="batch",
-            created_at=int(time.time()),
+            created_at=now(),
             owner=owner,
         )
         self._storage.files.add(file)

@@ -19,6 +19,7 @@ from trouper.actors.runtime.served_models import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, model_body
+from trouper.web.streaming.named_events import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 1.0
@@ -74,7 +75,7 @@ class Feed:
         self.number += 1
         self._last_models, self._sent_at = models, now
         self._body = self._server | {"number": self.number, "at": now, "models": msgspec.Raw(models), "ended": ended}
-        self._latest = event("snapshot", self._body)
+        self._latest = named_event("snapshot", self._body)
 
     async def once(self) -> dict[str, Any]:
         """Return a single snapshot. The batch view is available a tick after the first call."""
@@ -103,10 +104,6 @@ def next_tick() -> float:
     return (int(trio.current_time() / TICK_S) + 1) * TICK_S
 
 
-def event(name: str, data: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
-
-
 class Viewer(PassiveBody):
     """The body of one viewer's stream.
 
@@ -124,7 +121,7 @@ class Viewer(PassiveBody):
                 raise StopAsyncIteration
             number, data = self._feed.snapshot()
         missed, self._seen = number != self._seen + 1, number
-        return (event("recent", self._feed.recent()) if missed else b"") + data
+        return (named_event("recent", self._feed.recent()) if missed else b"") + data
 
     async def _over(self) -> bool:
         """Wait for the next tick, and return whether the server has ended. The first snapshot comes at once, without

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-import msgspec
 import trio
 from msgspec import Meta
 from quart import Response
@@ -23,6 +22,7 @@ from trouper.web.http.request_schema import COUNT, TEXT, Json, either, full, ref
 from trouper.web.openai.errors import error_body
 from trouper.web.openai.model_listing import listed_body
 from trouper.web.service import Service, as_events, as_json
+from trouper.web.streaming.named_events import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 0.2
@@ -125,14 +125,14 @@ class ModelOperations:
     async def load(self) -> Response:
         body = await self._service.read(_parse_load)
         if self._service.models.control is None and body.pinned is None and body.ttl_s is None:
-            return self._already_loaded(body)
+            return await self._already_loaded(body)
         operation = self._control().load(self._name(body), pinned=body.pinned, ttl_s=body.ttl_s)
         return await self._respond(operation, stream=body.stream)
 
     async def wake(self) -> Response:
         body = await self._service.read(_parse_wake)
         if self._service.models.control is None:
-            return self._already_loaded(body)
+            return await self._already_loaded(body)
         return await self._respond(self._control().load(self._name(body)), stream=body.stream)
 
     async def unload(self) -> Response:
@@ -163,13 +163,11 @@ class ModelOperations:
         name = None if body.model is None else self._service.aliases.resolved(body.model)
         return self._service.listed(name).names[0]
 
-    def _already_loaded(self, body: ModelRequest) -> Response:
+    async def _already_loaded(self, body: ModelRequest) -> Response:
         """Answer for the model of an embedding program. Raises `RequestFailed` (404)."""
         operation = Operation(self._name(body))
         operation.done.set()
-        if body.stream:
-            return as_events(OperationEvents(self._service, operation))
-        return as_json(listed_body(self._service.listed(operation.name)))
+        return await self._respond(operation, stream=body.stream)
 
     async def _respond(self, operation: Operation, *, stream: bool) -> Response:
         if stream:
@@ -194,13 +192,13 @@ class OperationEvents(PassiveBody):
         body = progress_body(self._service.listed(self._operation.name))
         if not self._last:
             self._last = body
-            return _event("progress", body)
+            return named_event("progress", body)
         with trio.move_on_after(self._service.settings.heartbeat_s):
             while not self._operation.done.is_set():
                 body = progress_body(self._service.listed(self._operation.name))
                 if body != self._last:
                     self._last = body
-                    return _event("progress", body)
+                    return named_event("progress", body)
                 with trio.move_on_after(TICK_S):
                     await self._operation.done.wait()
             return self._last_event()
@@ -209,8 +207,8 @@ class OperationEvents(PassiveBody):
     def _last_event(self) -> bytes:
         self._ended = True
         if (problem := self._operation.problem) is not None:
-            return _event("error", error_body(problem))
-        return _event("model", listed_body(self._service.listed(self._operation.name)))
+            return named_event("error", error_body(problem))
+        return named_event("model", listed_body(self._service.listed(self._operation.name)))
 
 
 def progress_body(entry: ModelEntry) -> dict[str, Any]:
@@ -220,10 +218,6 @@ def progress_body(entry: ModelEntry) -> dict[str, Any]:
         return body
     amounts = {"done": loading.done_bytes, "total": loading.total_bytes, "unit": loading.unit}
     return body | {"stage": loading.stage} | amounts
-
-
-def _event(name: str, data: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
 def _parse_load(body: Json, report: Report = refuse) -> LoadRequest:

@@ -22,6 +22,7 @@ from trouper.web.responses.open_items import OpenCall, OpenItem
 from trouper.web.responses.response_fields import usage_body
 from trouper.web.service import now
 from trouper.web.streaming.event_log import EventLog
+from trouper.web.streaming.named_events import named_event
 
 encode = msgspec.json.encode
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -282,4 +283,4 @@ class ResponseDialect:
 
 def _framed(kind: str, fields: Json) -> bytes:
     """Format an event. Clients restart their timers with events only: comments do not keep Codex waiting."""
-    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind} | fields) + b"\n\n"
+    return named_event(kind, {"type": kind} | fields)
