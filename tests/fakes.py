@@ -173,11 +173,12 @@ class FakeEngine:
     Rows that may draft do as `Guess` says; how much of it is right is drawn from their keys.
 
     `before_step` is awaited before each plan with work: sleep there to be slow, raise there to crash. `dies` makes it crash by
-    what the step's rows are.
+    what the step's rows are, with a `death`.
     """
 
     before_step: Callable[[Plan], Awaitable[None]] | None = None
     dies: Dies = immortal
+    death: type[Exception] = EngineDied
     token_at: TokenAt = letters
     guess: Guess = nothing
     tokenizer: ByteTokenizer = attrs.field(factory=ByteTokenizer)
@@ -247,7 +248,7 @@ class FakeEngine:
             assert begun == {*plan.decode}, "every row decodes, once its prompt was prefilled and until it is dropped"
         working = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
         if self.dies([self.rows[row] for row in sorted(working)]):
-            raise EngineDied("in the middle of a step")
+            raise self.death("in the middle of a step")
         scores = tuple(score for chunk in plan.prefill for score in self._scores(chunk))
         ended = tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
         vectors = tuple((row, self._vector(self.rows[row])) for row in ended if self.rows[row].embed)

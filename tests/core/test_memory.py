@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.core.worlds import CoreWorld, RecordingClient
 from tests.fakes import card
+from trouper.actors.scheduling.allocation_failures import AllocationFailures
 from trouper.actors.scheduling.memory_budget import MemoryBudget
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.kv import KvLayout
@@ -304,7 +305,9 @@ def test_the_limit_is_what_the_device_leaves() -> None:
 def test_models_of_one_process_share_the_device_equally() -> None:
     def limit(sharers: int) -> int:
         seen = Watch(MemoryStatus(limit_bytes=2**40))
-        budget = MemoryBudget.of(attrs.evolve(card(kv=KV), memory_sharers=sharers), Settings(memory_fraction=0.5), seen)
+        budget = MemoryBudget.of(
+            attrs.evolve(card(kv=KV), memory_sharers=sharers), Settings(memory_fraction=0.5), seen, AllocationFailures()
+        )
         assert budget.limit_bytes is not None
         return budget.limit_bytes
 

@@ -47,6 +47,13 @@ class Broken(Exception):
     """What the model raises."""
 
 
+class NoMemory(RuntimeError):
+    """As MLX raises it."""
+
+    def __str__(self) -> str:
+        return "[malloc] Unable to allocate 7 bytes."
+
+
 class Panic(BaseException):
     """As PyO3 raises what was a panic in Rust: no `Exception`."""
 
@@ -361,7 +368,7 @@ async def test_r1_concurrent_answers_are_what_each_is_alone(tiny: str, wanted: l
     assert (alone == wanted) is (kind == "greedy")
 
 
-@pytest.mark.parametrize("error", [Broken, Panic])
+@pytest.mark.parametrize("error", [Broken, Panic, NoMemory, MemoryError])
 async def test_after_a_crash_each_answer_goes_on_with_its_next_token(
     tiny: str, spy: Spy, error: type[BaseException]
 ) -> None:
@@ -391,6 +398,8 @@ async def test_after_a_crash_each_answer_goes_on_with_its_next_token(
         facts = health.scheduler
         assert (facts.active_sequences, facts.requests_errored, facts.requests_completed) == (0, 0, 8)
         assert (facts.recovery.crashes, facts.recovery.resumed) == (1, 8)
+        assert facts.recovery.allocation_failures == (error in (NoMemory, MemoryError)), "then nobody is to blame"
+        assert bool(facts.recovery.bound_bytes) == (error in (NoMemory, MemoryError))
         assert [actor.restarts for actor in health.actors] == [0, 1, 0, 0]
     assert len(spy.threads) == 1, "the same thread, before and after"
     model = build("llama")

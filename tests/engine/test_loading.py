@@ -271,6 +271,13 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert (device.memory_limit_bytes(), device.name()) == (7, "M9")
     info.pop("max_recommended_working_set_size")
     assert device.memory_limit_bytes() == 9
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 2)
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: 1)
+    info["free_memory"] = 4
+    assert device.memory_limit_bytes() == 7, "another process uses 2"
+    assert device.memory_limit_bytes(sharers=3) == 3, "its share"
+    info["free_memory"] = 8
+    assert device.memory_limit_bytes() == 9
     info.clear()
     monkeypatch.setattr(device, "CGROUP_LIMITS", ())
     machine = device.memory_limit_bytes()

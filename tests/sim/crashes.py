@@ -21,11 +21,17 @@ from trouper import Runtime, TokenPrompt
 from trouper.actors.runtime.supervision import RestartLimit
 from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.protocol.problems import OutOfDeviceMemory
 
-Fault = Literal["a prompt", "a place in an answer", "two that decode", "a short prompt in company", "any two"]
+Fault = Literal[
+    "a prompt", "a place in an answer", "two that decode", "a short prompt in company", "any two", "little memory",
+]  # fmt: skip
 FAULTS: tuple[Fault, ...] = (
     "a prompt", "a prompt", "a place in an answer", "two that decode", "a short prompt in company", "any two",
+    "little memory",
 )  # fmt: skip
+LITTLE = 40
+"""Tokens of several rows for which there is memory. A row alone always has enough."""
 DEADLY = ((250, 251, 252), (253, 254, 255, 253, 254, 255))
 """What prompts begin with that crash it."""
 GUILTY_SHARE = 0.25
@@ -47,6 +53,8 @@ def dies(fault: Fault, rows: Sequence[FakeRow]) -> bool:
             return len(rows) > 1 and any(len(row.prompt) == 1 for row in rows)
         case "any two":
             return len(rows) > 1
+        case "little memory":
+            return len(rows) > 1 and sum(len(row.kv) for row in rows) > LITTLE
 
 
 @attrs.define(eq=False)
@@ -70,6 +78,7 @@ class CrashWorld(World):
             )
         else:
             assert stats.convicted == 0, "alone nobody crashes it"
+        assert stats.allocation_failures == (stats.crashes if self.fault == "little memory" else 0)
 
     def _is_guilty(self, client: Client) -> bool:
         assert isinstance(client.request.prompt, TokenPrompt)
@@ -93,6 +102,8 @@ class Faulty(SimEngine):
         super().__init__(weather, chance, trace)
         self.fault = fault
         self.dies = self._dies
+        if fault == "little memory":
+            self.death = OutOfDeviceMemory
 
     def _dies(self, rows: Sequence[FakeRow]) -> bool:
         dead = dies(self.fault, rows)

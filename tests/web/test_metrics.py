@@ -150,6 +150,8 @@ async def test_a_stalled_engine_and_a_restart_show() -> None:
         assert seen.value("trouper_contents_convicted_total") == seen.value("trouper_contents_quarantined") == 1
         assert seen.value("trouper_requests_quarantined_total") == 2
         assert seen.value("trouper_rows_apart") == 0
+        assert seen.value("trouper_allocation_failures_total") == 0
+        assert seen.value("trouper_allocation_bound_bytes") == 0
         assert seen.value("trouper_actor_restarts_total", actor="RequestIntake") == 0
     async with (
         serving(FakeEngine(before_step=stall), {"stall_timeout_s": 0.5}) as served,

@@ -22,6 +22,7 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.engine.platform.blas_threads import BlasThreads
+from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.spec_decode.prompt_lookup import Drafting
@@ -31,6 +32,7 @@ from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.problems import OutOfDeviceMemory
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 
@@ -173,6 +175,10 @@ class MlxEngine:
         engine = self._engine()
         try:
             self._answer(engine, plans, results)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(f"{type(error).__name__}: {error}"):
+                raise OutOfDeviceMemory(first_line_of(error)) from error
+            raise
         finally:
             engine.starting = (
                 None  # The callback refers to the engine, which only the garbage collector would free then.

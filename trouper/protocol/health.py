@@ -95,6 +95,10 @@ class RecoveryStats:
     """Contents that are refused at present."""
     apart: bool = False
     """Whether all rows run alone at present, because together they made the engine crash and each alone did not."""
+    allocation_failures: int = 0
+    """Crashes because the device had no memory for a step."""
+    bound_bytes: int = 0
+    """Bound on the bytes of rows and cached blocks after such a crash; 0: there is none."""
 
 
 @attrs.frozen(kw_only=True)

@@ -48,6 +48,10 @@ class ActorFailed(Exception):
     """An actor that the server needs crashed too often, after all requests were answered. The message is one line for a person."""
 
 
+class OutOfDeviceMemory(Exception):
+    """A step needed memory that the device does not have. Other processes may use it, so no request is to blame."""
+
+
 class SettingsInvalid(ValueError):
     """A setting with an invalid value. The message names the flag and the remedy; `flag` is the flag alone, if there is one."""
 

@@ -183,7 +183,7 @@ class Leader:
         """Memory of the fullest rank, since all ranks compute the same. Resident memory is always this process's own: that of another
         process now and then would look like a burst."""
         known = [local, *(member.memory for member in self._members.values() if member.memory is not None)]
-        fullest = max(known, key=lambda stats: stats.active_bytes / stats.limit_bytes)
+        fullest = max(known, key=lambda stats: stats.active_bytes / max(1, stats.limit_bytes))
         return attrs.evolve(fullest, resident_bytes=local.resident_bytes)
 
     async def watch(self) -> None:

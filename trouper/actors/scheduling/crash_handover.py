@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from trouper.actors.scheduling.allocation_failures import no_memory
 from trouper.actors.scheduling.crash_attribution import Involved
 from trouper.actors.scheduling.crash_recovery import LeftBehind, Recovery, crashes_engine
 from trouper.actors.scheduling.preemption import Preemption
@@ -35,10 +36,15 @@ class CrashHandover:
     preemption: Preemption
 
     def take_up(self, now: float) -> None:
-        """Queue the sequences of the scheduler before this one. Those whose content was convicted are refused."""
+        """Queue the sequences of the scheduler before this one. Those whose content was convicted are refused, and one for which the device
+        had no memory."""
         for sequence in self.recovery.take_up():
             if self.recovery.blame.condemns(sequence.standing, sequence.num_output_tokens, now):
                 self.refuse(sequence, now)
+                continue
+            if self.recovery.allocations.refuses(sequence.standing):
+                sequence.fail(no_memory(sequence.num_tokens))
+                self.counters.add(requests_errored=1)
                 continue
             if sequence.started:
                 self.recovery.note_resumed()
@@ -67,10 +73,12 @@ class CrashHandover:
         proving: bool,
         closed: bool,
         problem: Problem,
+        used_bytes: int,
         now: float,
     ) -> None:
         """Hand all sequences over to the next scheduler, if there may be one. `handled`: the sequence whose own token was being
-        handled when the scheduler crashed; it cannot go on from there. `proving`: the crashed plans were nobody's."""
+        handled when the scheduler crashed; it cannot go on from there. `proving`: the crashed plans were nobody's. `used_bytes`: those of
+        rows and cached blocks."""
         plans = tuple(unanswered)
         self._keep_aborted(plans)
         involved = () if proving else self._involved(plans)
@@ -83,7 +91,12 @@ class CrashHandover:
         for sequence in carried:
             sequence.carry_over()
         left = LeftBehind(
-            carried=carried, involved=involved, certain=handled is not None, closed=closed, problem=problem
+            carried=carried,
+            involved=involved,
+            certain=handled is not None,
+            closed=closed,
+            problem=problem,
+            used_bytes=used_bytes,
         )
         self.batch.rows.clear()
         self.queue.clear()

@@ -15,11 +15,12 @@ import logging
 
 import attrs
 
+from trouper.actors.scheduling.allocation_failures import BOUND_S, AllocationFailures
 from trouper.actors.scheduling.crash_attribution import Blame, Involved, Verdict
 from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import RecoveryStats
-from trouper.protocol.problems import Problem
+from trouper.protocol.problems import OutOfDeviceMemory, Problem
 
 log = logging.getLogger("trouper.recovery")
 
@@ -38,13 +39,15 @@ class LeftBehind:
     """Whether no more requests can arrive."""
     problem: Problem
     """Problem for the requests, if no scheduler follows."""
+    used_bytes: int = 0
+    """Bytes of rows and cached blocks."""
 
 
 class Recovery:
     """Recovery of one graph. With several ranks there is none, since the crash of one rank ends all."""
 
     def __init__(self) -> None:
-        self.blame = Blame()
+        self.blame, self.allocations = Blame(), AllocationFailures()
         self.stats = RecoveryStats()
         self.closed = False
         self._left: LeftBehind | None = None
@@ -62,13 +65,22 @@ class Recovery:
         left, self.crashed = self._left, True
         cause = cause_of(error)
         involved = left.involved if left is not None else ()
-        verdict = self.blame.crashed(cause, involved, now, certain=left is not None and left.certain)
+        if no_memory := isinstance(error, OutOfDeviceMemory) and self.allocations.failed(
+            involved, left.used_bytes if left is not None else 0, now
+        ):
+            verdict = Verdict(counts=False)
+        else:
+            verdict = self.blame.crashed(cause, involved, now, certain=left is not None and left.certain)
         if left is not None:  # A scheduler that crashes before it resumes any request blames none.
             self._left = attrs.evolve(left, involved=(), certain=False)
-        self._count(crashes=1, convicted=verdict.convicted is not None)
+        self._count(crashes=1, convicted=verdict.convicted is not None, allocation_failures=no_memory)
         what = f"{len(involved)} rows were in the step"
         if verdict.convicted is not None:
             what = f"caused by content {verdict.convicted.hex()[:12]}, which is refused from now on"
+        if no_memory and (bound := self.allocations.bound_bytes):
+            what += (
+                f", and the device had no memory: rows and cached blocks have {bound / 1e6:.0f} MB for {BOUND_S:.0f} s"
+            )
         log.warning("the engine restarts after %s; %s; %d requests go on", cause, what, len(self._carried))
         return verdict
 
@@ -87,7 +99,12 @@ class Recovery:
 
     def look(self, now: float) -> RecoveryStats:
         """Current counters and gauges."""
-        self.stats = attrs.evolve(self.stats, quarantined=self.blame.quarantine.count(now), apart=self.blame.apart(now))
+        self.stats = attrs.evolve(
+            self.stats,
+            quarantined=self.blame.quarantine.count(now),
+            apart=self.blame.apart(now),
+            bound_bytes=self.allocations.look(now),
+        )
         return self.stats
 
     def end(self) -> int:

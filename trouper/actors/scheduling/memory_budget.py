@@ -1,6 +1,6 @@
 """The memory budget: the limit that running rows and cached blocks share, and what a row counts. Pure.
 
-The limit is the smaller of --kv-memory and what the device has: its own limit times --memory-fraction, less the memory that is in use
+The limit is the smallest of --kv-memory, the bound after a failed allocation, and what the device has: its own limit times --memory-fraction, less the memory that is in use
 besides rows and cached blocks (the weights, or more if more was measured while no row ran), less a margin for one step's activations and
 logits. Several models in one process have equal shares of it: each that used what is free would leave nothing to the others' rows.
 If that leaves nothing, the estimate is of no use: there is no bound by bytes, and the janitor's look at the device remains.
@@ -13,6 +13,7 @@ from typing import Self
 
 import attrs
 
+from trouper.actors.scheduling.allocation_failures import AllocationFailures
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.kv import KvLayout
@@ -44,9 +45,13 @@ class MemoryBudget:
     """Number of models that share the device."""
     max_draft_tokens: int
     memory: Watch[MemoryStatus]
+    allocations: AllocationFailures
+    """Its bound is one of the limit, too."""
 
     @classmethod
-    def of(cls, card: ModelCard, settings: Settings, memory: Watch[MemoryStatus]) -> Self:
+    def of(
+        cls, card: ModelCard, settings: Settings, memory: Watch[MemoryStatus], allocations: AllocationFailures
+    ) -> Self:
         return cls(
             kv=card.kv,
             weights_bytes=card.weights_bytes,
@@ -56,6 +61,7 @@ class MemoryBudget:
             sharers=card.memory_sharers,
             max_draft_tokens=settings.spec_draft_tokens,
             memory=memory,
+            allocations=allocations,
         )
 
     @property
@@ -66,7 +72,8 @@ class MemoryBudget:
         memory = self.memory.latest
         fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.margin_bytes
         device = (int(memory.limit_bytes * self.memory_fraction) - fixed_bytes) // self.sharers
-        bounds = [bound for bound in (self.kv_memory, device if device > 0 else None) if bound is not None]
+        known = (self.kv_memory, device if device > 0 else None, self.allocations.bound_bytes)
+        bounds = [bound for bound in known if bound is not None]
         return min(bounds, default=None)
 
     def rows_bytes(self, rows: Iterable[Sequence], entering: Sequence | None = None) -> int:

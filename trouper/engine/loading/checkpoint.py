@@ -78,7 +78,7 @@ def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE)
         weights = "its weights" if group.size == 1 else f"one of {group.size} parts of its weights"
         raise ModelUnusable(
             f"{directory} needs {needed / 2**30:.1f} GiB for {weights}, and {device.name()} has "
-            f"{limit / 2**30:.1f} GiB: use a smaller or a quantized model"
+            f"{limit / 2**30:.1f} GiB for it: use a smaller or a quantized model, or end other programs that use the device"
         )
 
 

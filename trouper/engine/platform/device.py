@@ -16,6 +16,8 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 """Files of a container's memory limit, in cgroup version 2 and 1."""
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
 """Keys of `mx.device_info`: Metal's working set; a CUDA device's memory, by version."""
+FREE = "free_memory"
+"""Key of what no process uses of a CUDA device's memory."""
 
 
 def is_cpu() -> bool:
@@ -55,10 +57,12 @@ def architecture() -> str:
 
 def memory_limit_bytes(sharers: int = 1) -> int:
     """Return the memory limit of this process: the accelerator's limit, or the memory of the machine or container, divided
-    by `sharers` processes."""
+    by `sharers` processes. Where the device says how much memory is free, what other processes use is not counted."""
     info = mx.device_info()
     known = (info.get(key) for key in (RECOMMENDED, *TOTAL))
-    return (next((int(size) for size in known if size), 0) or _main_memory_bytes()) // sharers
+    share = (next((int(size) for size in known if size), 0) or _main_memory_bytes()) // sharers
+    free = info.get(FREE)
+    return share if free is None else min(share, mx.get_active_memory() + mx.get_cache_memory() + int(free))
 
 
 def memory_stats(sharers: int = 1) -> MemoryStats:

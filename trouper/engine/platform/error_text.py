@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+OUT_OF_MEMORY = ("unable to allocate", "out of memory", "memoryerror", "insufficient memory")
+"""Parts of the texts of failed allocations: MLX's own, CUDA's, Python's and Metal's."""
+
 
 def first_line_of(error: Exception) -> str:
     """Return the first line of an error's text; the name of its type if it has no text."""
@@ -14,3 +17,8 @@ def line_of(error: Exception) -> str:
     text = " ".join(line.strip() for line in lines[:2])
     kind = "" if isinstance(error, (ValueError, RuntimeError, OSError)) else f"{type(error).__name__}: "
     return kind + (text if len(text) <= 300 else text[:300] + " ...")
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether the text of an error says that memory could not be allocated."""
+    return any(sign in text.lower() for sign in OUT_OF_MEMORY)

@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.platform.error_text import is_out_of_memory
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import STEPS, Check
 from trouper.engine.self_check.remembering import keep, key_of, recalled
@@ -22,7 +23,6 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 STAGE = "checking what it does right"
-OUT_OF_MEMORY = ("unable to allocate", "out of memory", "memoryerror", "insufficient memory")
 REMEDY = "--self-check off serves it all the same"
 
 
@@ -102,4 +102,4 @@ def _run(
 
 def _transient(capabilities: Capabilities) -> bool:
     """Whether a feature is off for lack of memory, which is no property of the model."""
-    return any(sign in reason.lower() for reason in capabilities.off.values() for sign in OUT_OF_MEMORY)
+    return any(map(is_out_of_memory, capabilities.off.values()))

@@ -164,6 +164,8 @@ RECOVERY: tuple[ModelMetric[ModelScrape], ...] = (
     _recovery("gauge", "trouper_contents_quarantined", "quarantined", "Contents of requests that are refused at present."),
     _recovery("counter", "trouper_requests_quarantined_total", "refused", "Requests that were refused, or ended, since their content crashes the engine."),
     _recovery("gauge", "trouper_rows_apart", "apart", "1 while all rows run alone, since together they crash the engine."),
+    _recovery("counter", "trouper_allocation_failures_total", "allocation_failures", "Crashes of the engine because the device had no memory for a step."),
+    _recovery("gauge", "trouper_allocation_bound_bytes", "bound_bytes", "Bound on rows and cached blocks after such a crash; 0: there is none."),
 )  # fmt: skip
 
 KV: tuple[ModelMetric[ModelScrape], ...] = (

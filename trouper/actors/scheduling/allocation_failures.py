@@ -1,0 +1,65 @@
+"""Steps for which the device had no memory, and the bound on rows and cached blocks that follows. Pure; the caller passes the time.
+
+The limit of the memory budget is an estimate, and other processes take memory of the same device. A step that finds none fails, and the
+engine restarts. No request is to blame for that: all resume, within half of the bytes that rows and cached blocks had. If that is
+still too much it is halved again, until a row runs alone. A row for which there is no memory twice although it ran alone is answered
+503; then the bound said nothing about the others, and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from trouper.actors.scheduling.crash_attribution import Involved, Standing
+from trouper.protocol.problems import Problem
+
+BOUND_S = 300.0
+"""Time for which a bound holds after the last failure."""
+
+
+@attrs.define(eq=False)
+class AllocationFailures:
+    """Failed allocations of one model. It outlives restarts of the engine."""
+
+    bound_bytes: int | None = None
+    """Bound on the bytes of rows and cached blocks; None: there is none."""
+    _until: float = 0.0
+    _lone: Standing | None = None
+    """The row that ran alone in the last failed step."""
+    _refused: Standing | None = None
+
+    def failed(self, involved: Sequence[Involved], used_bytes: int, now: float) -> bool:
+        """A step of these rows found no memory, while rows and cached blocks had `used_bytes`. Returns whether something is done about
+        it; if not, the failure counts as a crash of the engine."""
+        if not involved:
+            return False
+        lone = involved[0].standing if len(involved) == 1 else None
+        if lone is not None and lone is self._lone:
+            self._refused, self._lone, self.bound_bytes = lone, None, None
+            return True
+        self._lone, self._until = lone, now + BOUND_S
+        self.bound_bytes = max(1, min(used_bytes, self.bound_bytes or used_bytes) // 2)
+        return True
+
+    def look(self, now: float) -> int:
+        """The bound at present, which ends with its time; 0: there is none."""
+        if now >= self._until:
+            self.bound_bytes = None
+        return self.bound_bytes or 0
+
+    def refuses(self, standing: Standing) -> bool:
+        """Whether the device had no memory for this row alone. Asked once for each row that was carried over."""
+        if standing is not self._refused:
+            return False
+        self._refused = None
+        return True
+
+
+def no_memory(tokens: int) -> Problem:
+    message = (
+        f"the device had no memory for a step of this request alone, which has {tokens} tokens: other programs use it, or it is too "
+        "small for --prefill-step-size; try again when they have ended, or with fewer tokens"
+    )
+    return Problem(503, message, "server_error", None, "out_of_memory", retry_after_s=30)
