@@ -1,17 +1,18 @@
 """Random mixes of requests on a tiny model: the same with drafts as without, whoever joins, leaves and is cancelled.
 
 Everything may meet in one batch: greedy and seeded rows, penalties, stops, ends and lengths inside a draft, grammars,
-log-probabilities, several choices, prefix hits, 8-bit KV. Drafts are the real ones, and often those of an oracle that knows
-what was said without and is wrong now and then; in two of three mixes also those of a draft model, which is the model itself or
-one that says something else, and of families that have MTP heads in most also those of a head, which is wrong or right. In most
-mixes rows draft whether it pays or not, by each proposer in turn.
+thinking limits, log-probabilities, several choices, prefix hits, 8-bit KV; in one of four memory is short, so that rows are preempted.
+Drafts are the real ones, and often those of an oracle that knows what was said without, and is wrong now and then, or on purpose
+always; in two of three mixes also those of a draft model, which is the model itself or one that says something else, and of
+families that have MTP heads in most also those of a head, which is wrong or right. In most mixes rows draft whether it pays or
+not, by each proposer in turn.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -23,22 +24,30 @@ from tests.engine.oracle import Foretelling
 from tests.heads import HEADS, Kind
 from tests.real.serving import Heard, Start, ask, running
 from tests.real.test_mixed import Clients, Wishes, assert_as_alone, watched
+from tests.real.test_preemption import fine_capacities
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from tests.sim.world import Eager
 from trouper import Generate, Sampling, TokenPrompt, run_runtime
+from trouper.actors import request_intake
 from trouper.actors.scheduling import core
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.engine import host
 from trouper.engine.launched_step import Launched
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
-from trouper.protocol.health import SchedulerStats, SpeculationStats
-from trouper.protocol.plans import Plan, RowId
+from trouper.protocol.health import SchedulerStats
+from trouper.protocol.plans import Plan, RowId, ThinkingLimit
 
 ROWS = 9
+LONGEST = 140
+"""Tokens of the longest prompt and its answer, nearly: memory that is short holds two such rows."""
+MARKER = (60, 47, 62)
+"""Tokens that end thinking."""
 Draft = Literal["", "itself", "other"]
 """The draft model: none, the model itself, or one that says something else."""
+Wrong = Literal["at times", "always", "never asked"]
+"""When the oracle is wrong. If it is never asked, n-grams draft."""
 Answers = Mapping[tuple[int, ...], tuple[int, ...]]
 """By prompts."""
 
@@ -47,14 +56,18 @@ Answers = Mapping[tuple[int, ...], tuple[int, ...]]
 class Mix:
     """What a seed makes."""
 
+    name: str
+    """The family of its model."""
     seed: str
     dice: random.Random
     settings: dict[str, Any]
     eager: bool
-    oracle: bool
+    oracle: Wrong
     tokens: int
     draft: Draft
     head: Kind | None = None
+    short: bool = False
+    """Whether memory is short, so that rows are preempted."""
 
     @classmethod
     def of(cls, name: str, seed: int) -> Mix:
@@ -74,17 +87,28 @@ class Mix:
         head = random.Random(f"head of {name} {seed}").choice(heads) if name in HEADS else None
         if draft or head:
             settings["speculation"] = "auto"
-        eager, oracle = dice.random() < 0.8, dice.random() < 0.7
-        return cls(f"{name} {seed}", dice, settings, eager, oracle, dice.choice((12, 30)), draft, head)
+        eager, asked = dice.random() < 0.8, dice.random() < 0.7
+        more = random.Random(f"more of {name} {seed}")
+        oracle: Wrong = more.choice(("at times", "at times", "always")) if asked else "never asked"
+        short = more.random() < 0.25
+        return cls(name, f"{name} {seed}", dice, settings, eager, oracle, dice.choice((12, 30)), draft, head, short)
 
     def drafted_by(self, path: str, directory: Path) -> None:
         """Set the draft model. `path`: the model of the mix."""
         if self.draft:
             self.settings["draft_model"] = path if self.draft == "itself" else saved_draft(directory)
 
+    async def limit_memory(self, path: str) -> None:
+        """Leave room for two long rows if memory is to be short. `path`: the model of the mix."""
+        if self.short:
+            with fine_capacities():
+                async with running(path, **self.settings) as runtime:
+                    kv = runtime.model.kv
+            self.settings["kv_memory"] = 2 * (kv.row_bytes(LONGEST) + kv.draft_state_bytes)
+
     @property
     def kv(self) -> dict[str, Any]:
-        return {key: value for key, value in self.settings.items() if key.startswith("kv")}
+        return {key: self.settings[key] for key in ("kv_bits", "kv_group_size")}
 
     def prompts(self) -> list[tuple[int, ...]]:
         """Of which some repeat themselves, and some begin like others."""
@@ -105,7 +129,13 @@ class Mix:
             sampling = attrs.evolve(chosen[name].sampling, logit_bias=few)
             if chosen[name].grammar is None:
                 chosen[name] = attrs.evolve(chosen[name], sampling=sampling)
-        return {name: attrs.evolve(wish, speculation=self._how()) for name, wish in chosen.items()}
+        return {name: self._limited(attrs.evolve(wish, speculation=self._how())) for name, wish in chosen.items()}
+
+    def _limited(self, wish: Generate) -> Generate:
+        """With a thinking limit in one of four, which a grammar excludes; memory that is short has two classes of priority."""
+        more = random.Random(f"limits of {self.seed} {wish.request_id}")
+        limit, priority = more.choice((None, None, None, more.randint(0, 9))), more.randint(0, 1) if self.short else 0
+        return attrs.evolve(wish, thinking_tokens=None if wish.grammar else limit, priority=priority)
 
     def _how(self) -> Any:
         how = self.dice.choice((None, None, None, "off"))
@@ -120,12 +150,29 @@ def drafting(mix: Mix, answers: Answers) -> Iterator[None]:
     """With the mix's policy and proposers."""
 
     def made(least: int, most: int, tokens: int) -> Drafting:
-        if not mix.oracle:
+        if mix.oracle == "never asked":
             return Drafting(least, most, tokens)
-        return Foretelling(least, most, tokens, answers=answers, dice=random.Random(mix.seed))
+        dice, always = random.Random(mix.seed), mix.oracle == "always"
+        return Foretelling(least, most, tokens, answers=answers, dice=dice, wrong=always)
 
     policy = Eager if mix.eager else Speculation
-    with patch.object(core, "Speculation", policy), patch.object(host, "Drafting", made):
+    with (
+        patch.object(core, "Speculation", policy),
+        patch.object(host, "Drafting", made),
+        fine_capacities() if mix.short else nullcontext(),
+    ):
+        yield
+
+
+@contextmanager
+def thinking() -> Iterator[None]:
+    """Whoever has a limit on thinking thinks from its prompt on. The tiny models have no markers of their own."""
+
+    def limited(request: Generate, prompt: object, tokenizer: object) -> ThinkingLimit | None:
+        limit = request.thinking_tokens
+        return None if limit is None else ThinkingLimit(limit, (), MARKER, begun=True)
+
+    with patch.object(request_intake, "thinking_limit", limited):
         yield
 
 
@@ -173,6 +220,7 @@ class Wanted:
 
 @attrs.frozen
 class Played:
+    wanted: Wanted
     heard: list[tuple[str, Heard]]
     facts: SchedulerStats
     held: Held
@@ -199,7 +247,7 @@ async def together(path: str, mix: Mix, wanted: Wanted, start: Start = run_runti
             again = {key: asked[key] for key in some} | wanted.later
             repeated = dict(zip(again, await ask(runtime, *again.values()), strict=True))
         facts = runtime.health().scheduler
-    return Played([*clients.heard.items(), *repeated.items()], facts, held)
+    return Played(wanted, [*clients.heard.items(), *repeated.items()], facts, held)
 
 
 async def assert_the_same(path: str, mix: Mix, wanted: Wanted, played: Played) -> None:
@@ -212,15 +260,16 @@ async def assert_the_same(path: str, mix: Mix, wanted: Wanted, played: Played) -
     assert held.stored == facts.cache.blocks + facts.cache.snapshots
 
 
-async def play(directory: Path, name: str, seed: int) -> SpeculationStats:
+async def play(directory: Path, mix: Mix) -> Played:
     """Raises where anything differs from the same without drafts, alone. Models are saved in the directory."""
-    mix = Mix.of(name, seed)
-    path = saved(name, directory, mix.settings["kv_bits"], mix.head)
+    path = saved(mix.name, directory, mix.settings["kv_bits"], mix.head)
     mix.drafted_by(path, directory)
-    wanted = await alone(path, mix)
-    played = await together(path, mix, wanted)
-    await assert_the_same(path, mix, wanted, played)
-    return played.facts.speculation
+    await mix.limit_memory(path)
+    with thinking():
+        wanted = await alone(path, mix)
+        played = await together(path, mix, wanted)
+        await assert_the_same(path, mix, wanted, played)
+    return played
 
 
 def after(heard: Heard) -> Generate:

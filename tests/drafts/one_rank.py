@@ -16,7 +16,7 @@ import tests.conftest  # noqa: F401 - the threads of BLAS, before MLX
 # isort: split
 import trio
 
-from tests.drafts.mixes import Answers, Mix, alone, assert_the_same, drafting, together
+from tests.drafts.mixes import Answers, Mix, alone, assert_the_same, drafting, thinking, together
 from tests.drafts.models import saved_to_split
 from tests.real.serving import settings_of
 from trouper import Runtime, Settings
@@ -63,6 +63,7 @@ def _end(reason: str) -> None:
 
 
 async def play_first(path: str, mix: Mix, answers: trio.Path) -> tuple[int, int]:
+    await mix.limit_memory(path)
     wanted = await alone(path, mix)
     said = [[*pair] for pair in wanted.answers.items()]
     await answers.write_text(json.dumps(said), encoding="utf-8")  # Until the other rank reads it.
@@ -72,6 +73,7 @@ async def play_first(path: str, mix: Mix, answers: trio.Path) -> tuple[int, int]
 
 
 async def play_second(path: str, mix: Mix, answers: trio.Path) -> tuple[int, int]:
+    await mix.limit_memory(path)
     known: Answers = {
         tuple(prompt): tuple(said) for prompt, said in json.loads(await answers.read_text(encoding="utf-8"))
     }
@@ -85,7 +87,8 @@ def main(directory: Path, name: str, seed: int) -> None:
     mix = Mix.of(name, seed)
     path = saved_to_split(name, directory, mix.head)
     mix.drafted_by(path, directory)
-    told = trio.run(play_first if first else play_second, path, mix, trio.Path(directory / "answers"))
+    with thinking():
+        told = trio.run(play_first if first else play_second, path, mix, trio.Path(directory / "answers"))
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
     os._exit(0)  # What is left of a group in native code would be waited for.

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 from tests.campaign import campaign
 from tests.drafts.mixes import Mix
@@ -27,7 +28,7 @@ def play(directory: Path, name: str, seed: int) -> tuple[int, int]:
 
 def main(mixes: int = 60, first: int = 0) -> int:
     names = [*SPLIT]
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory, patch.dict(os.environ, XDG_CACHE_HOME=directory):
 
         def outcomes_of(seed: int) -> Counter[str]:
             drafted, right = play(Path(directory), names[seed % len(names)], seed)

@@ -9,14 +9,8 @@ import pytest
 import trio
 
 from tests.arithmetic import full_float32
-from tests.drafts.mixes import Mix, alone, assert_the_same, together
-from tests.drafts.models import saved
-from tests.real.serving import running
-from tests.real.test_preemption import fine_capacities
+from tests.drafts.mixes import Mix, play
 from trouper.protocol.health import SchedulerStats
-
-LONGEST = 140
-"""Tokens of the longest prompt and its answer."""
 
 
 @full_float32
@@ -37,14 +31,8 @@ async def test_rows_that_draft_go_on_after_they_were_preempted(
 async def played_short_of_memory(name: str, seed: int, directory: Path) -> SchedulerStats:
     """Play a mix with room for two long rows. Raises where anything differs."""
     await trio.Path(directory).mkdir()
-    mix = attrs.evolve(Mix.of(name, seed), draft="", head=None)  # Another model's drafts would all be wrong.
+    mix = attrs.evolve(
+        Mix.of(name, seed), draft="", head=None, short=True
+    )  # Another model's drafts would all be wrong.
     mix.settings["speculation"] = "ngram"
-    path = saved(name, directory, mix.settings["kv_bits"])
-    wanted = await alone(path, mix)
-    with fine_capacities():
-        async with running(path, **mix.kv) as runtime:
-            kv = runtime.model.kv
-        mix.settings["kv_memory"] = 2 * (kv.row_bytes(LONGEST) + kv.draft_state_bytes)
-        played = await together(path, mix, wanted)
-    await assert_the_same(path, mix, wanted, played)
-    return played.facts
+    return (await play(directory, mix)).facts

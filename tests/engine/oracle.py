@@ -12,11 +12,12 @@ from trouper.engine.spec_decode.prompt_lookup import Drafting, RowProposer
 
 @attrs.define
 class Oracle:
-    """Of one row. `answer`: what it will say."""
+    """Of one row. `answer`: what it will say. `wrong`: whether every token of every draft is another."""
 
     answer: Sequence[int]
     dice: random.Random
     vocabulary: int
+    wrong: bool = False
     said: int = 0
 
     @property
@@ -31,7 +32,9 @@ class Oracle:
         right = list(self.answer[self.said : self.said + self.dice.randint(0, most)])
         wrong = self.dice.randint(0, 2 * len(right))
         return [
-            token if place != wrong else (token + self.dice.randrange(1, self.vocabulary)) % self.vocabulary
+            token
+            if place != wrong and not self.wrong
+            else (token + self.dice.randrange(1, self.vocabulary)) % self.vocabulary
             for place, token in enumerate(right)
         ]
 
@@ -43,6 +46,8 @@ class Foretelling(Drafting):
     answers: Mapping[tuple[int, ...], Sequence[int]] = attrs.field(factory=dict)
     dice: random.Random = attrs.field(factory=random.Random)
     vocabulary: int = 512
+    wrong: bool = False
+    """See `Oracle`."""
 
     def proposer(self, prompt: Sequence[int]) -> RowProposer:
-        return Oracle(self.answers.get(tuple(prompt), ()), self.dice, self.vocabulary)
+        return Oracle(self.answers.get(tuple(prompt), ()), self.dice, self.vocabulary, self.wrong)
