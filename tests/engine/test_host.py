@@ -108,8 +108,8 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 
 def engine_threads() -> list[str]:
-    """Threads that are inside an engine's life, as Trio names them; idle ones of its pool are called otherwise."""
-    return [thread.name for thread in threading.enumerate() if "_work" in thread.name]
+    """Threads that an engine has."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("engine of")]
 
 
 @asynccontextmanager
@@ -248,10 +248,10 @@ def collector_off() -> Iterator[None]:
 async def test_f18_a_cancelled_session_ends_with_the_step_in_hand(tiny: str, wanted: list[list[int]], spy: Spy) -> None:
     """Not before: the device still writes. What follows is the rest of this plan, and the one that was sent already."""
     async with running_engine(tiny) as engine:
-        entered, release = trio.Event(), threading.Event()
+        entered, release, token = trio.Event(), threading.Event(), trio.lowlevel.current_trio_token()
 
         def hold() -> None:
-            trio.from_thread.run_sync(entered.set)
+            trio.from_thread.run_sync(entered.set, trio_token=token)
             assert release.wait(30)
 
         ended = trio.Event()

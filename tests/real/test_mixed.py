@@ -91,12 +91,12 @@ Moments = Mapping[int, list[Callable[[], None]]]
 
 def watched(moments: Moments) -> type[StepEngine]:
     """Lets things happen on Trio's thread while the engine is about to launch these of the plans with work."""
-    numbers = count()
+    numbers, token = count(), trio.lowlevel.current_trio_token()
 
     class Watched(StepEngine):
         def launch(self, plan: Plan) -> Launched:
             for moment in moments.get(next(numbers), ()) if plan.has_work else ():
-                trio.from_thread.run_sync(moment)
+                trio.from_thread.run_sync(moment, trio_token=token)
             return super().launch(plan)
 
     return Watched

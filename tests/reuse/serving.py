@@ -145,12 +145,12 @@ Before = Callable[[Plan, StepEngine], None]
 
 def at_chunk(moments: Mapping[int, Callable[[], Awaitable[None]]]) -> Before:
     """Let something happen on Trio's thread while the engine is about to launch these of the plans that prefill."""
-    chunks = count()
+    chunks, token = count(), trio.lowlevel.current_trio_token()
 
     def before(plan: Plan, engine: StepEngine) -> None:
         moment = moments.get(next(chunks)) if plan.prefill else None
         if moment is not None:
-            trio.from_thread.run(moment)
+            trio.from_thread.run(moment, trio_token=token)
 
     return before
 

@@ -1,4 +1,4 @@
-"""The engine's thread: one OS thread for the engine's lifetime, which loads the model and runs plans."""
+"""The engine on its thread: one OS thread for the engine's lifetime, which loads the model and runs plans."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ import trio
 from trouper import heap
 from trouper.engine import FAST_BLAS
 from trouper.engine.distributed import rank_group
+from trouper.engine.engine_threads import THREADS, EngineThread
 from trouper.engine.kv.pass_shapes import CHUNK_STEP
 from trouper.engine.launched_step import Launched
+from trouper.engine.loading import bundled_model
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.engine.platform.blas_threads import BlasThreads
@@ -32,7 +34,7 @@ from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
-from trouper.protocol.problems import OutOfDeviceMemory
+from trouper.protocol.problems import ModelUnusable, OutOfDeviceMemory
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 
@@ -43,7 +45,6 @@ NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, Generat
 """Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust (llguidance, tokenizers) is
 raised as `PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
 T = TypeVar("T")
-Job = Callable[[], None]
 Waiting = SimpleQueue[Plan | None]
 """Plans that wait for the engine's thread; None after the last one."""
 
@@ -59,6 +60,7 @@ class MlxEngine:
     Streams and lazy arrays belong to the thread that made them, so everything MLX happens on one
     thread; other threads get evaluated numbers. The thread runs jobs (load, a session of plans)
     one after another; an exception in a job is raised in its caller and does not end the thread.
+    When the engine ends, the next one gets its thread.
     """
 
     def __init__(
@@ -66,27 +68,28 @@ class MlxEngine:
     ) -> None:
         """`watch` and `processors`, logits processors by name, are called on the engine's thread."""
         self._settings, self._watch, self._processors = settings, watch, dict(processors)
-        self._jobs, self._inbox = trio.open_memory_channel[Job](0)
+        self._thread: EngineThread | None = None
         self._loaded: EvaluatedModel | None = None
         self._group = rank_group.ALONE
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run the thread. Ends when cancelled, after the current step: a thread is never abandoned (F18)."""
+        """Have the thread. Ends when cancelled, after the current step: a thread is never abandoned (F18)."""
         self._token = trio.lowlevel.current_trio_token()
+        self._thread = THREADS.take(f"engine of {self._settings.model or bundled_model.NAME}")
         task_status.started()
-        await trio.to_thread.run_sync(self._work, limiter=trio.CapacityLimiter(1))
-
-    def _work(self) -> None:
         try:
-            while True:
-                job = trio.from_thread.run(self._inbox.receive)
-                job()
-                del job
+            await trio.sleep_forever()
         finally:  # The process may go on with another model.
-            self._loaded = None
-            gc.collect()
-            mx.clear_cache()
-            heap.give_back()
+            thread, self._thread = self._thread, None
+            with trio.CancelScope(shield=True):
+                await thread.run(self._free)
+            THREADS.give_back(thread)
+
+    def _free(self) -> None:
+        self._loaded = None
+        gc.collect()
+        mx.clear_cache()
+        heap.give_back()
 
     async def join(self, invitation: bytes) -> Joined:
         """Join the other ranks. The whole process waits until all ranks have joined (see `rank_group`)."""
@@ -145,30 +148,19 @@ class MlxEngine:
         return device.memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` on the engine's thread, and wait until it returns or raises."""
-        done = trio.Event()
-        outcome: list[T | BaseException] = []
-
-        def job() -> None:
-            try:
-                outcome.append(work())
-            except BaseException as error:  # noqa: BLE001 - raised again where the work was ordered.
-                outcome.append(error)
-            self._token.run_sync_soon(done.set)  # Unlike from_thread, also when this thread's task is cancelled.
-
-        await self._jobs.send(job)
-        with trio.CancelScope(shield=True):  # The work itself is cancelled through its channels.
-            await done.wait()
-        result = outcome.pop()
+        """Run `work` on the engine's thread, and wait until it returns or raises; it is cancelled through its channels."""
+        assert self._thread is not None, "run() comes first"
+        thread = self._thread
         try:
-            if isinstance(result, NOT_CRASHES):
-                raise result
-            if isinstance(result, BaseException):
-                raise RuntimeError(f"{type(result).__name__}: {result}") from result  # noqa: TRY004 - no type is wrong.
-            return result
-        finally:
-            # Else the error holds this frame, which holds the error, whose traceback holds all the rows' KV.
-            del result
+            return await thread.run(work)
+        except ModelUnusable:
+            raise
+        except NOT_CRASHES:
+            thread.is_sound = False
+            raise
+        except BaseException as error:
+            thread.is_sound = False
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _session(self, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:
         """Run plans until their channel has ended. A new session has no rows: after a crash no state can be trusted."""
