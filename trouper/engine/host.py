@@ -153,7 +153,7 @@ class MlxEngine:
         thread = self._thread
         try:
             return await thread.run(work)
-        except ModelUnusable:
+        except (ModelUnusable, OutOfDeviceMemory):  # No fault of the thread.
             raise
         except NOT_CRASHES:
             thread.is_sound = False
