@@ -128,6 +128,7 @@ class ModelCard:
     context_length: int
     vocab_size: int
     architecture: str
+    """The config's model_type."""
     dtype: str
     weights_bytes: int
     """Bytes of the weights on this rank."""
@@ -136,6 +137,8 @@ class ModelCard:
     """Capabilities of the model's rows."""
     self_check: SelfCheck = UNCHECKED
     """How the capabilities were found."""
+    architecture_source: str = "mlx-lm"
+    """The package that the model's code is of, with its version, and with the module if it is a plugin."""
     kv: KvLayout = KvLayout(cached=False)
     cache_bytes: int = 0
     """Memory that the device can spare for cached blocks, unless --cache-memory sets it."""

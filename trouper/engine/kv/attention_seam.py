@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from trouper.engine.platform.device import is_cpu
 NAME = "scaled_dot_product_attention"
 plain = base.scaled_dot_product_attention
 """mlx-lm's own function."""
+_replaced = {plain}
 GROUPED_KEYS = 1536
 """Minimum number of keys for which decoding on a CPU is attention of groups."""
 OPTIONS = ("scale", "mask", "sinks")
@@ -116,8 +117,13 @@ def install(*models: nn.Module | None) -> None:
     """Replace the name in the modules that define the classes of the models' submodules."""
     modules = (module for model in models if model is not None for _, module in model.named_modules())
     for name in {type(module).__module__ for module in modules}:
-        if getattr(sys.modules.get(name), NAME, None) is plain:
+        if getattr(sys.modules.get(name), NAME, None) in _replaced:
             setattr(sys.modules[name], NAME, scaled_dot_product_attention)
+
+
+def replace_too(function: Callable[..., Any]) -> None:
+    """Replace the function of another package, too, which computes over plain and quantized keys what mlx-lm's does."""
+    _replaced.add(function)
 
 
 def fault(model: nn.Module) -> str:

@@ -12,6 +12,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache,
 
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.chunked_attention import ChunkSlots
+from trouper.engine.kv.cache_kinds import kind_of
 from trouper.engine.kv.full_slots import FullSlots, OpenSlots
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -89,7 +90,7 @@ def pass_fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
 
 def by_caches(model: nn.Module) -> Capabilities:
     """Guess capabilities from the types of the caches that the model itself makes: slots have counterparts of some types."""
-    kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
+    kinds = {kind_of(cache) for cache in flatten(make_prompt_cache(model))}
     found = adapted(model)
     unknown = kinds - {KVCache, RotatingKVCache, ArraysCache, *([ChunkedKVCache] if found.chunked else [])}
     if unknown:
@@ -133,7 +134,7 @@ def slot_caches(
             return next(following)
         if isinstance(cache, ChunkedKVCache):
             return ChunkSlots(traits)
-        if isinstance(cache, RotatingKVCache):
+        if issubclass(kind_of(cache), RotatingKVCache):
             return RingSlots(cache.max_size, slack, traits)
         return quantized(kv, traits) if kv.bits else full(traits)
 

@@ -6,14 +6,13 @@ MLX's own errors are raised late, and a truncated file may even end the process.
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import attrs
-from mlx_lm.utils import MODEL_REMAPPING
 from xxhash import xxh3_64
 
+from trouper.engine.architectures.architecture_lookup import Architecture, find_architecture
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.platform import device
 from trouper.protocol.problems import ModelUnusable
@@ -42,6 +41,8 @@ class Checkpoint:
     """Bytes of all tensors after they are converted to float32."""
     digest: int
     """63-bit hash of config, shapes and a sample of the weights, by which ranks check that they have the same model."""
+    source: Architecture
+    """Where the model's code comes from."""
 
     @property
     def architecture(self) -> str:
@@ -57,7 +58,7 @@ class Checkpoint:
 def inspect(directory: Path) -> Checkpoint:
     """Check a directory. Raises `ModelUnusable`, naming what is missing, truncated or not supported."""
     config = read_json(directory / "config.json")
-    _require_supported(directory, config)
+    source = _supported(directory, config)
     files = weight_files(directory)
     headers = [header_of(path) for path in files]
     tensors = tensors_of(headers)
@@ -67,6 +68,7 @@ def inspect(directory: Path) -> Checkpoint:
         stored_bytes=stored_bytes(tensors),
         float32_bytes=float32_bytes(tensors, config),
         digest=_digest(config, headers, files),
+        source=source,
     )
 
 
@@ -92,10 +94,11 @@ def _digest(config: dict[str, Any], headers: list[dict[str, Any]], files: list[P
     return digest.intdigest() >> 1
 
 
-def _require_supported(directory: Path, config: dict[str, Any]) -> None:
+def _supported(directory: Path, config: dict[str, Any]) -> Architecture:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ModelUnusable(f"{directory}/config.json names no model_type")
-    module = MODEL_REMAPPING.get(kind, kind)
-    if not module.isidentifier() or find_spec(f"mlx_lm.models.{module}") is None:
-        raise ModelUnusable(f"{directory} is of model_type {kind!r}, which this version of mlx-lm does not support")
+    try:
+        return find_architecture(config)
+    except ModelUnusable as error:
+        raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error

@@ -13,6 +13,8 @@ import attrs
 import mlx.core as mx
 from mlx_lm import utils
 
+from trouper.engine.architectures.architecture_lookup import find_architecture
+
 Weights = dict[str, mx.array]
 
 NAMES = {
@@ -86,9 +88,10 @@ def classes_without_head(found: HeadWeights) -> Callable[[dict[str, Any]], tuple
     of mlx-lm's own class when it is loaded."""
 
     def get_model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
-        kind, arguments = utils._get_classes(config)  # `load_model`'s own default.
+        architecture = find_architecture(config)
+        kind, arguments = architecture.get_classes()
         family = family_of(config)
-        if family is None:
+        if family is None or not architecture.native:
             return kind, arguments
         num_layers = (config.get("text_config") or config)["num_hidden_layers"]
 

@@ -146,6 +146,8 @@ def _fingerprint(
 ) -> str:
     """Fingerprint of what blocks hold: the KV of the model, and of what drafts for it."""
     parts = _rank(settings, group)
+    if not found.source.native:
+        parts["architecture"] = found.source.identity
     if drafters.head.module is not None:
         parts["mtp"] = "1"
     if drafters.draft is not None:
@@ -180,7 +182,10 @@ def _checked(
         changes = "; ".join(f"{name}: {text}" for name, text in hub_tokenizer.template.lines)
         report(f"messages are adapted to the chat template: {changes}")
     checkpoint.require_memory(found.loaded_bytes, directory, group)
-    report(f"loading {found.architecture} from {directory}: {found.loaded_bytes / 2**20:.0f} MiB on {device.name()}")
+    code = "" if found.source.native else f", by {found.source.provider}"
+    report(
+        f"loading {found.architecture} from {directory}{code}: {found.loaded_bytes / 2**20:.0f} MiB on {device.name()}"
+    )
     return found, hub_tokenizer
 
 
@@ -252,6 +257,7 @@ def _card(
         context_length=context_length(candidate.config),
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,
+        architecture_source=found.source.provider,
         dtype=_dtype(parameters),
         weights_bytes=bytes_of(model) + drafters.nbytes,
         device=device.name(),

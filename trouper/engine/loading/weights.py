@@ -27,6 +27,8 @@ def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module
     try:
         classes = classes_without_head(found if found is not None else HeadWeights())
         model, config = load_model(directory, lazy=True, get_model_classes=classes)
+    except ModelUnusable as error:
+        raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error
     except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
         raise ModelUnusable(
             f"{directory}: the weights and config.json do not make a model: {line_of(error)}"

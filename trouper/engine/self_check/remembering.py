@@ -28,8 +28,9 @@ def results_file() -> Path:
     return default_cache_dir() / "self-checks.json"
 
 
-def key_of(digest: int, settings: Settings, group: RankGroup) -> str:
-    """Make the key of a result. `digest`: hash of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`)."""
+def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str = "") -> str:
+    """Make the key of a result. `digest`: hash of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`).
+    `architecture`: the identity of code that is not mlx-lm's."""
     return namespace(
         {
             "model": f"{digest:016x}",
@@ -41,6 +42,7 @@ def key_of(digest: int, settings: Settings, group: RankGroup) -> str:
             "kv": f"{settings.kv_bits} {settings.kv_group_size}",
             "rank": f"{group.rank} of {group.size}, {settings.tp_reduce_dtype}",
             "mode": settings.self_check,
+            **({"architecture": architecture} if architecture else {}),
         }
     )
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from xxhash import xxh3_64_intdigest
 
+from trouper.engine.architectures.architecture_lookup import find_architecture
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.platform.error_text import is_out_of_memory
@@ -48,7 +49,7 @@ def self_check(
     """Run or recall the self-check. Raises `ModelUnusable` for a model that is wrong even for one row. progress: called with steps
     done and steps in all."""
     mode = cast(SelfCheckMode, settings.self_check)
-    key = key_of(candidate.digest, settings, group)
+    key = key_of(candidate.digest, settings, group, find_architecture(candidate.config).identity)
     known = recalled(key) if mode != "off" else None
     if _all_know(known, group):
         assert known is not None

@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.architectures.architecture_lookup import get_classes
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
 from trouper.engine.self_check.alone import Tokens, run_alone
@@ -79,7 +79,7 @@ def listens(model: nn.Module, text: Tokens) -> bool:
 
 def empty(config: Mapping[str, Any]) -> nn.Module:
     """Make a model whose parameters are lazy: none takes memory before it is evaluated."""
-    model_class, args_class = utils._get_classes(dict(config))  # What `load_model` takes for the real one.
+    model_class, args_class = get_classes(config)  # What `load_model` takes for the real one.
     model: nn.Module = model_class(args_class.from_dict(dict(config)))
     return model
 

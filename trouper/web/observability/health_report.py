@@ -27,6 +27,7 @@ SELF_CHECK = full(
         "off": {"type": "object", "additionalProperties": TEXT},
     }
 )
+ARCHITECTURE = full({"model_type": TEXT, "source": TEXT})
 HEALTH = full(
     {
         "status": TEXT,
@@ -39,6 +40,7 @@ HEALTH = full(
         "memory": OBJECT,
         "directory": OBJECT,
         "ranks": array(OBJECT),
+        "architecture": ARCHITECTURE,
         "self_check": SELF_CHECK,
         "tool_calls": {"type": "boolean"},
         "tool_parser": TEXT,
@@ -85,6 +87,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "memory": attrs.asdict(health.memory) | _kv_memory(health.scheduler),
         "directory": attrs.asdict(health.directory),
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
+        "architecture": {"model_type": runtime.model.architecture, "source": runtime.model.architecture_source},
         "self_check": self_check_body(runtime.model),
         "tool_calls": can_call_tools(runtime.tokenizer),
         "tool_parser": runtime.model.tool_parser,

@@ -1,0 +1,106 @@
+"""Finds the classes of a config's `model_type`, as mlx-lm's `load_model(get_model_classes=...)` takes them.
+
+The order: a plugin that replaces mlx-lm's architecture, mlx-lm, a plugin, mlx-vlm. Nothing but the one that is found is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx_lm.models
+from mlx_lm import utils
+
+from trouper.engine.architectures import vlm_models
+from trouper.engine.architectures.plugins import GROUP, OVERRIDES, Plugin, plugin_for, registered
+from trouper.protocol.problems import ModelUnusable
+
+Classes = tuple[Any, Any]
+"""Model and ModelArgs."""
+NAME = re.compile(r"[\w.-]*\w[\w-]*")
+"""A model_type that can be the name of a module."""
+DEFINES_MODEL = re.compile(r"^class Model\b", re.MULTILINE)
+EXTRA = "pip install 'trouper[vlm]'"
+
+
+@attrs.frozen(eq=False)
+class Architecture:
+    """Where the classes of a model_type come from. `provider`: as text for a person. `get_classes` imports them."""
+
+    provider: str
+    get_classes: Callable[[], Classes]
+    plugin: Plugin | None = None
+    native: bool = False
+    """Whether it is mlx-lm's own."""
+
+    @property
+    def identity(self) -> str:
+        """What results of this code depend on, beside the version of mlx-lm; "" for mlx-lm's own. The classes must be imported."""
+        return "" if self.native else f"{self.provider} {'' if self.plugin is None else self.plugin.digest()}".strip()
+
+
+def find_architecture(config: Mapping[str, Any]) -> Architecture:
+    """Find a config's architecture. Imports none of its modules. Raises `ModelUnusable`, which says what to install."""
+    kind = str(config["model_type"])
+    if override := plugin_for(kind, OVERRIDES):
+        return Architecture(override.description, override.classes, override)
+    if _module_file(_module_name(config)) is not None:
+        provider = f"mlx-lm {version('mlx-lm')}"
+        return Architecture(provider, lambda: _native_classes(config), native=True)
+    if plugin := plugin_for(kind):
+        return Architecture(plugin.description, plugin.classes, plugin)
+    if vlm_models.has(config):
+        return Architecture(f"mlx-vlm {vlm_models.version()}", lambda: vlm_models.text_classes(config))
+    raise ModelUnusable(f"no architecture for model_type {kind!r}: mlx-lm {version('mlx-lm')} has none", _remedy(kind))
+
+
+def get_classes(config: Mapping[str, Any]) -> Classes:
+    """Import and return the classes of a config's architecture. Raises `ModelUnusable`."""
+    return find_architecture(config).get_classes()
+
+
+def _native_classes(config: Mapping[str, Any]) -> Classes:
+    try:
+        classes: Classes = utils._get_classes(dict(config))  # `load_model`'s own default.
+    except AttributeError as error:  # A module that models share, such as `base`.
+        kind = str(config["model_type"])
+        raise ModelUnusable(f"mlx-lm's module {kind!r} is no model", _remedy(kind)) from error
+    return classes
+
+
+def _module_name(config: Mapping[str, Any]) -> str:
+    """Return the name of mlx-lm's module for a config, as its `_get_classes` finds it."""
+    kind, architectures = str(config["model_type"]), config.get("architectures") or ()
+    for architecture in (architectures,) if isinstance(architectures, str) else architectures:
+        if remapped := utils.MODEL_ARCHITECTURE_REMAPPING.get((kind, architecture)):
+            return str(remapped)
+    return str(utils.MODEL_REMAPPING.get(kind, kind))
+
+
+def _module_file(name: str) -> Path | None:
+    """Find a module of mlx_lm.models. Some have a dash in their name, so that they are no identifiers."""
+    if not re.fullmatch(r"[\w-]+", name):
+        return None
+    files = (Path(directory) / f"{name}.py" for directory in mlx_lm.models.__path__)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _remedy(kind: str) -> str:
+    """Say what to install, and the name that is nearest."""
+    has_vlm = vlm_models.version() is not None
+    vlm = f"mlx-vlm {vlm_models.version()} has no text part of it either" if has_vlm else f"mlx-vlm may: {EXTRA}"
+    nearest = get_close_matches(kind, known_types(), n=1)
+    hint = f"; the nearest known model_type is {nearest[0]!r}" if nearest else ""
+    return f"{vlm}; a plugin may register it as an entry point of {GROUP}, or a newer mlx-lm may have it{hint}"
+
+
+def known_types() -> list[str]:
+    """Return every model_type that is known here, in order."""
+    files = [file for directory in mlx_lm.models.__path__ for file in Path(directory).glob("*.py")]
+    native = {file.stem for file in files if DEFINES_MODEL.search(file.read_text("utf-8"))}
+    return sorted(native | set(utils.MODEL_REMAPPING) | registered() | vlm_models.names())

@@ -1,0 +1,137 @@
+"""The text parts of mlx-vlm's models, an optional extra: what there is, and a model with mlx-lm's interface around one.
+
+mlx-vlm builds a model whole, with its encoders of images and sound, and its `sanitize` gives a checkpoint's weights their names. So it is
+built whole here, lazily, and only its `language_model` is kept: no weight of an encoder is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from trouper.engine.kv import attention_seam
+from trouper.engine.kv.cache_kinds import treat_alike
+from trouper.engine.platform.error_text import line_of
+from trouper.protocol.problems import ModelUnusable
+
+PACKAGE = "mlx_vlm"
+PREFIX = "language_model."
+PARTS = ("text", "vision", "perceiver", "projector", "audio")
+"""Parts of a config of which mlx-vlm makes objects (its `load_model`)."""
+Weights = dict[str, mx.array]
+
+
+def version() -> str | None:
+    """Return mlx-vlm's version; None: it is not installed."""
+    try:
+        return metadata.version("mlx-vlm") if find_spec(PACKAGE) is not None else None
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def names() -> frozenset[str]:
+    """Return the names of its modules that define a language model."""
+    return frozenset(file.parent.name for file in _directory().glob("*/language.py")) if version() else frozenset()
+
+
+def has(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-vlm is installed and has a module for this config. Imports the package, but no model."""
+    if version() is None:
+        return False
+    name = str(_utils().get_model_type(dict(config)))
+    return name.replace("-", "_").isidentifier() and (_directory() / name / "__init__.py").is_file()
+
+
+def text_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the classes of a text part, as mlx-lm's `load_model` takes them. Raises `ModelUnusable`."""
+    kind = config["model_type"]
+    try:
+        module, _ = _utils().get_model_and_args(dict(config))
+    except Exception as error:
+        raise ModelUnusable(f"mlx-vlm's module for model_type {kind!r} cannot be imported: {line_of(error)}") from error
+    if not hasattr(module, "Model") or not hasattr(module, "ModelConfig"):
+        raise ModelUnusable(f"mlx-vlm's module for model_type {kind!r} is no model that answers with text")
+    caches = importlib.import_module(f"{PACKAGE}.models.cache")
+    treat_alike(caches.KVCache, KVCache)
+    treat_alike(caches.RotatingKVCache, RotatingKVCache)
+    attention_seam.replace_too(importlib.import_module(f"{PACKAGE}.models.base").scaled_dot_product_attention)
+    return partial(WrappedLanguageModel, module), LanguageModelArgs
+
+
+class LanguageModelArgs(dict[str, Any]):
+    """A config, for `WrappedLanguageModel`."""
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> LanguageModelArgs:
+        """Copy the config: mlx-vlm changes what it gets."""
+        return cls(deepcopy(dict(config)))
+
+
+class WrappedLanguageModel(nn.Module):
+    """The `language_model` of a model of mlx-vlm, with mlx-lm's interface."""
+
+    def __init__(self, module: Any, args: LanguageModelArgs) -> None:
+        super().__init__()
+        model = _vlm_model(module, args)
+        language_model = getattr(model, "language_model", None)
+        if language_model is None:
+            raise ModelUnusable(f"mlx-vlm's module for model_type {args['model_type']!r} has no language_model")
+        self.language_model = language_model
+        self._sanitize = (
+            model.sanitize if hasattr(model, "sanitize") else dict
+        )  # A bound method is no part of the module.
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        """Compute logits (rows, tokens, vocabulary) of tokens (rows, tokens)."""
+        output = self.language_model(inputs, cache=cache)
+        logits: mx.array = getattr(output, "logits", output)
+        return logits
+
+    def sanitize(self, weights: Weights) -> Weights:
+        """Name a checkpoint's weights as mlx-vlm does, and keep those of the text part."""
+        named = self._sanitize(weights)
+        if hasattr(self.language_model, "sanitize"):
+            named = self.language_model.sanitize(named)
+        self._sanitize = dict  # The encoders are no longer needed.
+        return {name: weight for name, weight in named.items() if name.startswith(PREFIX)}
+
+    def make_cache(self) -> list[Any]:
+        """Make mlx-vlm's own caches for one row."""
+        caches: list[Any] = importlib.import_module(f"{PACKAGE}.models.cache").make_prompt_cache(self.language_model)
+        return caches
+
+    @property
+    def layers(self) -> Any:
+        """Its layers."""
+        inner = self.language_model
+        return inner.layers if hasattr(inner, "layers") else inner.model.layers
+
+
+def _vlm_model(module: Any, args: LanguageModelArgs) -> Any:
+    """Build a model as mlx-vlm's `load_model` does. Its parameters are lazy."""
+    config = {**args}
+    config.setdefault("text_config", config.pop("llm_config", {}))
+    config.setdefault("vision_config", {})
+    config.setdefault("audio_config", {})
+    made = module.ModelConfig.from_dict(config)
+    return module.Model(_utils().update_module_configs(made, module, config, PARTS))
+
+
+def _utils() -> Any:
+    return importlib.import_module(f"{PACKAGE}.utils")
+
+
+def _directory() -> Path:
+    spec = find_spec(PACKAGE)
+    assert spec is not None and spec.submodule_search_locations, "mlx-vlm is not installed"
+    return Path(spec.submodule_search_locations[0]) / "models"
