@@ -105,7 +105,7 @@ def test_clear_leaves_what_is_not_ours(stored: tuple[RunStore, list[RunInfo]]) -
     theirs.touch()
     assert "removed 5 files" in call(store, "clear", "--yes").output
     left = sorted(path.name for path in store.directory.iterdir())
-    assert left == sorted([cache_directory.TAG, "notes.txt", OTHER_NAMESPACE[:32]])
+    assert left == sorted([cache_directory.TAG, cache_directory.USAGE, "notes.txt", OTHER_NAMESPACE[:32]])
     assert theirs.exists()
     put(store)  # A server that was running goes on.
 

@@ -12,7 +12,17 @@ from random import Random
 from trouper.storage.file_operations import Buffer, Disk, File
 from trouper.storage.run_format import SUFFIX
 
-OFTEN = {"writev": 4, "create": 2, "rename": 2, "files": 2, "directories": 2, "close": 0.5}
+OFTEN = {
+    "writev": 4,
+    "create": 2,
+    "rename": 2,
+    "files": 2,
+    "directories": 2,
+    "close": 0.5,
+    "open_shared": 0.2,
+    "try_lock": 0.2,
+    "pwrite": 0.2,
+}
 """What happens once in a write fails more often than what happens in each read, so that both are tried alike."""
 
 
@@ -48,9 +58,22 @@ class FaultyDisk(Disk):
             path.unlink(missing_ok=True)
         return super().open(path)
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path, nbytes: int) -> int:
         self.fault("create", "ENOSPC", "EROFS", "EIO", "crash")
-        return super().create(path)
+        return super().create(path, nbytes)
+
+    def open_shared(self, path: Path) -> int:
+        self.fault("open_shared", "EIO", "EMFILE", "EROFS", "crash")
+        return super().open_shared(path)
+
+    def try_lock(self, fd: int) -> bool:
+        return not self.fault("try_lock", "EIO", "held") and super().try_lock(fd)
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> None:
+        if self.fault("pwrite", "EIO", "ENOSPC", "torn", "crash"):
+            os.pwrite(fd, data[: self.random.randrange(len(data))], offset)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().pwrite(fd, data, offset)
 
     def close(self, fd: int) -> None:
         super().close(fd)

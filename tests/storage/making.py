@@ -140,7 +140,9 @@ class Failing(Disk):
 
 
 def write_run(store: RunStore, parent: bytes, pieces: Sequence[BlockData]) -> RunInfo:
-    return store.put(store.seal(parent, pieces))
+    sealed = store.seal(parent, pieces)
+    assert store.put(sealed).fits
+    return sealed.info
 
 
 def all_runs(store: RunStore) -> list[RunInfo]:

@@ -10,8 +10,9 @@ import pytest
 from tests.storage.faults import WAYS
 from tests.storage.worlds import World, campaign
 from trouper.storage import run_format, run_reading
+from trouper.storage.bounded_directory import BoundedDirectory
 from trouper.storage.file_operations import Disk
-from trouper.storage.runs import Damaged, RunStore
+from trouper.storage.runs import Damaged
 
 
 def open_files() -> int:
@@ -71,8 +72,8 @@ def test_the_campaign_notices_a_lost_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_campaign_notices_an_exceeded_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: nothing is ever removed, and said to be."""
-    monkeypatch.setattr(RunStore, "_remove", lambda store, path: store._uses.remove(path))
+    """Negative control: nothing is ever evicted, and said to be."""
+    monkeypatch.setattr(BoundedDirectory, "_evict_known", lambda *_: (True, []))
     with pytest.raises(AssertionError, match="too large"):
         campaign(2000, tmp_path)
 

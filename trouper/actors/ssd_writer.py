@@ -39,9 +39,10 @@ from trouper.protocol.work import (
     Written,
 )
 from trouper.storage.block_locations import BlockLocations
+from trouper.storage.cache_directory import DiskLimits
 from trouper.storage.file_operations import Disk
 from trouper.storage.runs import Damaged, RunInfo, RunStore
-from trouper.storage.store_upkeep import DiskLimits, InspectionRound, open_store, sweep_store, write_run
+from trouper.storage.store_upkeep import InspectionRound, open_store, sweep_store, write_run
 from trouper.storage.stored_blocks import catalogue_batches, parents_first
 from trouper.storage.write_budget import WriteBudget
 
@@ -154,7 +155,7 @@ class SSDWriter:
         """Save the catalogue, so that the next start need not open every file."""
         if self._store is not None:
             try:
-                await self._in_thread(self._store.save_catalogue)
+                await self._in_thread(partial(self._store.save_catalogue, self._limits))
             except OSError as error:
                 log.warning("the catalogue of the cache was not saved: %s", error)
 

@@ -15,11 +15,24 @@ TEMPORARY_SUFFIX = ".tmp"
 TEMPORARY_AGE_S = 3600.0
 """Age beyond which a temporary file has no writer: the slowest write takes seconds."""
 TAG = "CACHEDIR.TAG"
+USAGE = "usage"
+"""Name of the file with the bytes of the directory, which all writers update."""
 TAG_TEXT = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
 )
 """Content of the tag file. Backup programs skip a directory with a tag; this one also marks the directory's files as Trouper's, which it
 may remove."""
+
+
+@attrs.frozen
+class DiskLimits:
+    """Bounds of the cache directory: its bytes, and the bytes that stay free on its disk."""
+
+    max_bytes: int
+    keep_free_bytes: int = 0
+
+
+UNLIMITED = DiskLimits(2**63)
 
 
 @attrs.frozen
@@ -76,7 +89,7 @@ def _files(directory: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
-                if entry.name == TAG:
+                if entry.name in {TAG, USAGE}:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     yield from _files(Path(entry.path))

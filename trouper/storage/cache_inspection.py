@@ -12,11 +12,11 @@ import attrs
 
 from trouper.protocol.blocks import TOKEN_BYTES
 from trouper.storage import catalogue
+from trouper.storage.bounded_directory import NAMESPACE
 from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Disk, File
 from trouper.storage.run_format import SUFFIX
 from trouper.storage.run_reading import open_run
-from trouper.storage.runs import NAMESPACE
 from trouper.storage.stored_blocks import Damaged, RunInfo
 
 DISK = Disk()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Sequence
@@ -39,9 +41,31 @@ class Disk:
         """Open a file for reading, never through a symbolic link."""
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
-    def create(self, path: Path) -> int:
-        """Create a file for writing. An existing file of this name is an error."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+    def create(self, path: Path, nbytes: int) -> int:
+        """Create a file for writing, which has `nbytes` at once. An existing file of this name is an error."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        try:
+            os.ftruncate(fd, nbytes)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def open_shared(self, path: Path) -> int:
+        """Open a file that several processes read, write and lock, and create it if it is missing."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+
+    def try_lock(self, fd: int) -> bool:
+        """Lock a file until `fd` is closed; False if somebody else has locked it, also in this process. On a file system without locks
+        everybody has it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
+                raise
+        return True
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -52,6 +76,11 @@ class Disk:
     def pread(self, fd: int, count: int, offset: int) -> bytes:
         """Read up to `count` bytes; the caller reads again for missing ones. Empty at the end of the file."""
         return os.pread(fd, count, offset)
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> None:
+        """Write a few bytes in place."""
+        if os.pwrite(fd, data, offset) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def writev(self, fd: int, buffers: Sequence[Buffer]) -> int:
         """Write at most `MAX_BUFFERS` buffers. Returns the number of bytes written."""

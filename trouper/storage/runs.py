@@ -1,31 +1,29 @@
 """The run store: lists, writes, reads and evicts the files of one namespace.
 
 Two servers may share the directory. Runs are never rewritten, their names identify their contents, and all reads are
-verified, so no lock is necessary: a file that another server removes is a miss, a file that it writes is found by the next
-`refresh`, and a run that both write is written once. One caller at a time, except for `read` and `verify`, which change no
+verified, so reading needs no lock: a file that another server removes is a miss, a file that it writes is found by the next
+`refresh`, and a run that both write is written once. Writers share the bound of the directory (`bounded_directory`). One caller at a time, except for `read` and `verify`, which change no
 state.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import attrs
 
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.storage import catalogue
-from trouper.storage.cache_directory import TEMPORARY_SUFFIX
-from trouper.storage.file_operations import Buffer, Disk, File, read_all, write_all
-from trouper.storage.run_format import SUFFIX, Sealed, seal
+from trouper.storage.bounded_directory import NAMESPACE, NAMESPACE_DIGITS, BoundedDirectory, Evicted
+from trouper.storage.cache_directory import UNLIMITED, DiskLimits
+from trouper.storage.file_operations import Disk, File, read_all
+from trouper.storage.run_format import Sealed, seal
 from trouper.storage.run_reading import open_run
-from trouper.storage.run_uses import RunUse, RunUses
+from trouper.storage.run_uses import RunUse
 from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason, RunInfo, parents_first
 
 __all__ = [
@@ -41,10 +39,6 @@ __all__ = [
     "RunStore",
     "Sealed",
 ]  # fmt: skip
-
-NAMESPACE_DIGITS: Final = 32
-NAMESPACE: Final = re.compile(rf"[0-9a-f]{{{NAMESPACE_DIGITS}}}")
-"""Pattern of the names of namespace directories; other directories are ignored."""
 
 
 @attrs.frozen
@@ -81,7 +75,7 @@ class RunStore:
         """Number of files that the disk cannot read. They stay, and their bytes count as long as they exist."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
-        self._uses = RunUses(self._disk, {})
+        self._files = BoundedDirectory(self._disk, directory)
         self._refreshed = False
 
     # -- listing ---------------------------------------------------------------------------------
@@ -94,34 +88,35 @@ class RunStore:
     @property
     def total_bytes(self) -> int:
         """Bytes of all namespaces' runs, except those that another server has written since the last `refresh`."""
-        return self._uses.total_bytes
+        return self._files.uses.total_bytes
 
     def refresh(self) -> Changes:
         """List the directory again, since other servers and sweeps change it, too. Opens only files that neither an earlier `refresh`
         nor the saved catalogue knows. Removes damaged files. Raises `OSError`."""
         known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
-        before, runs, uses = self._runs, dict[str, RunInfo](), dict[Path, RunUse]()
-        for path, file in self._files():
-            uses[path] = RunUse(file.bytes, file.used_ns)
+        before, runs = self._runs, dict[str, RunInfo]()
+        for path, file in self._files.list_files():
             if path.parent != self.path:
                 continue
             try:
                 runs[file.name] = self._recognize(path, file, known)
             except Damaged as damaged:
-                if self._discard(path, damaged):
-                    del uses[path]
+                self._discard(path, damaged)
             except OSError:
                 self.unreadable += 1
-        self._runs, self._uses, self._refreshed = runs, RunUses(self._disk, uses), True
+        self._runs, self._refreshed = runs, True
         return Changes(
             tuple(parents_first(run for name, run in runs.items() if name not in before)),
             tuple(run for name, run in before.items() if name not in runs),
         )
 
-    def save_catalogue(self) -> None:
-        """Write the catalogue. Raises `OSError`; then the old file still exists."""
+    def save_catalogue(self, limits: DiskLimits = UNLIMITED) -> Room:
+        """Write the catalogue within the limits, also if runs are evicted for it, which it then lists in vain. Raises `OSError`; then the
+        old file still exists."""
         self._disk.mkdir(self.path)
-        self._put(self.path / catalogue.NAME, catalogue.encode(self.namespace, self._runs.values()))
+        buffers = catalogue.encode(self.namespace, self._runs.values())
+        nbytes = sum(len(buffer) for buffer in buffers)
+        return self._room(self._files.write(self.path / catalogue.NAME, buffers, nbytes, limits))
 
     def _saved(self) -> list[RunInfo]:
         with suppress(OSError):
@@ -132,14 +127,6 @@ class RunStore:
                 self._disk.close(fd)
         return []
 
-    def _files(self) -> list[tuple[Path, File]]:
-        names = [name for name in self._disk.directories(self.directory) if NAMESPACE.fullmatch(name)]
-        found = []
-        for directory in (self.directory / name for name in names):
-            with suppress(FileNotFoundError):
-                found += [(directory / file.name, file) for file in self._disk.files(directory)]
-        return [(path, file) for path, file in found if path.suffix == SUFFIX]
-
     def _recognize(self, path: Path, file: File, known: dict[str, RunInfo]) -> RunInfo:
         run = known.get(file.name)
         if run is not None and run.file_bytes == file.bytes:
@@ -147,18 +134,12 @@ class RunStore:
         with open_run(self._disk, path, self.namespace) as opened:
             return opened.header.info
 
-    def _discard(self, path: Path, damaged: Damaged) -> bool:
-        """Remove a damaged file. True if the file does not exist any more."""
-        if damaged.reason == "vanished":
-            return True
-        self.damaged[damaged.reason] += 1
-        try:
-            self._disk.unlink(path)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+    def _discard(self, path: Path, damaged: Damaged) -> None:
+        """Remove a damaged file, if the disk allows it."""
+        if damaged.reason != "vanished":
+            self.damaged[damaged.reason] += 1
+        with suppress(OSError):
+            self._files.remove(path)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -167,16 +148,22 @@ class RunStore:
         continuation of the previous one; `parent`: the key that the first one continues."""
         return seal(self.namespace, parent, blocks)
 
-    def put(self, sealed: Sealed) -> RunInfo:
-        """Write a run. Raises `OSError`; then no file is left. A run that exists in full is not written again."""
-        run = sealed.info
-        path = self.path / run.name
+    def put(self, sealed: Sealed, limits: DiskLimits = UNLIMITED) -> Room:
+        """Write a run after making room for it within the limits; if it `fits` not, nothing was written. A run that exists in full is not
+        written again. Raises `OSError`; then no file is left."""
+        if not self._refreshed:
+            self.refresh()
+        run, path, removed = sealed.info, self.path / sealed.info.name, tuple[Path, ...]()
         if not self._is_there(path, run.file_bytes):
             self._disk.mkdir(self.path)
-            self._put(path, sealed.buffers)
-        self._uses.record(path, RunUse(run.file_bytes, time.time_ns()))
+            evicted = self._files.write(path, sealed.buffers, run.file_bytes, limits)
+            if not evicted.fits:
+                return self._room(evicted)
+            removed = evicted.removed
+        self._files.uses.record(path, RunUse(run.file_bytes, time.time_ns()))
+        room = self._room(Evicted(True, removed))
         self._runs[run.name] = run
-        return run
+        return room
 
     def _is_there(self, path: Path, size: int) -> bool:
         try:
@@ -187,22 +174,6 @@ class RunStore:
         with suppress(OSError):
             self._disk.touch(path)
         return True
-
-    def _put(self, path: Path, buffers: Sequence[Buffer]) -> None:
-        """Write a temporary file and rename it, so that a file under its own name is always complete, except after a crash of
-        the system. Servers in different containers may have the same process id, so the temporary name is random."""
-        temporary = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
-        try:
-            fd = self._disk.create(temporary)
-            try:
-                write_all(self._disk, fd, buffers)
-            finally:
-                self._disk.close(fd)
-            self._disk.rename(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                self._disk.unlink(temporary)
-            raise
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -224,34 +195,23 @@ class RunStore:
             path = self.path / name
             with suppress(FileNotFoundError):
                 self._disk.touch(path)
-                self._uses.record_use(path, time.time_ns())
+                self._files.uses.record_use(path, time.time_ns())
 
     # -- removing --------------------------------------------------------------------------------
 
     def remove(self, name: str) -> None:
         """Remove a run, which may already be missing. Raises `OSError`."""
-        self._remove(self.path / name)
+        self._files.remove(self.path / name)
+        self._runs.pop(name, None)
 
     def make_room(self, bytes_needed: int, max_bytes: int, floor_bytes: int = 0) -> Room:
         """Evict the least recently used runs, until `bytes_needed` more bytes fit into `max_bytes` and the disk would still have
-        `floor_bytes` free. A full disk is worse than an empty cache, so the floor may evict all runs. Files that cannot be
-        removed stay. Raises `OSError` if the disk's free space is unknown."""
+        `floor_bytes` free. Raises `OSError` if the disk's free space is unknown."""
         if not self._refreshed:
             self.refresh()
-        if bytes_needed > max_bytes:
-            return Room(fits=False)
-        lacking = floor_bytes + bytes_needed - self._disk.free_bytes(self.directory) if floor_bytes else 0
-        target = self.total_bytes - max(self.total_bytes + bytes_needed - max_bytes, lacking)
-        removed: list[RunInfo | None] = []
-        oldest = self._uses.least_recently_used()
-        while self.total_bytes > target and (path := next(oldest, None)) is not None:
-            with suppress(OSError):
-                removed.append(self._remove(path))
-        removed_here = tuple(run for run in removed if run is not None)
-        return Room(self.total_bytes <= target, removed_here, len(removed) - len(removed_here))
+        return self._room(self._files.make_room(bytes_needed, DiskLimits(max_bytes, floor_bytes)))
 
-    def _remove(self, path: Path) -> RunInfo | None:
-        with suppress(FileNotFoundError):
-            self._disk.unlink(path)
-        self._uses.remove(path)
-        return self._runs.pop(path.name, None) if path.parent == self.path else None
+    def _room(self, evicted: Evicted) -> Room:
+        here = [self._runs.pop(path.name, None) for path in evicted.removed if path.parent == self.path]
+        removed = tuple(run for run in here if run is not None)
+        return Room(evicted.fits, removed, len(evicted.removed) - len(removed))

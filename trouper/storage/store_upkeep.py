@@ -9,19 +9,12 @@ import attrs
 
 from trouper.protocol.blocks import BlockData
 from trouper.storage import cache_directory
+from trouper.storage.cache_directory import DiskLimits
 from trouper.storage.runs import RunStore
 from trouper.storage.stored_blocks import RunInfo
 
 INSPECTED_AT_ONCE = 4
 """Maximum number of files of one inspection."""
-
-
-@attrs.frozen
-class DiskLimits:
-    """Bounds of the cache directory: its bytes, and the bytes that stay free on its disk."""
-
-    max_bytes: int
-    keep_free_bytes: int
 
 
 @attrs.frozen
@@ -45,8 +38,8 @@ def sweep_store(store: RunStore, ttl_s: float, limits: DiskLimits) -> Swept:
     usage = cache_directory.sweep(store.directory, ttl_s)
     changes = store.refresh()
     room = store.make_room(0, limits.max_bytes, limits.keep_free_bytes)
-    store.save_catalogue()
-    return Swept(usage, (*changes.vanished, *room.removed), changes.appeared)
+    saved = store.save_catalogue(limits)
+    return Swept(usage, (*changes.vanished, *room.removed, *saved.removed), changes.appeared)
 
 
 def write_run(
@@ -54,8 +47,8 @@ def write_run(
 ) -> tuple[RunInfo | None, tuple[RunInfo, ...]]:
     """Write a run after making room for it. Returns the run, or None without room, and the evicted runs. Raises `OSError`."""
     sealed = store.seal(parent, blocks)
-    room = store.make_room(sealed.info.file_bytes, limits.max_bytes, limits.keep_free_bytes)
-    return (store.put(sealed) if room.fits else None), room.removed
+    room = store.put(sealed, limits)
+    return (sealed.info if room.fits else None), room.removed
 
 
 class InspectionRound:

@@ -1,0 +1,153 @@
+"""The files of all namespaces of a cache directory, within one bound that all writers of the directory keep together.
+
+A write reserves its bytes in the shared count (`shared_usage`) before its temporary file exists, and that file has its full size at
+once. So the bound holds at any moment and for all writers. One exception: a listing that runs while another writer renames
+its temporary file may miss that file, so the count may be too low by one file for each writer until the next listing.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from trouper.storage.cache_directory import TEMPORARY_SUFFIX, DiskLimits
+from trouper.storage.file_operations import Buffer, Disk, File, write_all
+from trouper.storage.run_format import SUFFIX
+from trouper.storage.run_uses import RunUse, RunUses
+from trouper.storage.shared_usage import LockedUsage, SharedUsage
+
+NAMESPACE_DIGITS: Final = 32
+NAMESPACE: Final = re.compile(rf"[0-9a-f]{{{NAMESPACE_DIGITS}}}")
+"""Pattern of the names of namespace directories; other directories are ignored."""
+
+
+@attrs.frozen
+class Evicted:
+    """Result of making room. `fits`: there is room now."""
+
+    fits: bool
+    removed: tuple[Path, ...] = ()
+
+
+class BoundedDirectory:
+    """The directory as one writer knows it."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self.disk, self.path = disk, path
+        self.uses = RunUses(disk, {})
+        """The files of blocks as of the last listing, with later writes and removals of this writer."""
+        self._usage = SharedUsage(disk, path)
+
+    def list_files(self) -> list[tuple[Path, File]]:
+        """List the files of blocks, and set the shared count to the bytes of all files. Raises `OSError`."""
+        with self._usage.locked() as usage:
+            return self._list(usage)
+
+    def _list(self, usage: LockedUsage | None) -> list[tuple[Path, File]]:
+        found = list[tuple[Path, File]]()
+        for directory in (self.path / name for name in namespaces(self.disk, self.path)):
+            with suppress(FileNotFoundError):
+                found += [(directory / file.name, file) for file in self.disk.files(directory)]
+        if usage is not None:
+            with suppress(OSError):  # A full disk: what is evicted now makes room for the next count.
+                usage.set(sum(file.bytes for _, file in found))
+        runs = [(path, file) for path, file in found if path.suffix == SUFFIX]
+        self.uses = RunUses(self.disk, {path: RunUse(file.bytes, file.used_ns) for path, file in runs})
+        return runs
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def write(self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits) -> Evicted:
+        """Write a file of `nbytes` after making room for it: a temporary file is renamed, so that a file under its own name is always
+        complete, except after a crash of the system. `fits` False: nothing was written. Raises `OSError`; then no file is left."""
+        # Servers in different containers may have the same process id, so the temporary name is random.
+        temporary = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+        reserved = replaced = 0
+        try:
+            with ExitStack() as opened:
+                with self._usage.locked() as usage:
+                    evicted = Evicted(fits=False) if usage is None else self._evict(usage, nbytes, limits)
+                    if usage is None or not evicted.fits:
+                        return evicted
+                    usage.add(nbytes)
+                    reserved = nbytes
+                    fd = self.disk.create(temporary, nbytes)
+                    opened.callback(self.disk.close, fd)
+                write_all(self.disk, fd, buffers)
+            with suppress(FileNotFoundError):
+                replaced = self.disk.stat(path).bytes
+            self.disk.rename(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                self._remove_temporary(temporary, reserved)
+            raise
+        with suppress(OSError):  # Then the count is too high until the next listing, and the file is there.
+            self._usage.add(-replaced)
+        return evicted
+
+    def _remove_temporary(self, temporary: Path, reserved: int) -> None:
+        with suppress(FileNotFoundError):
+            self.disk.unlink(temporary)
+        if reserved:
+            self._usage.add(-reserved)
+
+    # -- removing --------------------------------------------------------------------------------
+
+    def make_room(self, nbytes: int, limits: DiskLimits) -> Evicted:
+        """Evict the least recently used files until `nbytes` more fit into the limits. A full disk is worse than an empty cache, so the
+        bytes that stay free may evict all files. Files that cannot be removed stay. Raises `OSError` if the free space is unknown."""
+        with self._usage.locked() as usage:
+            return Evicted(fits=False) if usage is None else self._evict(usage, nbytes, limits)
+
+    def _evict(self, usage: LockedUsage, nbytes: int, limits: DiskLimits) -> Evicted:
+        if nbytes > limits.max_bytes:
+            return Evicted(fits=False)
+        fits, removed = self._evict_known(usage, nbytes, limits)
+        if not fits:  # Other writers have filled the directory since this one listed it.
+            self._list(usage)
+            fits, more = self._evict_known(usage, nbytes, limits)
+            removed += more
+        return Evicted(fits, tuple(removed))
+
+    def _evict_known(self, usage: LockedUsage, nbytes: int, limits: DiskLimits) -> tuple[bool, list[Path]]:
+        if usage.bytes is None:
+            self._list(usage)
+        assert usage.bytes is not None, "listing counts"
+        floor = limits.keep_free_bytes
+        lacking = floor + nbytes - self.disk.free_bytes(self.path) if floor else 0
+        surplus = max(usage.bytes + nbytes - limits.max_bytes, lacking)
+        freed, removed = 0, list[Path]()
+        oldest = self.uses.least_recently_used()
+        while freed < surplus and (path := next(oldest, None)) is not None:
+            with suppress(OSError):
+                freed += self._unlink(path)
+                removed.append(path)
+        with suppress(OSError):  # Then it is too high until the next listing.
+            usage.add(-freed)
+        return freed >= surplus, removed
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, which may already be missing. Raises `OSError`."""
+        if freed := self._unlink(path):
+            self._usage.add(-freed)
+
+    def _unlink(self, path: Path) -> int:
+        """Remove a file, and return its bytes; 0 if another writer has removed it."""
+        freed = 0
+        with suppress(FileNotFoundError):
+            size = self.disk.stat(path).bytes
+            self.disk.unlink(path)
+            freed = size
+        self.uses.remove(path)
+        return freed
+
+
+def namespaces(disk: Disk, directory: Path) -> list[str]:
+    """Names of the subdirectories with files of blocks. Raises `OSError`."""
+    return [name for name in disk.directories(directory) if NAMESPACE.fullmatch(name)]
