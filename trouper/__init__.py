@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trouper.protocol.loading import Loading, LoadWatch
     from trouper.protocol.logits_processor import LogitsProcessor
     from trouper.protocol.model import AdapterCard, Engine, MemoryStats, ModelCard, Tokenizer
+    from trouper.protocol.model_options import ModelOptions
     from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
     from trouper.protocol.requests import (
@@ -71,7 +72,7 @@ __all__ = [
     "LogitsProcessor",
     "MemoryStats",
     "ModelCard",
-    "ModelEntry", "ModelFiles", "ModelManager",
+    "ModelEntry", "ModelFiles", "ModelManager", "ModelOptions",
     "ModelUnusable",
     "Problem",
     "RequestFailed",
@@ -105,6 +106,7 @@ _HOMES = {
     "trouper.protocol.health": ("ChannelStats",),
     "trouper.protocol.loading": ("Loading", "LoadWatch"),
     "trouper.protocol.model": ("AdapterCard", "Engine", "MemoryStats", "ModelCard", "Tokenizer"),
+    "trouper.protocol.model_options": ("ModelOptions",),
     "trouper.protocol.replies": (
         "Accepted",
         "Delta",

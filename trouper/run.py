@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import trio
 
@@ -15,6 +15,7 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import Engine
+from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import ServerSettings, Settings
 from trouper.storage.model_scan import ModelScan
@@ -59,13 +60,14 @@ async def run_models(
     settings: Sequence[Settings],
     server: ServerSettings,
     *,
+    options: Mapping[str, ModelOptions] | None = None,
     watch: LoadWatch = nobody_watches,
     ranks: Leader | None = None,
     logits_processors: Processors | None = None,
     task_status: trio.TaskStatus[ModelManager] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a runtime for each of several models; `nursery.start` returns the `ModelManager` once the first is loaded. Ends after
-    `ModelManager.drain`. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
+    `ModelManager.drain`. `options`: of models, by what their settings name. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
     processes that have the one model together; they have no `logits_processors`, by name, which requests may name otherwise. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
     from trouper.engine.host import MlxEngine, weights_room
@@ -92,5 +94,5 @@ async def run_models(
     room = weights_room() if server.model_memory is None else server.model_memory
     await run_model_manager(
         settings, server.served_model_name, start, measure, room, default_name=EMBEDDED, max_models=server.max_models(len(settings)),
-        ttl_s=server.model_ttl_s, progress=progress, scan=None if ranks is not None else scan_of(server.models_from), task_status=task_status,
+        ttl_s=server.model_ttl_s, options=options, progress=progress, scan=None if ranks is not None else scan_of(server.models_from), task_status=task_status,
     )  # fmt: skip

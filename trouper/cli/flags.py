@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -13,6 +14,7 @@ import attrs
 import click
 from click.shell_completion import CompletionItem
 
+from trouper.cli.model_tables import NO_TABLES, ModelTables
 from trouper.protocol.names import EMBEDDED, draft_models, require_adapters, require_aliases, require_names
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -102,23 +104,50 @@ def settings_from(cls: type[S], given: Mapping[str, Any], **overrides: Any) -> S
     return cls(**{field.name: overrides.get(field.name, given[field.name]) for field in attrs.fields(cls)})
 
 
-def models_from(given: Mapping[str, Any]) -> list[Settings]:
-    """Build the settings for each --model. Raises `SettingsInvalid`."""
-    models = tuple(dict.fromkeys(given["model"]))
-    if len(models) > 1 and given["adapter_path"] is not None:
-        raise SettingsInvalid("--adapter-path is for one model: give one --model with it")
+def models_from(given: Mapping[str, Any], tables: ModelTables = NO_TABLES) -> list[Settings]:
+    """Build the settings for each --model, which names a path or a table. Raises `SettingsInvalid`."""
+    models = tuple(dict.fromkeys(_path(model, tables) for model in given["model"]))
+    for field in ("adapter_path", "adapter"):
+        if len(models) > 1 and given.get(field):
+            flag = "--" + field.replace("_", "-")
+            remedy = 'give one --model with it, or write it into the model\'s table of a settings file, [models."NAME"]'
+            raise SettingsInvalid(f"{flag} is for one model: {remedy}", flag)
     drafts = draft_models(models or (EMBEDDED,), given["draft_model"] or ())
-    return [
-        settings_from(Settings, given, model=model, draft_model=drafts.get(model or EMBEDDED))
-        for model in models or (None,)
-    ]
+
+    def settings_of(model: str | None) -> Settings:
+        own = tables.values(model)
+        draft = drafts.get(model or EMBEDDED, own.get("draft_model"))
+        return settings_from(Settings, given, **own | {"model": model, "draft_model": draft})
+
+    return [tables.checked(model, partial(settings_of, model)) for model in models or (None,)]
 
 
-def all_from(given: Mapping[str, Any]) -> tuple[list[Settings], ServerSettings]:
+def all_from(given: Mapping[str, Any], tables: ModelTables = NO_TABLES) -> tuple[list[Settings], ServerSettings]:
     """Build the settings of the models and of the server. Raises `SettingsInvalid`."""
-    models, server = models_from(given), settings_from(ServerSettings, given)
-    names = [model.model or EMBEDDED for model in models]
+    models = models_from(given, tables)
+    paths = [model.model for model in models]
+    served = [_served(name, tables) for name in given["served_model_name"]]
+    server = settings_from(
+        ServerSettings,
+        given,
+        served_model_name=(*served, *tables.names(paths)),
+        model_alias=(*given["model_alias"], *tables.patterns(paths)),
+    )
+    names = [path or EMBEDDED for path in paths]
     require_names(names, server.served_model_name)
-    require_adapters(names, server.served_model_name, models[0].adapter)
+    for model in models:
+        require_adapters(names, server.served_model_name, model.adapter)
     require_aliases(names, server.served_model_name, server.model_alias)
     return models, server
+
+
+def _path(model: str, tables: ModelTables) -> str:
+    """Return the path of a model that --model names by its table."""
+    table = tables.of(model)
+    return model if table is None else table.path
+
+
+def _served(name: str, tables: ModelTables) -> str:
+    """Return an entry of --served-model-name with the model's path instead of its table's name."""
+    own, given, model = name.partition("=")
+    return f"{own}={_path(model, tables)}" if given else name

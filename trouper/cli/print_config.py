@@ -12,7 +12,8 @@ import click
 from click.core import ParameterSource
 
 from trouper import __version__
-from trouper.cli.settings_file import file_read
+from trouper.cli.model_tables import ModelTable, ModelTables
+from trouper.cli.settings_file import file_read, model_tables
 from trouper.cli.usage_errors import origin
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import ServerSettings, Settings
@@ -38,6 +39,25 @@ def _lines(context: click.Context) -> Iterator[str]:
             if parameter.help:
                 yield f"# {parameter.help}"
             yield _line(context, parameter)
+    tables = model_tables(context)
+    for table in map(tables.of, context.params.get("model", ())):
+        if table is not None:
+            yield ""
+            yield from _table_lines(table, tables)
+
+
+def _table_lines(table: ModelTable, tables: ModelTables) -> Iterator[str]:
+    """Format the table of a model that is served. What a flag or a variable overrides is left out."""
+    yield f"[models.{_toml(table.name)}]  # {tables.file}"
+    yield f"path = {_toml(table.path)}"
+    if table.aliases:
+        yield f"aliases = {_toml(table.aliases)}"
+    if table.options.pinned:
+        yield "pinned = true"
+    if table.options.ttl_s is not None:
+        yield f"ttl-s = {_toml(table.options.ttl_s)}"
+    for name, value in tables.values(table.name).items():
+        yield f"{name.replace('_', '-')} = {_toml(value)}"
 
 
 def _line(context: click.Context, option: click.Option) -> str:

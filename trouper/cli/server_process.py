@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -23,6 +23,7 @@ from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
 from trouper.protocol.api_keys import Keys
+from trouper.protocol.model_options import ModelOptions
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
@@ -38,9 +39,11 @@ async def run(
     server_settings: ServerSettings,
     console: Console,
     observers: Sequence[RequestObserver] = (),
+    *,
     ranks: Leader | None = None,
+    options: Mapping[str, ModelOptions] | None = None,
 ) -> None:
-    """Load, serve, and on the first signal drain; returns when everything has ended. `observers`: as for `serve_http`. Raises
+    """Load, serve, and on the first signal drain; returns when everything has ended. `observers`: as for `serve_http`; `options`: as for `run_models`. Raises
     `CannotListenError` and `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
     Keys.of(server_settings)
@@ -54,7 +57,7 @@ async def run(
                 watching.start_soon(end_with_group, ranks)
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
-                    start = partial(run_models, settings, server_settings, watch=watch, ranks=ranks)
+                    start = partial(run_models, settings, server_settings, options=options, watch=watch, ranks=ranks)
                     models: ModelManager = await nursery.start(start)
                 over.set()
                 _freeze_heap()

@@ -1,4 +1,4 @@
-"""Settings in a file: TOML whose keys are the flags of `trouper serve`.
+"""Settings in a file: TOML whose keys are the flags of `trouper serve`, and a table for each model that has settings of its own.
 
 A flag counts more than a variable, a variable more than the file, the file more than a default. The file's values go to
 click as its default map, which has just that place.
@@ -16,11 +16,16 @@ from typing import Any, TypeVar
 import click
 
 from trouper.cli.exits import refuse
+from trouper.cli.flags import OneOfSeveral
+from trouper.cli.model_tables import KEY, NO_TABLES, ModelTables, given_more, read_tables
+from trouper.protocol.problems import SettingsInvalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 IN_WORKING_DIRECTORY = Path("trouper.toml")
 READ = "trouper.config"
 """Key under which click's context keeps the path of the file."""
+TABLES = "trouper.models"
+"""Key under which it keeps the tables of models."""
 
 
 class FileInvalid(Exception):
@@ -47,6 +52,11 @@ def file_read(context: click.Context) -> Path | None:
     return path
 
 
+def model_tables(context: click.Context) -> ModelTables:
+    """Return the tables of models in the settings file, where flags and variables count more."""
+    return given_more(context, context.meta.get(TABLES, NO_TABLES))
+
+
 def default_file() -> Path | None:
     """Return the file in the working directory, else the user's, else None."""
     user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "trouper" / "config.toml"
@@ -59,9 +69,15 @@ def _apply(context: click.Context, _: click.Parameter, given: Path | None) -> No
         return
     try:
         declared = {_key(option): option for option in _options_of_serve(context)}
-        values = _checked(path, _parsed(path), declared, context)
-    except FileInvalid as invalid:
+        content = _parsed(path)
+        models = content.pop(KEY, {})
+        values = _checked(path, content, declared, context)
+        tables = read_tables(path, models, declared, lambda option, value: _setting_of(option, value, context))
+    except (FileInvalid, SettingsInvalid) as invalid:
         refuse(str(invalid))
+    if tables.tables:
+        values.setdefault("model", tuple(table.path for table in tables.tables))
+        context.meta[TABLES] = tables
     parameters = {parameter.name for parameter in context.command.params}
     context.default_map = {name: value for name, value in values.items() if name in parameters}
     context.meta[READ] = path
@@ -109,6 +125,15 @@ def _checked(
         except (ValueError, click.BadParameter) as error:
             raise FileInvalid(f"{path}: {written}: {error}") from error
     return values
+
+
+def _setting_of(option: click.Option, value: Any, context: click.Context) -> Any:
+    """Return what a flag would give for one model. Raises `ValueError` or `click.BadParameter`."""
+    is_each = option.multiple and isinstance(option.type, OneOfSeveral)
+    if is_each and isinstance(value, list):
+        raise ValueError(f"must be one text, not {value!r}")
+    typed = option.type_cast_value(context, _as_given(option, value))
+    return typed[0] if is_each else typed
 
 
 def _nearest(key: str, known: Mapping[str, click.Option]) -> str:

@@ -119,8 +119,6 @@ def adapters_of(given: Sequence[str]) -> dict[str, str]:
 
 def require_adapters(models: Sequence[str], names: Sequence[str], given: Sequence[str]) -> None:
     """Raises `SettingsInvalid` for an adapter that no request could name. `models`, `names`: what --model and --served-model-name say."""
-    if given and len(models) > 1:
-        raise SettingsInvalid(f"{ADAPTER_FLAG} is for one model: give one --model with it", ADAPTER_FLAG)
     taken = {*models, *(_parted(name)[0] for name in names)}
     if name := next((name for name in adapters_of(given) if name in taken), None):
         raise SettingsInvalid(f"{ADAPTER_FLAG} {name} has the name of the model; give it another", ADAPTER_FLAG)

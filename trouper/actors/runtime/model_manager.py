@@ -8,7 +8,7 @@ model holds a `Lease` on it, and a leased model is never unloaded: a request for
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -24,11 +24,13 @@ from trouper.actors.runtime.model_unloading import (
     has_room,
     load_problem,
     loaded,
+    managed,
     next_to_unload,
 )
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Lease, ModelEntry, State, model_not_found
 from trouper.actors.runtime.supervision import innermost
+from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.names import adapters_of, names_of, require_names
 from trouper.protocol.problems import DRAINING, ActorFailed, ModelUnusable, Problem, RequestFailed
 from trouper.protocol.settings import Settings
@@ -270,20 +272,19 @@ async def run_model_manager(
     default_name: str,
     max_models: int | None = None,
     ttl_s: float = 0.0,
+    options: Mapping[str, ModelOptions] | None = None,
     progress: LoadProgress | None = None,
     scan: Scan | None = None,
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
     """Load the first model, return the model manager to the starter, load the others that fit; end when it was drained. `measure`
-    returns the bytes of a model's weights; `default_name` is the name of the model whose settings name none; `progress` is what `start` notes. Raises `ModelUnusable`, and
+    returns the bytes of a model's weights; `default_name` is the name of the model whose settings name none; `options`: of models, by what their settings name; `progress` is what `start` notes. Raises `ModelUnusable`, and
     `SettingsInvalid` for a name without effect."""
     require_names([each.model or default_name for each in settings], aliases)
     async with trio.open_nursery() as nursery:
         models = [
-            ManagedModel(
-                model_settings, names_of(model_settings.model or default_name, aliases, default=index == 0), ttl_s=ttl_s
-            )
-            for index, model_settings in enumerate(settings)
+            managed(each, names_of(each.model or default_name, aliases, default=index == 0), ttl_s, options or {})
+            for index, each in enumerate(settings)
         ]
         limits = LoadLimits(budget_bytes, max_models)
         manager = ModelManager(nursery, models, start, measure, limits=limits, progress=progress or LoadProgress())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 import attrs
@@ -11,6 +11,7 @@ import trio
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import State
+from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.problems import ModelUnusable, Problem
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
@@ -68,6 +69,14 @@ class LoadLimits:
     """Bytes of all weights (--model-memory)."""
     max_models: int | None = None
     """Number of models (--max-loaded-models)."""
+
+
+def managed(
+    settings: Settings, names: tuple[str, ...], ttl_s: float, options: Mapping[str, ModelOptions]
+) -> ManagedModel:
+    """The state of a model that --model names. `ttl_s`: that of models whose options name none."""
+    own = options.get(settings.model or "", DEFAULT_OPTIONS)
+    return ManagedModel(settings, names, pinned=own.pinned, ttl_s=ttl_s if own.ttl_s is None else own.ttl_s)
 
 
 def has_room(others: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> bool:

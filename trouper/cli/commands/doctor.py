@@ -18,7 +18,7 @@ from trouper.cli.doctor_checks import CHECKS, Check, CheckedSettings, Finding
 from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import refuse
 from trouper.cli.flags import all_from, flags_of
-from trouper.cli.settings_file import configured, file_read
+from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.usage_errors import settings_error
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -38,7 +38,9 @@ FAILED = 1
 def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **given: Any) -> None:
     """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if it would not."""
     try:
-        plan = CheckedSettings(*all_from(given), file_read(context), [*misspelt(context, os.environ)])
+        plan = CheckedSettings(
+            *all_from(given, model_tables(context)), file_read(context), [*misspelt(context, os.environ)]
+        )
     except SettingsInvalid as invalid:
         refuse(settings_error(context, invalid))
     console = Console(width=None if sys.stdout.isatty() else 160)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,11 @@ from trouper.cli.exits import end_at_once, give_up, refuse
 from trouper.cli.flags import all_from, flags_of
 from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
-from trouper.cli.settings_file import configured, file_read
+from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.trace_export import tracing
 from trouper.cli.usage_errors import settings_error
 from trouper.protocol.exception_groups import leaves
+from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -63,7 +65,7 @@ def serve(
     refused: list[str] = []
     failed: list[str] = []
     try:
-        settings, server_settings = all_from(given)
+        settings, server_settings = all_from(given, tables := model_tables(context))
         if print_config:
             click.echo(config_text(context), nl=False)
             return
@@ -71,7 +73,8 @@ def serve(
             logger.info("settings of %s", path)
         for name, meant in misspelt(context, os.environ):
             logger.warning("%s is no variable of trouper and has no effect; %s is one", name, meant)
-        _run(settings, server_settings, console, otlp_endpoint)
+        options = tables.options([model.model for model in settings])
+        _run(settings, server_settings, options, console, otlp_endpoint)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
         refused = [_message_of(context, error) for error in leaves(group)]
     except* ActorFailed as group:
@@ -87,7 +90,11 @@ def _message_of(context: click.Context, error: BaseException) -> str:
 
 
 def _run(
-    settings: list[Settings], server_settings: ServerSettings, console: Console, otlp_endpoint: str | None
+    settings: list[Settings],
+    server_settings: ServerSettings,
+    options: Mapping[str, ModelOptions],
+    console: Console,
+    otlp_endpoint: str | None,
 ) -> None:
     """Run the server; or, if a launcher has started several ranks, run this rank."""
     from trouper.cli import rank_process  # Imports the whole server, which `trouper --help` does not need.
@@ -96,7 +103,7 @@ def _run(
     rank = rank_process.rank_of(os.environ)
     if rank is None:
         with tracing(otlp_endpoint) as observers:
-            trio.run(run, settings, server_settings, console, observers)
+            trio.run(partial(run, settings, server_settings, console, observers, options=options))
         return
     model_settings = rank_process.only_model(settings)
     rank_process.prepare(os.environ)

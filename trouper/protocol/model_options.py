@@ -1,0 +1,18 @@
+"""What the model manager does with one of several models, beside its `Settings`."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class ModelOptions:
+    """Options of one model."""
+
+    pinned: bool = False
+    """Whether the model is never unloaded for another one."""
+    ttl_s: float | None = None
+    """Time without requests, in seconds, after which the model goes to sleep; 0: never; None: --model-ttl-s."""
+
+
+DEFAULT_OPTIONS = ModelOptions()
