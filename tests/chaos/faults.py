@@ -113,7 +113,9 @@ class Hand:
 
     async def _limit(self, left: int, seconds: float) -> None:
         process = self.house.processes[0]
-        if process.poll() is None:
+        if (
+            process.poll() is None and self.house.ready()
+        ):  # One that starts needs them for its own files, and ends without.
             before = self.house.descriptors()
             self.house.limit_descriptors(before + left)
             await trio.sleep(seconds)

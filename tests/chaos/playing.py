@@ -152,8 +152,14 @@ async def play(house: House, questions: Sequence[Question], seed: int) -> tuple[
 async def settled(house: House) -> None:
     """Until no request runs. Raises `trio.TooSlowError`."""
     with trio.fail_after(HANGS_S):
-        while any(busy(model) for model in _models(await trio.to_thread.run_sync(house.health))):  # noqa: ASYNC110 - nor does a model
+        while unsettled(await trio.to_thread.run_sync(house.health)):  # noqa: ASYNC110 - nor does a model
             await trio.sleep(0.02)
+
+
+def unsettled(health: Any) -> bool:
+    """Whether a request runs, or a model is on its way, which a client may have asked for and left."""
+    states = {model.get("state") for model in health.get("models", {}).values()}
+    return bool(states & {"waiting", "loading", "unloading"}) or any(busy(model) for model in _models(health))
 
 
 def busy(model: Any) -> int:
@@ -161,7 +167,8 @@ def busy(model: Any) -> int:
 
 
 def _models(health: Any) -> list[Any]:
-    return [model for model in health.get("models", {}).values() if "cache_stats" in model] or [health]
+    """The loaded ones: none if the last that was asked for replaces the other, and its client has left."""
+    return [model for model in health.get("models", {"": health}).values() if "cache_stats" in model]
 
 
 def promises(house: House, before: int | None) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.chaos.__main__ import campaign
 from tests.chaos.faults import KINDS, Fault, drawn
-from tests.chaos.playing import judged
+from tests.chaos.playing import judged, unsettled
 from tests.soak.client import CHAT, Ask, Heard
 from tests.soak.wishes import Question
 
@@ -40,6 +40,17 @@ def streamed(*texts: str, end: bool) -> Heard:
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
     return Heard(200, body + (b"data: [DONE]\n\n" if end else b""))
+
+
+def test_settled_is_a_server_where_no_model_is_on_its_way() -> None:
+    idle = {"state": "ready", "cache_stats": {"active_sequences": 0, "queued_requests": 0}}
+    busy = {"state": "ready", "cache_stats": {"active_sequences": 1, "queued_requests": 0}}
+    none: dict[str, Any] = {"status": "ok", "detail": "no model is loaded"}
+    assert not unsettled(idle) and unsettled(busy)
+    assert not unsettled(none | {"models": {"a": {"state": "unloaded"}, "b": {"state": "unloaded"}}})
+    assert unsettled(none | {"models": {"a": {"state": "unloaded"}, "b": {"state": "loading"}}})
+    assert not unsettled(idle | {"models": {"a": idle, "b": {"state": "unloaded"}}})
+    assert unsettled(idle | {"models": {"a": idle, "b": busy}})
 
 
 class TestJudged:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import trio
 
@@ -49,6 +50,21 @@ async def test_a_server_without_a_loaded_model_is_ready() -> None:
         assert (await exchange(served, get("/health")))[0] == 200
         status, answer = await ask(served, {"prompt": "hello", "max_tokens": 3, "ignore_eos": True})
         assert status == 200 and answer["model"] == "small"
+
+
+async def test_a_server_that_unloads_one_model_for_another_is_ready() -> None:
+    async with manager_of("small", "middle") as (manager, _), serving_manager(manager, ServerSettings(port=0)) as port:
+        middle = manager.models[1]
+        assert middle.runtime is not None
+
+        async def readiness() -> int:
+            return (await trio.to_thread.run_sync(lambda: httpx2.get(f"http://127.0.0.1:{port}/readyz"))).status_code
+
+        middle.state, middle.runtime.draining = "unloading", True
+        assert await readiness() == 200
+        middle.state = "ready"
+        assert await readiness() == 503, "the server drains"
+        middle.runtime.draining = False
 
 
 async def test_progress_is_streamed_and_so_is_what_failed() -> None:

@@ -281,8 +281,9 @@ class HttpEdge:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        """Report ready if every loaded model makes progress."""
-        loaded = [entry.runtime.health() for entry in self._service.models.entries() if entry.runtime is not None]
+        """Report ready if every loaded model makes progress. One that makes room for another takes no requests, and the server does."""
+        entries = [entry for entry in self._service.models.entries() if entry.state != "unloading"]
+        loaded = [entry.runtime.health() for entry in entries if entry.runtime is not None]
         health = next((health for health in loaded if not health.ready), loaded[0] if loaded else None)
         if health is None:
             draining = self._service.models.draining

@@ -217,9 +217,10 @@ class ModelManager:
         """End the graph of a model, which has then written its blocks to disk and freed its memory. `at_once`: end its requests, too."""
         assert model.runtime is not None, "it is ready"
         model.state, model.away_as = "unloading", after
+        ended = model.ended  # The next load has an event of its own.
         self.notify()
         await model.runtime.drain(0 if at_once else UNLOAD_S)
-        await model.ended.wait()
+        await ended.wait()
         log.info("%s is %s", model.names[0], after)
         self.notify()
 
