@@ -35,7 +35,13 @@ class DrivenCore:
     """One core, with a viewer of the live page. The disk takes each write as soon as it is ordered, and has nothing to read."""
 
     def __init__(
-        self, kv: KvLayout = CUTTABLE, *, disk: bool = True, capabilities: Capabilities = EVERYTHING, **settings: Any
+        self,
+        kv: KvLayout = CUTTABLE,
+        *,
+        disk: bool = True,
+        capabilities: Capabilities = EVERYTHING,
+        draft_context: int | None = None,
+        **settings: Any,
     ) -> None:
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
@@ -51,7 +57,10 @@ class DrivenCore:
         }
         defaults |= {"max_prompt_tokens": CONTEXT, "speculation": "off"}
         self.settings = Settings(**{**defaults, **settings})
-        model_card = attrs.evolve(card(kv=kv), context_length=CONTEXT, capabilities=capabilities)
+        model_card = attrs.evolve(
+            card(kv=kv), context_length=CONTEXT, capabilities=capabilities, draft_context=draft_context,
+            draft_model=self.settings.draft_model,
+        )  # fmt: skip
         model = LoadedModel(model_card, ByteTokenizer())
         self.core = Core(
             model, "fa4e", self.settings, watches=self.watches, disk=DiskSeam(send=self._order, known=lambda: None)

@@ -28,6 +28,7 @@ EVERYTHING = (
     *("drafted", "right", "preempted", "prompt tokens from the cache", "thinking limits", "grammars", "stop strings", "penalties"),
     *(f"{kind} {name}" for kind in ("drafted by", "right by") for name in ("ngram", "draft_model", "mtp")),
     *("greedy", "seeded", "mixes of hybrids", "mixes with a wrong oracle", "mixes with 8-bit KV"),
+    "mixes with a short draft model",
 )  # fmt: skip
 
 
@@ -50,6 +51,7 @@ def counted(mix: Mix, played: Played) -> Counter[str]:
             "seeded": sum(wish.sampling.temperature > 0 for wish in wishes),
             "mixes of hybrids": mix.name in HYBRIDS,
             "mixes with a wrong oracle": mix.oracle == "always",
+            "mixes with a short draft model": mix.draft == "short",
             "mixes with 8-bit KV": mix.settings["kv_bits"] == 8,
             f"mixes of {mix.name}": 1,
         }

@@ -3,7 +3,7 @@
 Everything may meet in one batch: greedy and seeded rows, penalties, stops, ends and lengths inside a draft, grammars,
 thinking limits, log-probabilities, several choices, prefix hits, 8-bit KV; in one of four memory is short, so that rows are preempted.
 Drafts are the real ones, and often those of an oracle that knows what was said without, and is wrong now and then, or on purpose
-always; in two of three mixes also those of a draft model, which is the model itself or one that says something else, and of
+always; in three of four mixes also those of a draft model, which is the model itself or one that says something else, and of
 families that have MTP heads in most also those of a head, which is wrong or right. In most mixes rows draft whether it pays or
 not, by each proposer in turn.
 """
@@ -44,8 +44,8 @@ LONGEST = 140
 """Tokens of the longest prompt and its answer, nearly: memory that is short holds two such rows."""
 MARKER = (60, 47, 62)
 """Tokens that end thinking."""
-Draft = Literal["", "itself", "other"]
-"""The draft model: none, the model itself, or one that says something else."""
+Draft = Literal["", "itself", "other", "short"]
+"""The draft model: none, the model itself, one that says something else, or such a one with a shorter context and more logits."""
 Wrong = Literal["at times", "always", "never asked"]
 """When the oracle is wrong. If it is never asked, n-grams draft."""
 Answers = Mapping[tuple[int, ...], tuple[int, ...]]
@@ -81,7 +81,7 @@ class Mix:
             "cache_memory": dice.choice((0, 10**7, 10**7)),
             "speculation": "ngram",  # Also on a device where drafts rest by default.
         }
-        kinds: tuple[Draft, ...] = ("", "itself" if name in FULL else "other", "other")
+        kinds: tuple[Draft, ...] = ("", "itself" if name in FULL else "other", "other", "short")
         draft = random.Random(f"draft of {name} {seed}").choice(kinds)
         heads: tuple[Kind | None, ...] = (None, "random", "random", "of embeddings", "of states")
         head = random.Random(f"head of {name} {seed}").choice(heads) if name in HEADS else None
@@ -96,7 +96,8 @@ class Mix:
     def drafted_by(self, path: str, directory: Path) -> None:
         """Set the draft model. `path`: the model of the mix."""
         if self.draft:
-            self.settings["draft_model"] = path if self.draft == "itself" else saved_draft(directory)
+            own = path if self.draft == "itself" else saved_draft(directory, short=self.draft == "short")
+            self.settings["draft_model"] = own
 
     async def limit_memory(self, path: str) -> None:
         """Leave room for two long rows if memory is to be short. `path`: the model of the mix."""

@@ -63,7 +63,10 @@ FULL = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "mixtral", "de
 """Families with full attention in all layers, so that such a model can draft, too."""
 
 
-def saved_draft(directory: Path) -> str:
-    """A smaller model with the same vocabulary that says something else. Written once."""
-    path, shape = directory / "draft", {"num_hidden_layers": 2, "max_position_embeddings": 2**17}
+def saved_draft(directory: Path, *, short: bool = False) -> str:
+    """A smaller model with the same vocabulary that says something else. `short`: its context is shorter than most rows, and it has
+    more logits. Written once."""
+    path, shape = directory / f"draft{'-short' * short}", {"num_hidden_layers": 2, "max_position_embeddings": 2**17}
+    if short:
+        shape |= {"max_position_embeddings": 48, "vocab_size": 576}
     return str(path if path.exists() else save("llama", path, {**FAMILIES["llama"], **shape}, 99))

@@ -19,6 +19,7 @@ def play(directory: Path, name: str, seed: int) -> tuple[int, int]:
     """How many tokens were drafted, and how many of them were right. Raises as a mix at one rank does."""
     saved_to_split(name, directory, Mix.of(name, seed).head)
     saved_draft(directory)
+    saved_draft(directory, short=True)
     answers = directory / "answers"
     answers.unlink(missing_ok=True)
     os.mkfifo(answers)

@@ -22,7 +22,7 @@ from trouper import Generate, Sampling, TokenPrompt
     [
         ("llama", 0),
         ("gpt_oss", 3),
-        ("qwen3", 22),
+        ("qwen3", 5),
         ("rwkv7", 24),
         ("deepseek_v3", 12),
         ("qwen3_5", 6),

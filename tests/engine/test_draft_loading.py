@@ -92,15 +92,37 @@ def test_other_tokens_are_refused(target: str, tmp_path: Path) -> None:
     assert "give a smaller model of the same family" in said
 
 
-def test_another_number_of_logits_is_refused(target: str, tmp_path: Path) -> None:
-    said = refused(target, draft(tmp_path, vocab_size=640))
-    assert "has 640 logits" in said and "512" in said
+def test_a_smaller_vocabulary_is_refused(target: str, tmp_path: Path) -> None:
+    """Each of its tokens is one of the target's."""
+    small = draft(tmp_path)
+    path = Path(small) / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    model = tokenizer["model"]
+    model["vocab"] = {text: token for text, token in model["vocab"].items() if token < 480} | {"<|end|>": 511}
+    model["merges"] = [merge for merge in model["merges"] if "".join(merge) in model["vocab"]]
+    write_json(path, tokenizer)
+    said = refused(target, small)
+    assert "has 481 tokens, and" in said and "512, of which 31 are tokens of one alone" in said
+    assert "give a smaller model of the same family" in said
 
 
-def test_a_shorter_context_needs_shorter_rows(target: str, tmp_path: Path) -> None:
-    small = draft(tmp_path, max_position_embeddings=100)
-    assert "--max-kv-size 100" in refused(target, small)
-    assert loaded(target, small, max_kv_size=100).draft is not None
+@pytest.mark.parametrize("logits", [640, 448])
+def test_another_number_of_logits_is_no_other_vocabulary(target: str, tmp_path: Path, logits: int) -> None:
+    """Families pad the logits of their sizes differently."""
+    both = loaded(target, draft(tmp_path, vocab_size=logits))
+    assert both.draft is not None and both.card.vocab_size == 512
+    assert (both.draft.limits.num_tokens, both.draft.limits.target_tokens) == (logits, 512)
+
+
+def test_rows_may_be_longer_than_a_draft_models_context(target: str, tmp_path: Path) -> None:
+    small, lines = draft(tmp_path, max_position_embeddings=100), list[str]()
+    both = load(Settings(model=target, draft_model=small), lines.append)
+    assert both.draft is not None and both.draft.limits.context == both.card.draft_context == 100
+    assert both.card.context_length > 100
+    assert f"--draft-model {small} has a context of 100 tokens: rows have no drafts of it beyond" in lines
+    lines.clear()
+    load(Settings(model=target, draft_model=small, max_kv_size=100), lines.append)
+    assert not any("has a context" in line for line in lines), "no row is longer"
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "config.json"])

@@ -293,6 +293,20 @@ def test_rows_near_their_end_draft_less() -> None:
         assert all(most <= max(room, 0) for most in drafts)
 
 
+def test_a_draft_model_rests_where_rows_are_longer_than_its_context() -> None:
+    """The last tokens of an answer are not its; another proposer still has them."""
+    batch = Simulated.with_model(device(0, 0.01), [(0, 0, 1)] * 2, 0.01)
+    batch.run(60)
+    long, short = (row.records["draft_model"] for row in batch.rows)
+    long.undrafted, short.undrafted = 100, 0
+    for room, most in ((200, 16), (103, 3), (100, 0), (5, 0)):
+        batch.rows[0].room = room
+        allowed = batch.policy.allow(batch.rows)
+        assert allowed.drafts[0] <= most < allowed.drafts[1] + 1, (room, allowed)
+        assert bool(allowed.drafts[0]) == bool(most)
+        assert allowed.drafts[1] and allowed.proposers[1] == "draft_model"
+
+
 def test_rows_that_may_not_draft_are_left_alone() -> None:
     batch = Simulated.of(device(0, 0.01), [(1, 1), (1, 1)])
     batch.rows[0].records = {}

@@ -27,6 +27,7 @@ from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
+from trouper.engine.spec_decode.draft_model import UNLIMITED
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
@@ -182,11 +183,11 @@ class MlxEngine:
         assert self._loaded is not None, "load() comes first"
         loaded, settings = self._loaded, self._settings
         drafting = Drafting(settings.spec_ngram_min, settings.spec_ngram_max, settings.spec_draft_tokens)
-        grammars = loaded.tokenizer.grammars
+        grammars, draft = loaded.tokenizer.grammars, loaded.draft
         return StepEngine(
             loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting,
-            capabilities=loaded.card.capabilities, draft_model=None if loaded.draft is None else loaded.draft.model,
-            head=loaded.head, processors=self._processors, adapters=[adapter.name for adapter in loaded.card.adapters],
+            capabilities=loaded.card.capabilities, draft_model=None if draft is None else draft.model,
+            draft_limits=UNLIMITED if draft is None else draft.limits, head=loaded.head, processors=self._processors, adapters=[adapter.name for adapter in loaded.card.adapters],
         )  # fmt: skip
 
     def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:

@@ -26,6 +26,7 @@ from trouper.engine.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs
 from trouper.engine.sampling.sampling_batch import SamplingBatch
+from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
@@ -51,12 +52,13 @@ class StepEngine:
         shapes: Shapes | None = None,
         capabilities: Capabilities | None = None,
         draft_model: nn.Module | None = None,
+        draft_limits: DraftLimits = UNLIMITED,
         head: MtpHead | None = None,
         processors: Processors = NO_PROCESSORS,
         adapters: Sequence[str] = (),
     ) -> None:
-        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model` and `head` draft
-        for the model's rows, in full slots. `processors`: logits processors by name. `adapters`: their names, by index in the layers."""
+        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model`, within `draft_limits`,
+        and `head` draft for the model's rows. `processors`: logits processors by name. `adapters`: names, by index in the layers."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
@@ -67,7 +69,7 @@ class StepEngine:
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
-        self.proposals, self.max_draft = DraftProposals.of(drafting, self._rows, group.agree), drafting.tokens
+        self.proposals = DraftProposals.of(drafting, self._rows, group.agree, draft_limits)
         self._last_read = 0.0
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
@@ -286,10 +288,8 @@ class StepEngine:
         self.proposals.append(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._constraints else ():
-            if (constraint := self._constraints.get(row)) is not None:
-                reason = constraint.accept(token)
-                if reason:
-                    failed.append((row, reason))
+            if (constraint := self._constraints.get(row)) is not None and (reason := constraint.accept(token)):
+                failed.append((row, reason))
         return tuple(failed)
 
     def lengths(self) -> dict[RowId, int]:

@@ -71,13 +71,13 @@ def _verify(engine: StepEngine, rows: tuple[RowId, ...]) -> None:
     if not engine.capabilities.allows("drafts"):
         return
     tokens = 1
-    while tokens <= engine.max_draft:
+    while tokens <= engine.proposals.max_tokens:
         engine.proposals.given = dict.fromkeys(rows, [1] * tokens)
         _run(engine, Plan(0, decode=rows, drafts=(tokens,) * len(rows)))
         tokens *= 2
     engine.proposals.given = {}
     for name in engine.proposals.with_passes:
-        for tokens in range(1, min(2, engine.max_draft) + 1):
+        for tokens in range(1, min(2, engine.proposals.max_tokens) + 1):
             _run(engine, Plan(0, decode=rows, drafts=(tokens,) * len(rows), proposers=(name,) * len(rows)))
 
 

@@ -161,6 +161,8 @@ class ModelCard:
     """LoRA adapters that requests may name."""
     draft_model: str | None = None
     """Name of the draft model, as --draft-model says it; None: there is none."""
+    draft_context: int | None = None
+    """Context length of the draft model in tokens. Rows draft by it as far as that. None: there is none."""
     no_mtp: str = NO_HEAD
     """Why the model has no MTP head to draft with; "" if it has."""
     tool_parser: str = "none"

@@ -113,6 +113,7 @@ class Admission:
     def _enter(self, sequence: Sequence, found: Found, now: float) -> Admit:
         if not sequence.started:
             sequence.records = self.speculation.records(self._proposers(sequence))
+            self._respect_draft_context(sequence)
         self.batch.add(sequence)
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if sequence.request.embed else self.cache.enter(sequence, found)
@@ -146,6 +147,12 @@ class Admission:
             drafts="ngram" in sequence.records,
             num_output_tokens=sequence.num_resumed_tokens,
         )
+
+    def _respect_draft_context(self, sequence: Sequence) -> None:
+        """Let a draft model rest where the row would be longer than its context."""
+        if (record := sequence.records.get("draft_model")) is not None and self.card.draft_context is not None:
+            longest = sequence.num_prompt_tokens + sequence.max_tokens - 1
+            record.undrafted = max(0, longest - self.card.draft_context)
 
     def _proposers(self, sequence: Sequence) -> list[ProposerName]:
         """What may draft for a sequence."""

@@ -76,6 +76,8 @@ class Record:
     """Steps since the row last drafted or repeated something."""
     at: int = 0
     """Step of the last draft."""
+    undrafted: int = 0
+    """Number of tokens at the end of the answer that the proposer cannot draft: they lie behind a draft model's context."""
 
     @classmethod
     def of(cls, name: ProposerName, min_match: int) -> Record:

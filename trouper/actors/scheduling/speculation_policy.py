@@ -98,10 +98,12 @@ class Speculation:
     def _best(self, rows: Sequence[Drafter]) -> Allowed:
         """The drafts with the highest expected tokens a second: one size, for the most promising rows, each by its better proposer."""
         options = [
-            DraftOption(index, record, row.room)
+            DraftOption(index, record, room)
             for index, row in enumerate(rows)
             for record in row.records.values()
-            if record.active(self._steps) and row.room > 0 and (self._repeating or record.name != "ngram")
+            if record.active(self._steps)
+            and (room := row.room - record.undrafted) > 0
+            and (self._repeating or record.name != "ngram")
         ]
         ngrams = [option for option in options if option.record.name == "ngram"]
         self._repeating = bool(ngrams)

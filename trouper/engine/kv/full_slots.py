@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from trouper.engine.kv.decode_attention import WholeBuffer
+from trouper.engine.kv.region import padded
 from trouper.engine.kv.slot_cache import SlotCache
 
 
@@ -53,8 +54,9 @@ class FullSlots(SlotCache):
         return buffer[self.region.start : self.region.stop, :, : self.region.keys]
 
     def read(self, slot: int, start: int, stop: int) -> list[mx.array]:
-        """(heads, stop - start, dim) views of each buffer. The caller copies them, and starts the copies, before a buffer changes."""
-        return [buffer[slot, :, start:stop] for buffer in self.buffers]
+        """(heads, stop - start, dim) views of each buffer. The caller copies them, and starts the copies, before a buffer changes. Zeros
+        where the buffers end before: those of a draft model, beyond its context."""
+        return [padded(buffer[slot, :, start:stop], stop - start) for buffer in self.buffers]
 
     def write(self, slot: int, start: int, parts: Sequence[mx.array], room: int = 0) -> None:
         """Write tokens from `start` on, in the form that `read` returns, of a row that will have `room` tokens."""

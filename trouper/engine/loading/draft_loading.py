@@ -22,12 +22,17 @@ from trouper.engine.loading.weights import count_logits, evaluate, opened
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import first_line_of
 from trouper.engine.self_check.starting import Candidate
+from trouper.engine.spec_decode.draft_model import DraftLimits
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.loading import LoadWatch
 from trouper.protocol.names import DRAFT_FLAG, EMBEDDED
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage.context import context_length
+
+MAX_UNKNOWN = 0.01
+"""Maximum part of the tokens that one tokenizer alone has. Special tokens and padding are fewer in every family; a smaller vocabulary that
+begins like the other one lacks more, and its drafts would be wrong wherever the target says one of these."""
 
 
 @attrs.frozen(eq=False)
@@ -45,6 +50,7 @@ class Draft:
     name: str
     model: nn.Module
     directory: Path
+    limits: DraftLimits
 
 
 def find_draft(
@@ -64,38 +70,35 @@ def find_draft(
         bundled_model.directory(None, report, watch) if name == EMBEDDED else resolve(name, report, watch, DRAFT_FLAG)
     )
     found = checkpoint.inspect(directory)
-    _require_context(name, found, target, settings)
     _require_tokens(name, directory, target.directory, tokenizer)
     checkpoint.require_memory(target.loaded_bytes // group.size + found.loaded_bytes, directory)
     report(f"drafting with {found.architecture} from {directory}: {found.loaded_bytes / 2**20:.0f} MiB")
+    has, needed = context_length(found.config), context_length(target.config)
+    if has < min(needed, settings.max_kv_size or needed):
+        report(f"{DRAFT_FLAG} {name} has a context of {has} tokens: rows have no drafts of it beyond")
     return FoundDraft(name, found)
 
 
-def _require_context(
-    name: str, found: checkpoint.Checkpoint, target: checkpoint.Checkpoint, settings: Settings
-) -> None:
-    has, needed = context_length(found.config), context_length(target.config)
-    if has < min(needed, settings.max_kv_size or needed):
-        raise ModelUnusable(
-            f"{DRAFT_FLAG} {name} has a context of {has} tokens, and {target.directory} one of {needed}: give --max-kv-size "
-            f"{has}, another draft model, or leave {DRAFT_FLAG} out"
-        )
-
-
 def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubTokenizer) -> None:
-    """Drafts are token ids, so both models must mean the same by each id. One of them may name more special tokens than the other,
-    in places that both keep free."""
+    """Drafts are token ids, so both models must mean the same by each id. One of them may name more tokens than the other, in places
+    that both keep free: special tokens, or padding."""
     try:
         mine = {token: text for text, token in load_tokenizer(directory).get_vocab().items()}
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
         raise ModelUnusable(f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}") from error
     theirs = {token: text for text, token in tokenizer.vocabulary.items()}
     apart = [token for token in sorted(mine.keys() & theirs.keys()) if mine[token] != theirs[token]]
+    remedy = f"give a smaller model of the same family, or leave {DRAFT_FLAG} out"
     if apart:
         first = apart[0]
         raise ModelUnusable(
             f"{DRAFT_FLAG} {name} has other tokens than {target} ({len(apart)} differ, the first is {first}: {mine[first]!r} and "
-            f"{theirs[first]!r}): give a smaller model of the same family, or leave {DRAFT_FLAG} out"
+            f"{theirs[first]!r}): {remedy}"
+        )
+    unknown = len(mine.keys() ^ theirs.keys())
+    if unknown > MAX_UNKNOWN * max(len(mine), len(theirs)):
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {name} has {len(mine)} tokens, and {target} {len(theirs)}, of which {unknown} are tokens of one alone: {remedy}"
         )
 
 
@@ -117,13 +120,13 @@ def load_draft(
             f"{DRAFT_FLAG} {found.name} cannot draft in the batch: {reason}; give a model with full attention in all layers, or "
             f"leave {DRAFT_FLAG} out"
         )
-    if (logits := count_logits(model, directory)) != target.vocabulary:
-        raise ModelUnusable(
-            f"{DRAFT_FLAG} {found.name} has {logits} logits, and {target.directory} {target.vocabulary}: give a smaller model of the "
-            f"same family, or leave {DRAFT_FLAG} out"
-        )
+    limits = DraftLimits(
+        context=context_length(found.checkpoint.config),
+        num_tokens=count_logits(model, directory),
+        target_tokens=target.vocabulary,
+    )
     evaluate(model, directory, progress)
-    return Draft(found.name, model, directory)
+    return Draft(found.name, model, directory, limits)
 
 
 def unsuitable(model: nn.Module, capabilities: Capabilities) -> str:

@@ -265,6 +265,7 @@ def _card(
         kv=kv_layout(model, candidate.kv, capabilities, drafters.modules),
         embedding=embedding_of(model, found.directory),
         draft_model=None if drafters.draft is None else drafters.draft.name,
+        draft_context=None if drafters.draft is None else drafters.draft.limits.context,
         no_mtp=drafters.head.reason,
     )
 

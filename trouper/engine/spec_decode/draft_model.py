@@ -6,8 +6,10 @@ that rests runs nothing; before it drafts, and before its KV is stored or copied
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import attrs
 import mlx.core as mx
 
 from trouper.engine.kv.draft_rows import DraftRows
@@ -18,12 +20,29 @@ FED_AT_ONCE = 2
 drafted token, which only the target has seen, and the one that was sampled behind it."""
 
 
+@attrs.frozen(kw_only=True)
+class DraftLimits:
+    """What a draft model can run, and what its target can verify."""
+
+    context: int = sys.maxsize
+    """Maximum number of tokens of a row in the draft model. Longer rows have no drafts of it."""
+    num_tokens: int = sys.maxsize
+    """Number of logits of the draft model. It runs a token behind them as its last one, which can cost acceptance only."""
+    target_tokens: int = sys.maxsize
+    """Number of logits of the target. A draft ends before a token behind them."""
+
+
+UNLIMITED = DraftLimits()
+
+
 class DraftModel:
     """Implements `Proposer` for all rows."""
 
-    def __init__(self, rows: DraftRows, max_tokens: int, agree: Callable[[mx.array], mx.array]) -> None:
+    def __init__(
+        self, rows: DraftRows, max_tokens: int, agree: Callable[[mx.array], mx.array], limits: DraftLimits
+    ) -> None:
         """`max_tokens`: maximum length of a draft. `agree` returns rank 0's tokens."""
-        self._rows, self._max_tokens, self._agree = rows, max_tokens, agree
+        self._rows, self._max_tokens, self._agree, self._limits = rows, max_tokens, agree, limits
         self._tokens: dict[RowId, list[int]] = {}
         """Tokens of each row that are committed and known here."""
         self._ahead: dict[RowId, list[int]] = {}
@@ -31,7 +50,7 @@ class DraftModel:
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
         self._tokens[row] = list(prompt)
-        self._rows.lengths[row] = restored
+        self._rows.lengths[row] = min(restored, self._limits.context)
 
     def drop(self, rows: Iterable[RowId]) -> None:
         for row in rows:
@@ -51,7 +70,8 @@ class DraftModel:
             self._tokens[row] += more
 
     def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
-        sizes = {row: min(size, self._max_tokens) for row, size in requests.items() if row in self._tokens}
+        sizes = {row: self._bounded(row, size) for row, size in requests.items() if row in self._tokens}
+        sizes = {row: size for row, size in sizes.items() if size > 0}
         if not sizes:
             return {}
         lacking = {row: self._lacking(row, len(self._tokens[row])) for row in sizes}
@@ -59,11 +79,23 @@ class DraftModel:
         fed = {row: tokens if len(tokens) <= FED_AT_ONCE else tokens[-1:] for row, tokens in lacking.items()}
         drafts = self._rows.propose(fed, sizes, self._agree)
         self._ahead |= {row: draft[:-1] for row, draft in drafts.items()}
-        return drafts
+        known = {row: self._known_to_target(draft) for row, draft in drafts.items()}
+        return {row: draft for row, draft in known.items() if draft}
+
+    def _bounded(self, row: RowId, size: int) -> int:
+        """Maximum length of a draft whose every token but the last fits into the draft model's context. May be below 1."""
+        return min(size, self._max_tokens, self._limits.context - len(self._tokens[row]) + 1)
+
+    def _known_to_target(self, draft: list[int]) -> list[int]:
+        end = next((index for index, token in enumerate(draft) if token >= self._limits.target_tokens), None)
+        return draft[:end]
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some, so that it can be copied."""
+        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some, so that it can be copied. Behind the draft model's
+        context there is none: what is copied there is never read."""
         self._rows.prefill({row: self._lacking(row, end) for row, end in ends.items() if row in self._tokens})
 
     def _lacking(self, row: RowId, end: int) -> list[int]:
-        return self._tokens[row][self._rows.lengths[row] : end]
+        lacking = self._tokens[row][self._rows.lengths[row] : min(end, self._limits.context)]
+        last = self._limits.num_tokens - 1
+        return [min(token, last) for token in lacking]

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from trouper.engine.kv.rows import Rows
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.spec_decode.draft_model import DraftModel
+from trouper.engine.spec_decode.draft_model import DraftLimits, DraftModel
 from trouper.engine.spec_decode.head_proposer import HeadProposer
 from trouper.engine.spec_decode.ngram_rows import NgramRows
 from trouper.engine.spec_decode.prompt_lookup import Drafting
@@ -30,7 +30,7 @@ class DraftProposals:
     def __init__(
         self, drafting: Drafting, draft_model: DraftModel | None = None, head: HeadProposer | None = None
     ) -> None:
-        self._ngrams, self._head = NgramRows(drafting), head
+        self._ngrams, self._head, self.max_tokens = NgramRows(drafting), head, drafting.tokens
         self._proposers: dict[ProposerName, Proposer] = {"ngram": self._ngrams}
         self._with_kv = [proposer for proposer in (draft_model, head) if proposer is not None]
         """Proposers that have KV in the rows' slots."""
@@ -44,12 +44,14 @@ class DraftProposals:
         self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
     @classmethod
-    def of(cls, drafting: Drafting, rows: Rows, agree: Callable[[mx.array], mx.array]) -> DraftProposals:
-        """Make the proposers that these rows have KV for. `agree` returns rank 0's tokens."""
+    def of(
+        cls, drafting: Drafting, rows: Rows, agree: Callable[[mx.array], mx.array], limits: DraftLimits
+    ) -> DraftProposals:
+        """Make the proposers that these rows have KV for. `agree` returns rank 0's tokens. `limits`: of the draft model."""
         draft, head = (rows.draft, rows.head) if isinstance(rows, SlotRows) else (None, None)
         return cls(
             drafting,
-            None if draft is None else DraftModel(draft, drafting.tokens, agree),
+            None if draft is None else DraftModel(draft, drafting.tokens, agree, limits),
             None if head is None else HeadProposer(head, drafting.tokens, agree),
         )
 
