@@ -54,7 +54,7 @@ async def test_everything_has_a_name_and_a_place(browser: Browser) -> None:
         levels = await page.run(
             "return [...document.querySelectorAll('#main h2, #main h3')].map(one => +one.tagName[1])"
         )
-        assert levels == [2, 2, 2, 2, 2, 3, 3, 3, 2, 2], "seven sections, three tiers in one"
+        assert levels == [2, 2, 2, 2, 2, 3, 3, 3, 2, 2, 2], "eight sections, three tiers in one"
         landmarks = await page.run(
             "return ['body > header', 'header > nav', 'body > main:not([hidden])', 'body > footer']"
             ".map(one => document.querySelectorAll(one).length)"
@@ -72,7 +72,7 @@ async def test_tables_have_names_and_plots_say_their_latest_values(browser: Brow
             "return [...document.querySelectorAll('table')].map(one => one.getAttribute('aria-label')"
             " ?? document.getElementById(one.getAttribute('aria-labelledby')).textContent)"
         )
-        assert names == ["Rows of the batch", "Recent requests"]
+        assert names == ["Rows of the batch", "Recent requests", "Models"]
         said = "[...document.querySelectorAll('#plots .hidden')].map(one => one.textContent)"
         await page.until(f"/^: now longest [\\d.]+, median [\\d.]+$/.test({said}[2])")
         answers, prompts, _ = cast("list[str]", await page.run(f"return {said}"))

@@ -146,8 +146,8 @@ async def test_requests_that_ended_are_told_once_and_to_whoever_missed_some_agai
     recent = deque([record("a")], maxlen=RECENT)
     async with running() as runtime, looking(runtime, recent) as feed:
         quick, slow = Viewer(feed), Viewer(feed)
-        (name, first), (_, body) = told(await quick.__anext__())
-        assert (name, [one["request_id"] for one in first]) == ("recent", ["a"])
+        (viewer, _), (name, first), (_, body) = told(await quick.__anext__())
+        assert (viewer, name, [one["request_id"] for one in first]) == ("viewer", "recent", ["a"])
         await slow.__anext__()
         for new in ("b", "c"):
             recent.append(record(new))
@@ -199,7 +199,8 @@ async def test_a_model_that_is_not_loaded_is_told_of_too() -> None:
     async with running() as runtime:
         [*_, (_, body)] = told(Feed(Two(runtime), ()).snapshot()[1])
     assert [(model["name"], model["state"]) for model in body["models"]] == [("big", "ready"), ("small", "unloaded")]
-    assert body["models"][1] == {"name": "small", "state": "unloaded"}
+    unloaded = {"pinned": False, "ttl_s": 0.0, "weights_bytes": 0, "waiting": 0}
+    assert body["models"][1] == {"name": "small", "state": "unloaded"} | unloaded
 
 
 # -- over HTTP -----------------------------------------------------------------------------------------------------
@@ -223,6 +224,7 @@ async def test_a_running_batch_is_streamed_as_described() -> None:
                     generated = sorted({row["generated_tokens"] for row in rows})
         for body in bodies:
             validator(document, schema).validate(body)
+        assert [body for name, body in told(received) if name == "viewer"] == [{"manages_models": False}], "embedded"
         assert {row["prompt_tokens"] for row in rows} == {5} and rows[-1]["first_token_at"] > rows[-1]["since"]
 
 

@@ -18,7 +18,7 @@ import trio
 from trouper.actors.runtime.served_models import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
-from trouper.web.live.snapshot import NewGaps, model_body
+from trouper.web.live.snapshot import NewGaps, found_body, model_body
 from trouper.web.streaming.named_events import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
@@ -44,8 +44,8 @@ class Feed:
         self.number = 0
         """Number of snapshots sent."""
         self._sent_at = -inf
-        self._last_models = b""
-        """The encoded models of the last snapshot."""
+        self._last_models = b"", b""
+        """The encoded models of the last snapshot, and those that were only found."""
         self._body: dict[str, Any] = {}
         self._latest = b""
 
@@ -60,21 +60,24 @@ class Feed:
         tick = int(trio.current_time() / TICK_S)
         if tick != self._tick:
             self._tick = tick
+            entries = self._models.entries()
             models = [
                 model_body(entry, self._gaps.setdefault(entry.names[0], NewGaps()))
-                for entry in self._models.entries()
+                for entry in entries
                 if not entry.is_unused
             ]
-            self._tell(msgspec.json.encode(models), self._ended())
+            found = [found_body(entry) for entry in entries if entry.is_unused]
+            self._tell(msgspec.json.encode(models), msgspec.json.encode(found), self._ended())
         return self.number, self._latest
 
-    def _tell(self, models: bytes, ended: list[RequestRecord]) -> None:
+    def _tell(self, models: bytes, found: bytes, ended: list[RequestRecord]) -> None:
         now = trio.current_time()
-        if models == self._last_models and not ended and now - self._sent_at < QUIET_S:
+        if (models, found) == self._last_models and not ended and now - self._sent_at < QUIET_S:
             return
         self.number += 1
-        self._last_models, self._sent_at = models, now
-        self._body = self._server | {"number": self.number, "at": now, "models": msgspec.Raw(models), "ended": ended}
+        self._last_models, self._sent_at = (models, found), now
+        raw = {"models": msgspec.Raw(models), "found": msgspec.Raw(found)}
+        self._body = self._server | {"number": self.number, "at": now, "ended": ended} | raw
         self._latest = named_event("snapshot", self._body)
 
     async def once(self) -> dict[str, Any]:
@@ -107,11 +110,13 @@ def next_tick() -> float:
 class Viewer(PassiveBody):
     """The body of one viewer's stream.
 
-    A slow viewer misses snapshots; then the recent requests are sent again, as at the beginning.
+    A slow viewer misses snapshots; then the recent requests are sent again, as at the beginning. An event `viewer`, which says what this
+    viewer may do, is the first.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, *, manages_models: bool = False) -> None:
         self._feed = feed
+        self._first = named_event("viewer", {"manages_models": manages_models})
         self._seen = -1
 
     async def __anext__(self) -> bytes:
@@ -121,7 +126,8 @@ class Viewer(PassiveBody):
                 raise StopAsyncIteration
             number, data = self._feed.snapshot()
         missed, self._seen = number != self._seen + 1, number
-        return (named_event("recent", self._feed.recent()) if missed else b"") + data
+        first, self._first = self._first, b""
+        return first + (named_event("recent", self._feed.recent()) if missed else b"") + data
 
     async def _over(self) -> bool:
         """Wait for the next tick, and return whether the server has ended. The first snapshot comes at once, without

@@ -52,7 +52,7 @@ class Site:
                 tag="Server",
                 summary="What the actors do now",
                 description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a second while "
-                "anything changes, else every two, and an event `recent` with the last requests when it begins. Nothing is "
+                "anything changes, else every two; when it begins also an event `viewer`, which says whether the key may manage models, and an event `recent` with the last requests. Nothing is "
                 "computed while nobody looks.",
                 answer=SNAPSHOT,
                 events=SNAPSHOT,
@@ -72,8 +72,12 @@ class Site:
     async def live(self) -> Response:
         Query(request.args, (), self._service.report)
         if "text/event-stream" in request.headers.get("Accept", ""):
-            return as_events(Viewer(self._feed))
+            return as_events(Viewer(self._feed, manages_models=self._manages_models()))
         return as_json(await self._feed.once())
+
+    def _manages_models(self) -> bool:
+        """Whether the viewer may load and unload models."""
+        return self._service.models.control is not None and self._service.has_right("admin")
 
     async def page(self) -> Response:
         response = Response(self._page, content_type="text/html; charset=utf-8", headers=HEADERS)

@@ -11,7 +11,7 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.batch import BatchStats, RowState
 from trouper.protocol.health import SchedulerStats
-from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nullable
+from trouper.web.http.request_schema import COUNT, FLAG, OBJECT, TEXT, Json, array, full, nullable
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
@@ -54,8 +54,11 @@ BATCH = open_object(
         "gap_longest_s": nullable(NUMBER),
     }
 )
-ONLY_LOADED = (
-    "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors",
+PROGRESS = full({"stage": TEXT, "done": COUNT, "total": COUNT})
+FOUND = full({"name": TEXT, "weights_bytes": COUNT, "fits": nullable(FLAG)})
+"""A model that --models-from has found and nobody uses."""
+SOMETIMES = (
+    "progress", "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors",
     "channels", "batch", "banks",
 )  # fmt: skip
 """Fields that a model has in some states only."""
@@ -63,6 +66,11 @@ MODEL = open_object(
     {
         "name": TEXT,
         "state": {"enum": ["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]},
+        "pinned": FLAG,
+        "ttl_s": NUMBER,
+        "weights_bytes": COUNT,
+        "waiting": COUNT,
+        "progress": PROGRESS,
         "problem": TEXT,
         "status": TEXT,
         "detail": TEXT,
@@ -78,7 +86,7 @@ MODEL = open_object(
         "batch": BATCH,
         "banks": array(BANK),
     },
-    *ONLY_LOADED,
+    *SOMETIMES,
 )
 SNAPSHOT = open_object(
     {
@@ -87,6 +95,7 @@ SNAPSHOT = open_object(
         "number": COUNT,
         "at": NUMBER,
         "models": array(MODEL),
+        "found": array(FOUND),
         "ended": array(OBJECT),
         "recent": array(OBJECT),
     },
@@ -110,10 +119,24 @@ class NewGaps:
 def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
     """Format a model: with its statistics if it is loaded, else with the reason why it could not be loaded, if there is
     one."""
-    body: dict[str, Any] = {"name": listed.names[0], "state": listed.state}
+    body: dict[str, Any] = {
+        "name": listed.names[0],
+        "state": listed.state,
+        "pinned": listed.pinned,
+        "ttl_s": listed.ttl_s,
+        "weights_bytes": listed.weights_bytes,
+        "waiting": listed.waiting,
+    }
+    if (loading := listed.progress) is not None:
+        body["progress"] = {"stage": loading.stage, "done": loading.done_bytes, "total": loading.total_bytes}
     if listed.runtime is not None:
         return body | _loaded(listed.runtime, gaps)
     return body if listed.problem is None else body | {"problem": listed.problem.message}
+
+
+def found_body(listed: ModelEntry) -> dict[str, Any]:
+    """Format a model that --models-from has found and nobody uses."""
+    return {"name": listed.names[0], "weights_bytes": listed.weights_bytes, "fits": listed.fits}
 
 
 def _loaded(runtime: Runtime, gaps: NewGaps) -> dict[str, Any]:

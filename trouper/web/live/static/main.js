@@ -10,6 +10,7 @@ import { History } from "./history.js";
 import * as key from "./key.js";
 import { Kv } from "./kv.js";
 import { Lanes } from "./lanes.js";
+import { Models } from "./models.js";
 import { Plots } from "./plots.js";
 import { Requests } from "./requests.js";
 import { Rows } from "./rows.js";
@@ -30,6 +31,7 @@ const figures = new Figures(byId("figures")), timeline = new Timeline(byId("time
 const kv = new Kv(byId("kv"), byId("kv-note"));
 const plots = new Plots(byId("plots")), actors = new Actors(byId("actors")), chat = new Chat();
 const tiers = new Tiers(byId("tiers"), byId("tiers-note")), requests = new Requests(byId("requests"), byId("no-requests"));
+const models = new Models(byId("models"), () => lock(key.WRONG));
 const known = new Map(); // By model: {history, lanes}.
 const select = byId("model");
 let server = null, chosen = null, latest = null, ended = [], frame = 0, slowlyAt = -Infinity;
@@ -38,6 +40,7 @@ let away = false; // The server, or the way to it.
 const feed = new Feed({
   snapshot: take,
   recent: (records) => { ended = records; requests.add(records, chosen); },
+  viewer: ({ manages_models: manages }) => models.allow(manages),
   away: () => { away = true; tellAway(); },
   locked: () => lock(key.get() ? key.WRONG : ""),
 });
@@ -57,6 +60,7 @@ function take(snapshot) {
   list(snapshot.models);
   for (const model of snapshot.models) note(model, snapshot, records.filter((one) => one.model === model.name));
   requests.add(records, chosen);
+  models.show(snapshot.models, snapshot.found);
   away = false;
   age.hear();
   tell();
@@ -173,6 +177,7 @@ function status(state, words) {
 
 function lock(problem) {
   age.stop();
+  models.allow(false);
   byId("main").hidden = true;
   byId("locked").hidden = false;
   byId("forget").hidden = true;

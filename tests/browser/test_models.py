@@ -1,0 +1,105 @@
+"""Models on the live page: what is shown of them, and the buttons that a key with the right `admin` has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.actors.test_model_manager import manager_of, states
+from tests.browser.driver import Browser
+from tests.browser.page import Page
+from tests.web.serving import serving_manager
+from trouper import ModelManager, ServerSettings
+
+MODELS = ("small", "middle", "large")
+BUTTONS = "[...document.querySelectorAll('#models tr[data-model={}] button')].map(one => one.textContent).join(' ')"
+KEYS = "name-of-boss-key name=boss observability=true admin=true\nname-of-viewer-key name=viewer observability=true\n"
+
+
+@asynccontextmanager
+async def shown(browser: Browser, settings: ServerSettings | None = None) -> AsyncIterator[tuple[Page, ModelManager]]:
+    async with (
+        manager_of(*MODELS, room=70) as (manager, _),
+        serving_manager(manager, settings) as port,
+    ):
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        await page.open()
+        yield page, manager
+        await page.leave()
+
+
+async def state(page: Page, model: str, text: str) -> None:
+    await page.reads(f"#models tr[data-model={model}] td", text)
+
+
+async def press(page: Page, button: str) -> None:
+    await page.click(f"#models [aria-label='{button}']")
+
+
+async def offers(page: Page, model: str, buttons: str) -> None:
+    await page.until(f"{BUTTONS.format(model)} === {buttons!r}")
+
+
+async def test_models_are_loaded_unloaded_put_to_sleep_woken_and_pinned(browser: Browser) -> None:
+    async with shown(browser) as (page, manager):
+        await state(page, "large", "unloaded")
+        await offers(page, "large", "Load Pin")
+        await press(page, "Load large")
+        await state(page, "large", "ready")
+        await offers(page, "large", "Sleep Unload Pin")
+        await press(page, "Sleep large")
+        await state(page, "large", "asleep")
+        await press(page, "Wake large")
+        await state(page, "large", "ready")
+        await press(page, "Pin large")
+        await offers(page, "large", "Pin")
+        await page.reads("#models tr[data-model=large]", "pinned")
+        assert manager.entries()[2].pinned
+        await press(page, "Pin large")
+        await offers(page, "large", "Sleep Unload Pin")
+        await press(page, "Unload large")
+        await state(page, "large", "unloaded")
+        assert states(manager)[2] == "unloaded" and await page.complaints() == []
+
+
+async def test_why_a_model_cannot_be_loaded_is_said(browser: Browser) -> None:
+    async with shown(browser) as (page, _):
+        await press_when_there(page, "Load large")
+        await state(page, "large", "ready")
+        await press(page, "Pin large")
+        await offers(page, "large", "Pin")
+        await press_when_there(page, "Load middle")
+        await page.reads("#models [role=alert]", "middle: middle needs")
+        await page.reads("#models [role=alert]", "unload large (pinned)")
+
+
+async def press_when_there(page: Page, button: str) -> None:
+    await page.until(f"document.querySelector(\"#models [aria-label='{button}']:enabled\")")
+    await press(page, button)
+
+
+async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(KEYS)
+    async with shown(browser, ServerSettings(port=0, api_key_file=tmp_path / "keys")) as (page, _):
+        await page.type("#key", "name-of-viewer-key\n")
+        await state(page, "large", "unloaded")
+        assert await page.run("return document.querySelectorAll('#models button').length") == 0
+        await page.click("#forget")
+        await page.type("#key", "name-of-boss-key\n")
+        await offers(page, "large", "Load Pin")
+        await press(page, "Load large")
+        await state(page, "large", "ready")
+        await page.click("#forget")
+        await page.type("#key", "name-of-viewer-key\n")
+        await page.until("document.querySelectorAll('#models button').length === 0")
+        await state(page, "large", "ready")
+
+
+async def test_the_keyboard_keeps_its_button(browser: Browser) -> None:
+    async with shown(browser) as (page, _):
+        await page.until("document.querySelector(\"#models [aria-label='Load large']\")")
+        await page.run("document.querySelector(\"#models [aria-label='Load large']\").focus()")
+        await page.type(":focus", "\ue007")
+        await state(page, "large", "ready")
+        await page.until("document.activeElement.closest('tr')?.dataset.model === 'large'")
