@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.actors.test_model_manager import manager_of
-from tests.web.serving import PATIENCE_S, serving_manager
+from tests.web.serving import serving_manager
 from tests.web.test_live import WATCH, told, until
 from trouper import ModelFiles, ServerSettings
 from trouper.web.live.feed import Feed
