@@ -111,7 +111,7 @@ bench-lora *flags: _setup
 bench-device *flags: _setup
     @.venv/bin/python -m benchmarks.throughput "$@"
 
-# The wheel by plain pip into an empty environment of each Python: a server, a chat, the doctor, types of the examples
+# The wheel by plain pip into an empty environment of each Python: a server, a chat, the doctor, a certificate, types of the examples
 test-wheel *flags: _setup
     @.venv/bin/python -m tests.packaging "$@"
 

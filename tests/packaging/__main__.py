@@ -1,4 +1,4 @@
-"""`just test-wheel`: the wheel, by plain pip, into an empty environment of each Python; then a server, a chat, the doctor.
+"""`just test-wheel`: the wheel, by plain pip, into an empty environment of each Python; then a server, a chat, the doctor, a certificate.
 
 Downloads some hundred megabytes for each. The pip is the one that came with the Python.
 """
@@ -6,6 +6,7 @@ Downloads some hundred megabytes for each. The pip is the one that came with the
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -89,10 +90,21 @@ def try_out(python: Path, wheel: Path, extra: str, folder: Path) -> None:
     again = attrs.evolve(installed, more={"HF_HUB_OFFLINE": "1"})
     with again.serving() as url:
         assert chat(url, QUESTION) == answer
+    click.echo(certified(again))
     shutil.copytree(REPOSITORY / "examples", empty / "examples")
     pip(own, empty, "install", "mypy")
     call([str(own), "-m", "mypy", "--strict", "examples"], empty)
     shutil.rmtree(folder)
+
+
+def certified(installed: Installed) -> str:
+    """A short certificate, each of whose promises is kept. Returns a line of how many."""
+    installed.run("certify", "--quick", "--minutes", "6", "--out", str(installed.folder / "certificate"))
+    certificate = json.loads((installed.folder / "certificate.json").read_text())
+    sections = certificate["sections"]
+    assert all(section["status"] == "held" for section in sections), sections
+    promises = [promise for section in sections for promise in section["promises"]]
+    return f"certified: {len(promises)} promises in {certificate['seconds']:.0f} s"
 
 
 def pip(python: Path, folder: Path, *arguments: str) -> str:

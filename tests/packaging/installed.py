@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 REPOSITORY = Path(__file__).parent.parent.parent
 
 
