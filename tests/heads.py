@@ -12,24 +12,40 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 
-from tests.families import END, FAMILIES, build, save_tokenizer, write_json
-from tests.family_configs import VOCABULARY, Config
+from tests.families import END, build, save_tokenizer, write_json
+from tests.family_configs import BASE, DEEPSEEK_V3, FAMILIES, VOCABULARY, Config
 from trouper.engine.certificate.family_weights import draw
 
 Kind = Literal["random", "of embeddings", "of states"]
 """What a head says: anything; or what the model says, from the embedding of a token or from the hidden state before it."""
 Weights = dict[str, mx.array]
-HEADS = ("qwen3_5", "qwen3_next", "deepseek_v3")
+HEADS = ("qwen3_5", "qwen3_next", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo")
+LIKE_DEEPSEEK = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
+"""Families whose heads are layers behind the last one."""
+CONFIGS: dict[str, Config] = {
+    **FAMILIES,
+    "glm4_moe": {
+        **BASE, "model_type": "glm4_moe", "num_hidden_layers": 3, "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.0, "norm_topk_prob": True, "use_qk_norm": True, "attention_bias": True,
+        "partial_rotary_factor": 0.5, "rope_scaling": None, "num_nextn_predict_layers": 1,
+    },
+    "glm4_moe_lite": {**BASE, **DEEPSEEK_V3, "model_type": "glm4_moe_lite", "n_group": 1},
+    "mimo": {**BASE, "model_type": "mimo", "num_nextn_predict_layers": 1},
+}  # fmt: skip
+"""By family; of some the tests have heads alone."""
 ZEROS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 """Layers whose outputs are added to the hidden state."""
 NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight", "norm.weight", "q_norm.weight", "k_norm.weight")
-OWN = {"embedding_norm": ("pre_fc_norm_embedding", "enorm"), "hidden_norm": ("pre_fc_norm_hidden", "hnorm"),
-       "projection": ("fc", "eh_proj"), "norm": ("norm", "shared_head.norm")}  # fmt: skip
+OWN = {"embedding_norm": ("pre_fc_norm_embedding", "enorm", "token_layernorm"),
+       "hidden_norm": ("pre_fc_norm_hidden", "hnorm", "hidden_layernorm"),
+       "projection": ("fc", "eh_proj", "input_proj"), "norm": ("norm", "shared_head.norm", "final_layernorm")}  # fmt: skip
+"""A head's own parts as Qwen, DeepSeek and MiMo name them."""
 
 
 def planted(name: str, config: Config | None = None) -> nn.Module:
     """A model that counts: the token after t is t + 1, modulo the size of its hidden states. Its layers add nothing."""
-    model, size = build(name, config=config), size_of(name, config)
+    model, size = build(name, config=config or CONFIGS[name]), size_of(name, config)
     changed: list[tuple[str, mx.array]] = []
     units = np.eye(size, dtype=np.float32)
     for path, array in tree_flatten(model.parameters()):
@@ -75,13 +91,13 @@ def _planted(path: str, weight: mx.array, kind: Kind) -> mx.array:
 
 def size_of(name: str, config: Config | None = None) -> int:
     """Size of hidden states."""
-    config = config or FAMILIES[name]
+    config = config or CONFIGS[name]
     return int(config.get("text_config", config)["hidden_size"])
 
 
 def single_layer(name: str, config: Config | None = None) -> nn.Module:
     """A model of the family with one layer, which has full attention and experts if the family has."""
-    config = deepcopy(config or FAMILIES[name])
+    config = deepcopy(config or CONFIGS[name])
     level = config.get("text_config", config)
     level |= {"num_hidden_layers": 1, "full_attention_interval": 1, "first_k_dense_replace": 0}
     kind, arguments = utils._get_classes(config)
@@ -94,18 +110,24 @@ def single_layer(name: str, config: Config | None = None) -> nn.Module:
 
 def published(name: str, weights: Weights, *, original: bool = True, config: Config | None = None) -> Weights:
     """Weights of a head as checkpoints name them. `original`: as the publisher's own, or as a converted one."""
-    config = config or FAMILIES[name]
+    config = config or CONFIGS[name]
     qwen = name.startswith("qwen")
     layers = config.get("text_config", config)["num_hidden_layers"]
-    prefix = f"model.layers.{layers}." if not qwen else "mtp." if original else "language_model.mtp."
+    prefix = f"model.layers.{layers}." if name in LIKE_DEEPSEEK else "model.mtp_layers.0."
+    if qwen:
+        prefix = "mtp." if original else "language_model.mtp."
+    publisher = 0 if qwen else 1 if name in LIKE_DEEPSEEK else 2
     named: Weights = {}
     for path, weight in weights.items():
         part, _, leaf = path.rpartition(".")
         if part in OWN:
-            named[f"{prefix}{OWN[part][not qwen]}.{leaf}"] = weight
+            named[f"{prefix}{OWN[part][publisher]}.{leaf}"] = weight
         else:
             named[f"{prefix}{'layers.0.' if qwen else ''}{path.removeprefix('layer.')}"] = weight
-    if not qwen:
+    if name == "mimo":
+        own, size = named[f"{prefix}input_proj.weight"], size_of(name, config)
+        named[f"{prefix}input_proj.weight"] = mx.concatenate([own[:, size:], own[:, :size]], axis=1)
+    if name in LIKE_DEEPSEEK:
         named |= {f"{prefix}shared_head.head.weight": mx.zeros((VOCABULARY, size_of(name, config))),
                   f"{prefix}embed_tokens.weight": mx.zeros((VOCABULARY, size_of(name, config)))}  # fmt: skip
     return _originals(name, named, config) if original else named
@@ -157,7 +179,7 @@ def save_with_head(
 ) -> Path:
     """A directory that `--model` takes. Models of heads that are not random count (`planted`)."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = config or FAMILIES[name]
+    config = config or CONFIGS[name]
     model = build(name, config=config) if kind == "random" else planted(name, config)
     weights = dict(tree_flatten(model.parameters()))
     if original:

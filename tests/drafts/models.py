@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.families import FAMILIES, save
 from tests.family_configs import Config, wide
-from tests.heads import Kind, save_with_head
+from tests.heads import CONFIGS, Kind, save_with_head
 from tests.ranks import models as of_ranks
 
 HYBRIDS = (
@@ -16,11 +16,12 @@ HYBRIDS = (
 """Models with recurrent state, most of them with attention as well."""
 DRAFTING = (
     "llama", "gpt_oss", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gemma3n", "phi3", "cohere2", "llama4_text",
-    "mixtral", "deepseek_v3", "kimi_k25", "olmo3", "exaone4", *HYBRIDS,
+    "mixtral", "deepseek_v3", "kimi_k25", "olmo3", "exaone4", "glm4_moe", "glm4_moe_lite", "mimo", *HYBRIDS,
 )  # fmt: skip
 SPLIT: dict[str, Config] = {
     **of_ranks.CONFIGS,
     "qwen2": {**FAMILIES["qwen2"], "num_attention_heads": 2, "num_key_value_heads": 2},
+    "glm4_moe": CONFIGS["glm4_moe"],
     "qwen3_5": {
         "model_type": "qwen3_5",
         "text_config": {
@@ -41,7 +42,8 @@ SPLIT: dict[str, Config] = {
 def saved(name: str, directory: Path, kv_bits: int = 0, head: Kind | None = None) -> str:
     """Written once. With heads that can be quantized if they are to be: those of the tiny models are too narrow. `head`: the MTP head
     that it brings."""
-    path, config = directory / f"{name}{'-wide' * bool(kv_bits)}{_of(head)}", wide(FAMILIES[name]) if kv_bits else None
+    path = directory / f"{name}{'-wide' * bool(kv_bits)}{_of(head)}"
+    config = wide(CONFIGS[name]) if kv_bits else CONFIGS[name]
     if not path.exists():
         save(name, path, config) if head is None else save_with_head(name, path, head, config=config)
     return str(path)
@@ -59,7 +61,10 @@ def _of(head: Kind | None) -> str:
     return f"-{head.replace(' ', '-')}" if head else ""
 
 
-FULL = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "mixtral", "deepseek_v3", "kimi_k25")
+FULL = (
+    "llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "mixtral", "deepseek_v3", "kimi_k25", "glm4_moe", "glm4_moe_lite",
+    "mimo",
+)  # fmt: skip
 """Families with full attention in all layers, so that such a model can draft, too."""
 
 

@@ -18,6 +18,7 @@ from tests.engine.driver import GREEDY, Driver, Request, Row
 from tests.engine.naive import Floats, choose, shaped, softmax
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
+from tests.heads import CONFIGS
 from tests.real.serving import CLOSE, ROUNDING
 from trouper.engine.step import StepEngine
 from trouper.protocol.sampling import Sampling
@@ -110,7 +111,7 @@ def compare(model: nn.Module, row: Row, tokens: int) -> Compared:
 
 @pytest.mark.parametrize("name", DRAFTING if LONG else ["qwen3_moe"])
 def test_f22_long_answers_are_what_the_model_says_to_the_end(name: str) -> None:
-    model = build(name)
+    model = build(name, config=CONFIGS[name])
     compared = [compare(model, row, TOKENS) for row in drafted(model, asked(MANY, TOKENS))]
     assert not any(row.wrong for row in compared), compared
     apart = sorted(row.apart for row in compared)

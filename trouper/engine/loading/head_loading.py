@@ -117,7 +117,7 @@ def _head(found: HeadWeights, target: Candidate, family: HeadFamily) -> MtpHead:
         raise ValueError("its model cannot be run without its output layer")
     experts = any(".experts." in name or "switch_mlp" in name for name in found.weights)
     single = _single_layer(target.config, experts=experts)
-    weights = _named(_sanitized(found, single))
+    weights = _named(_sanitized(found, single), hidden_first=family.hidden_first)
     inner: Any = getattr(single, "language_model", single).model
     size = int(inner.norm.weight.shape[0])
     head = MtpHead(inner.layers[0], inner.norm, size, SharedParts(target.model, body), array_mask=family.array_mask)
@@ -181,14 +181,18 @@ def _stacked(weights: Weights) -> Weights:
     return stacked | {name: mx.stack([parts[index] for index in sorted(parts)]) for name, parts in experts.items()}
 
 
-def _named(weights: Weights) -> Weights:
-    """Name weights as `MtpHead` does."""
+def _named(weights: Weights, *, hidden_first: bool) -> Weights:
+    """Name weights as `MtpHead` does. Its projection begins with the embedding: where the checkpoint's begins with the hidden state, the
+    halves of its columns change places, which packed weights and their scales have as well."""
     named: Weights = {}
     for name, weight in weights.items():
         if name.startswith(NORM):
             named["norm." + name.removeprefix(NORM)] = weight
             continue
         part, _, leaf = name.removeprefix(LAYER).rpartition(".")
+        if hidden_first and NAMES.get(part) == "projection":
+            half = weight.shape[-1] // 2
+            weight = mx.concatenate([weight[..., half:], weight[..., :half]], axis=-1)  # noqa: PLW2901
         named[f"{NAMES[part]}.{leaf}" if part in NAMES else f"layer.{part}.{leaf}"] = weight
     return named
 

@@ -1,6 +1,7 @@
 """The weights of a checkpoint's MTP head: taken out before mlx-lm sees them, and named as `MtpHead` names them.
 
-mlx-lm's models have no head: most drop its weights, and DeepSeek's leave them in the way if a model has not exactly 61 layers.
+mlx-lm's models have no head: most drop its weights, and DeepSeek's leave them in the way if a model has not exactly 61 layers. Names and
+the order of a projection's input are those of the publishers' checkpoints, as vLLM reads them (`glm4_moe_mtp.py`, `mimo_mtp.py`).
 """
 
 from __future__ import annotations
@@ -20,18 +21,23 @@ Weights = dict[str, mx.array]
 NAMES = {
     "pre_fc_norm_embedding": "embedding_norm",
     "enorm": "embedding_norm",
+    "token_layernorm": "embedding_norm",
     "pre_fc_norm_hidden": "hidden_norm",
     "hnorm": "hidden_norm",
+    "hidden_layernorm": "hidden_norm",
     "fc": "projection",
     "eh_proj": "projection",
+    "input_proj": "projection",
     "norm": "norm",
     "shared_head.norm": "norm",
+    "final_layernorm": "norm",
 }
-"""Names of the head's own parts in checkpoints (of Qwen, of DeepSeek), and in `MtpHead`. All others are its layer's."""
+"""Names of the head's own parts in checkpoints (of Qwen, of DeepSeek and GLM, of MiMo), and in `MtpHead`. All others are its layer's."""
 SHARED = ("shared_head.head.", "embed_tokens.", "lm_head.")
 """Copies of the model's own embeddings and output layer, with which the head was trained (DeepSeek-V3's README_WEIGHTS.md)."""
 QWEN = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?mtp\.(?:layers\.(?P<layer>\d+)\.)?(?P<name>.+)")
 DEEPSEEK = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<name>.+)")
+MIMO = re.compile(r"model\.mtp_layers\.(?P<layer>\d+)\.(?P<name>.+)")
 CONVOLUTION = "conv1d.weight"
 """By the form of this weight, in any layer, mlx-lm tells a converted checkpoint of Qwen3.5 from an original one."""
 
@@ -39,11 +45,12 @@ CONVOLUTION = "conv1d.weight"
 @attrs.frozen
 class HeadFamily:
     """How a family's checkpoints have heads. `pattern`: the names of their weights. `behind`: whether they are named as layers behind
-    the last one. `array_mask`: see `MtpHead`."""
+    the last one. `array_mask`: see `MtpHead`. `hidden_first`: whether the projection's input begins with the hidden state."""
 
     pattern: re.Pattern[str]
     behind: bool = False
     array_mask: bool = False
+    hidden_first: bool = False
 
 
 FAMILIES = {
@@ -51,6 +58,9 @@ FAMILIES = {
     "qwen3_5": HeadFamily(QWEN),
     "qwen3_5_moe": HeadFamily(QWEN),
     "deepseek_v3": HeadFamily(DEEPSEEK, behind=True, array_mask=True),
+    "glm4_moe": HeadFamily(DEEPSEEK, behind=True),
+    "glm4_moe_lite": HeadFamily(DEEPSEEK, behind=True, array_mask=True),
+    "mimo": HeadFamily(MIMO, hidden_first=True),
 }
 """By mlx-lm's module."""
 
