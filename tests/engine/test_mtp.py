@@ -21,7 +21,7 @@ from tests.engine.test_exactness import greedy_requests, seeded_requests
 from tests.families import prompts
 from tests.family_configs import FAMILIES, HIDDEN, VOCABULARY
 from tests.heads import HEADS, Kind, save_with_head
-from trouper.engine.kv.head_rows import HELD_PASSES
+from trouper.engine.kv.head_rows import HELD_PASSES, max_held_positions
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.spec_decode.mtp_head import MtpHead
@@ -275,6 +275,31 @@ def test_hidden_states_of_rows_that_rest_are_few() -> None:
     Driver(engine).play(requests_of((300, 5), 100))
     assert HELD_PASSES < most <= HELD_PASSES + 3
     assert not head._held and not head.tokens and not head.lengths
+
+
+@pytest.mark.parametrize("chunk", [16, 200])
+def test_bytes_of_hidden_states_are_counted(chunk: int) -> None:
+    """Rows rest from the head, while wrong drafts by n-grams make passes wide, of which all is held; and prompts have small chunks."""
+    cases = greedy_requests("deepseek_v3")
+    engine = engine_of("deepseek_v3", drafting=foretelling([], random.Random(3), 8))
+    rows, kv = engine._rows, loaded("deepseek_v3").card.kv
+    assert isinstance(rows, SlotRows) and rows.head is not None
+    head, launch, held, most = rows.head, engine.launch, list[float](), 16
+    assert kv.head_state_bytes == max_held_positions(1 + most) * HIDDEN * 4
+    assert kv.row_bytes(1) == attrs.evolve(kv, head_state_bytes=0).row_bytes(1) + kv.head_state_bytes
+    wrong = {row: [7] * most for row in map(RowId, range(len(cases)))}
+    engine.proposals.given = wrong
+
+    def launched(plan: Any) -> Any:
+        step = launch(plan)
+        arrays = {id(each.states): each.states.nbytes for row in head._held.values() for each in row}
+        if not plan.prefill:
+            held.append(sum(arrays.values()) / (kv.head_state_bytes * max(1, len(head._held))))
+        return step
+
+    engine.launch = launched  # type: ignore[method-assign]
+    Driver(engine, chunk, allow=lambda _: most).play([attrs.evolve(request, tokens=60) for request, _ in cases])
+    assert 0.6 < max(held) <= 1
 
 
 def test_hidden_states_of_prompts_that_are_scored_are_few() -> None:

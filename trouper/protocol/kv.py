@@ -68,6 +68,8 @@ class KvLayout:
     """Maximum bytes of one snapshot. 0: the model needs no snapshots and can be continued at any token."""
     draft_state_bytes: int = 0
     """Maximum bytes of the recurrent states of before that a row keeps while rows of its batch draft."""
+    head_state_bytes: int = 0
+    """Maximum bytes of the hidden states that a row holds for the model's MTP head."""
     capacity_step: int = CAPACITY_STEP
     """`step` of `kv_capacity` for this model's rows."""
     lead_tokens: int = 0
@@ -90,11 +92,16 @@ class KvLayout:
         """Number of tokens by which buffers are longer than the row needs, because those of some layers have grown already."""
         return 0 if self.lead_tokens else self.capacity_step // 2
 
+    @property
+    def _fixed_bytes(self) -> int:
+        """Bytes of a row whatever its length."""
+        return self.snapshot_bytes + self.head_state_bytes
+
     def row_bytes(self, tokens: int) -> int:
         """Bytes of a row that holds `tokens` tokens. The buffers of some layers have grown already, since those of all layers do not
         grow in one step."""
         capacity = kv_capacity(tokens + self.lead_tokens, self.capacity_step) + self._early_tokens
-        return self.token_bytes * capacity + self.snapshot_bytes
+        return self.token_bytes * capacity + self._fixed_bytes
 
     def batch_bytes(self, rows: Iterable[tuple[int, int]]) -> int:
         """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
@@ -119,10 +126,10 @@ class KvLayout:
 
     def max_tokens(self, nbytes: int) -> int | None:
         """Maximum number of tokens of a row of at most `nbytes` bytes; None: any number."""
-        if nbytes < self.snapshot_bytes:
+        if nbytes < self._fixed_bytes:
             return 0
         if not self.token_bytes:
             return None
-        tokens = max((nbytes - self.snapshot_bytes) // self.token_bytes - self._early_tokens, 0)
+        tokens = max((nbytes - self._fixed_bytes) // self.token_bytes - self._early_tokens, 0)
         unit = _capacity_unit(tokens, self.capacity_step)
         return max(tokens // unit * unit - self.lead_tokens, 0)

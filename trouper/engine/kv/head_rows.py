@@ -32,6 +32,15 @@ from trouper.protocol.plans import RowId
 HELD_PASSES = 32
 """Number of passes after which rows that rest catch up: their hidden states take (rows, dim) each, and the head's keys and values are
 computed at once in the time of about one token's."""
+HELD_POSITIONS = 4 * HELD_PASSES
+"""Number of positions of passes whose hidden states a row holds until it catches up. A pass that verifies drafts has the states of all of them,
+right or wrong, and they are held together."""
+
+
+def max_held_positions(width: int) -> int:
+    """Maximum number of positions whose hidden states a row holds that decodes by passes of at most `width` tokens: those of the pass that makes
+    it catch up are beyond the limit, and so are those of the last two, which may be held afterwards."""
+    return HELD_POSITIONS + 3 * width
 
 
 class TargetHead(Protocol):
@@ -57,6 +66,14 @@ class HeldStates:
     start: int
     stop: int
 
+    def copied_from(self, start: int) -> HeldStates:
+        """Copy the states from token `start` on, so that the pass's others are freed."""
+        first = self.first + start - self.start
+        indices = np.arange(first, first + self.stop - start, dtype=np.int32)
+        copy = mx.flatten(self.states, 0, 1)[mx.array(indices)][None]
+        start_eval([copy])
+        return HeldStates(copy, 0, start, self.stop)
+
 
 class HeadRows(DraftRows):
     """Rows of an MTP head, in the slots of the model's rows."""
@@ -69,22 +86,28 @@ class HeadRows(DraftRows):
         """Tokens of each row that are committed and known here."""
         self._held: dict[RowId, list[HeldStates]] = {}
         """Hidden states of each row that the head has not run, and that of the last token it has run; without gaps."""
+        self._positions: dict[RowId, int] = {}
+        """Number of positions of each row in the passes whose hidden states it holds."""
         self._passes = 0
         """Number of passes since all rows caught up."""
+        self._departed = False
+        """Whether a row left since the last step. Others may hold the hidden states of passes that were mostly its own."""
         self._behind: set[RowId] = set()
-        """Rows that had more tokens in one pass. Where prompts prefill together they catch up at once."""
+        """Rows that had more tokens in one pass, or hold many positions. Where prompts prefill together they catch up at once."""
 
     # -- rows and their hidden states ------------------------------------------------------------
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
         """Add a row whose first `restored` tokens have KV."""
         self.tokens[row], self._held[row], self.lengths[row] = list(prompt), [], restored
+        self._positions[row] = 0
 
     def drop(self, row: RowId) -> None:
         """Forget a row, known or not."""
         if self.tokens.pop(row, None) is not None:
-            del self._held[row], self.lengths[row]
+            del self._held[row], self.lengths[row], self._positions[row]
             self._behind.discard(row)
+            self._departed = True
 
     def logits_after(self, segments: Sequence[Segment], counts: Ints, hidden: mx.array) -> mx.array:
         """Hold the hidden states (n, width, dim) of a pass of the model, of whose tokens counts[i] are row i's own. Comes before these are
@@ -93,7 +116,8 @@ class HeadRows(DraftRows):
         for index, (row, start, count) in enumerate(zip(rows, lengths, counts.tolist(), strict=True)):
             if count and row in self._held:
                 self._hold(row, HeldStates(hidden, index * hidden.shape[1], start, start + count))
-                if count > HELD_PASSES:
+                self._positions[row] += hidden.shape[1]
+                if count > HELD_PASSES or self._positions[row] > HELD_POSITIONS:
                     self._behind.add(row)
         self._passes += 1
         return self._head.logits_of(hidden)
@@ -111,20 +135,28 @@ class HeadRows(DraftRows):
         needed = self.lengths[row] - 1
         self._held[row] = held = [each for each in self._held[row] if each.stop > needed]
         if held and held[0].start < needed:
-            states, kept = mx.flatten(held[0].states, 0, 1), held[0].stop - needed
-            first = held[0].first + needed - held[0].start
-            copy = states[mx.array(np.arange(first, first + kept, dtype=np.int32))][None]
-            start_eval([copy])
-            held[0] = HeldStates(copy, 0, needed, held[0].stop)
+            held[0] = held[0].copied_from(needed)
+        self._positions[row] = sum(each.states.shape[1] for each in held)
 
     # -- passes ----------------------------------------------------------------------------------
 
     def keep_up(self, feed: Callable[[], None]) -> None:
         """Catch up with all rows, if hidden states of many passes are held, or with those that hold many of one. `feed` adds the tokens
-        that are known."""
-        if self._passes >= HELD_PASSES or self._behind:
+        that are known. So a row holds `max_held_positions` at most, which is what memory for it is counted by."""
+        crowded = self._departed and self._held_positions() > HELD_POSITIONS * len(self.tokens)
+        self._departed = False
+        if self._passes >= HELD_PASSES or self._behind or crowded:
             feed()
-            self.catch_up(self.tokens if self._passes >= HELD_PASSES else [*self._behind])
+            self.catch_up([*self._behind] if self._passes < HELD_PASSES and not crowded else self.tokens)
+        if crowded:
+            for row, held in self._held.items():
+                held[:] = [each.copied_from(each.start) for each in held]
+                self._positions[row] = sum(each.states.shape[1] for each in held)
+
+    def _held_positions(self) -> int:
+        """Number of positions of all passes whose hidden states are held."""
+        arrays = {id(each.states): each.states for held in self._held.values() for each in held}
+        return sum(states.shape[0] * states.shape[1] for states in arrays.values())
 
     def catch_up(self, rows: Iterable[RowId]) -> None:
         """Compute the KV of these rows as far as it is known, but that of the last token, with which a draft begins."""

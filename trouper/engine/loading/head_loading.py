@@ -11,6 +11,8 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm import utils
 
+from trouper.engine.kv.head_rows import max_held_positions
+from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.loading import precision
 from trouper.engine.loading.draft_loading import Draft, unsuitable
 from trouper.engine.loading.head_weights import CONVOLUTION, NAMES, HeadFamily, HeadWeights, Weights, family_of
@@ -21,6 +23,7 @@ from trouper.engine.pooling import body_of
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.spec_decode.mtp_head import MtpHead, SharedParts
 from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.loading import LoadWatch, stage
 from trouper.protocol.model import NO_HEAD
 from trouper.protocol.problems import ModelUnusable
@@ -57,6 +60,13 @@ class Drafters:
     def nbytes(self) -> int:
         """Bytes of their weights."""
         return sum(map(bytes_of, self.modules))
+
+    def with_held_states(self, kv: KvLayout, draft_tokens: int) -> KvLayout:
+        """Count what a row holds for the head besides its KV, where drafts have at most `draft_tokens` tokens."""
+        if self.head.module is None or not kv.cached:
+            return kv
+        positions = max_held_positions(of_device().width(draft_tokens + 1))
+        return attrs.evolve(kv, head_state_bytes=positions * self.head.module.state_bytes)
 
 
 def load_head(

@@ -262,7 +262,9 @@ def _card(
         weights_bytes=bytes_of(model) + drafters.nbytes,
         device=device.name(),
         capabilities=capabilities,
-        kv=kv_layout(model, candidate.kv, capabilities, drafters.modules),
+        kv=drafters.with_held_states(
+            kv_layout(model, candidate.kv, capabilities, drafters.modules), settings.spec_draft_tokens
+        ),
         embedding=embedding_of(model, found.directory),
         draft_model=None if drafters.draft is None else drafters.draft.name,
         draft_context=None if drafters.draft is None else drafters.draft.limits.context,

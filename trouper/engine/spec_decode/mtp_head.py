@@ -94,6 +94,11 @@ class MtpHead(nn.Module):
         out: mx.array = self.norm(self.layer(hidden, mask=mask, cache=own))
         return out
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one hidden state of the model."""
+        return self._size * int(self.hidden_norm.weight.dtype.size)
+
     def make_cache(self) -> list[Any]:
         """Make the cache of one row, as mlx-lm's models do."""
         return [KVCache()]
