@@ -4,7 +4,7 @@ streams' longest gap. Through the model manager and real engines, without HTTP."
 from __future__ import annotations
 
 import gc
-import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +14,7 @@ import mlx.core as mx
 import trio
 
 from tests.families import save
+from tests.soak.slopes import Slope, theil_sen
 from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, heap, run_models
 from trouper.actors.runtime.model_control import Operation
 
@@ -44,13 +45,18 @@ class Seen:
     def note_gap(self, gap_s: float) -> None:
         (self.gaps_ms if self.churning else self.quiet_gaps_ms)[int(gap_s * 1e3)] += 1
 
-    def slope(self, values: list[int]) -> tuple[float, float]:
-        """Bytes a cycle by least squares, and its standard error."""
-        fit = statistics.linear_regression(range(len(values)), values)
-        mean = statistics.fmean(range(len(values)))
-        rest = sum((value - fit.slope * index - fit.intercept) ** 2 for index, value in enumerate(values))
-        spread = sum((index - mean) ** 2 for index in range(len(values)))
-        return fit.slope, (rest / max(1, len(values) - 2) / spread) ** 0.5
+    def slope(self, warm: int, level: float = 0.95) -> Slope:
+        """Bytes of resident memory for each cycle after the first `warm`."""
+        return theil_sen([*enumerate(self.resident_bytes[warm:])], level)
+
+
+def settled_bytes() -> int:
+    """Resident memory without what is kept for a while only: garbage, and CPython's cache of attributes of types, whose 4,096 entries each
+    hold a name, so that models would fill it up with new ones for a thousand loads."""
+    gc.collect()
+    if (clear := getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)) is not None:
+        clear()
+    return heap.resident_bytes()
 
 
 async def tokens(runtime: Runtime, count: int, gap: Callable[[float], None] = lambda _: None) -> int:
@@ -116,7 +122,7 @@ async def run_cycles(directory: Path, count: int, report: Callable[[int, Seen], 
             seen.churning = True
             for index in range(count):
                 await cycle(manager, models[1], seen)
-                seen.resident_bytes.append(heap.resident_bytes())
+                seen.resident_bytes.append(settled_bytes())
                 seen.active_bytes.append(mx.get_active_memory())
                 report(index, seen)
             clients.cancel_scope.cancel()

@@ -19,5 +19,7 @@ async def test_memory_of_the_device_returns_and_no_request_is_lost(tmp_path: Pat
 
 
 def test_a_slope_is_told_from_noise() -> None:
-    slope, error = Seen().slope([100 + 7 * index + index % 2 for index in range(50)])
-    assert abs(slope - 7) < 4 * error < 1
+    grows = Seen(resident_bytes=[100 + 7 * index + index % 2 for index in range(50)]).slope(5)
+    assert 6 < grows.low <= 7 <= grows.high < 8
+    flat = Seen(resident_bytes=[100 + index % 2 for index in range(50)]).slope(5)
+    assert flat.low <= 0 <= flat.high
