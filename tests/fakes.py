@@ -14,7 +14,7 @@ from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
-from trouper.protocol.model import EmbeddingLayout, InfillTokens, LoadedModel, MemoryStats, ModelCard
+from trouper.protocol.model import AdapterCard, EmbeddingLayout, InfillTokens, LoadedModel, MemoryStats, ModelCard
 from trouper.protocol.plans import Admit, BlockId, Breakers, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
@@ -203,6 +203,13 @@ class FakeEngine:
 
     async def load(self) -> LoadedModel:
         return LoadedModel(card(kv=self.kv), self.tokenizer)
+
+    async def load_adapter(self, name: str, directory: str) -> AdapterCard:
+        await trio.lowlevel.checkpoint()
+        return AdapterCard(name=name, directory=directory, rank=1, fingerprint=f"files of {directory}")
+
+    async def unload_adapter(self, name: str) -> None:
+        await trio.lowlevel.checkpoint()
 
     def memory(self) -> MemoryStats:
         return self.stats

@@ -20,7 +20,15 @@ from trouper.web.anthropic import messages
 from trouper.web.batches import batch_schemas
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import among, components_of, schema_of
-from trouper.web.openai import chat_completions, completions, embeddings, infill, rerank
+from trouper.web.openai import (
+    adapter_operations,
+    chat_completions,
+    completions,
+    embeddings,
+    infill,
+    model_operations,
+    rerank,
+)
 from trouper.web.responses import response_request as responses
 
 PAGE = Path(__file__).parent.parent / "docs" / "parameters.md"
@@ -99,6 +107,13 @@ TABLES = (
     Table("/v1/rerank", rerank.RerankRequest, None),
     Table("/v1/score", rerank.ScoreRequest, None),
     Table("/v1/batches", batch_schemas.BatchRequest, Batches.create),
+    Table("/v1/models/load", model_operations.LoadRequest, None),
+    Table("/v1/models/wake", model_operations.WakeRequest, None),
+    Table("/v1/models/unload", model_operations.UnloadRequest, None),
+    Table("/v1/models/sleep", model_operations.SleepRequest, None),
+    Table("/v1/models/pin", model_operations.PinRequest, None),
+    Table("/v1/load_lora_adapter", adapter_operations.LoadAdapterRequest, None),
+    Table("/v1/unload_lora_adapter", adapter_operations.UnloadAdapterRequest, None),
     Table("/v1/messages", messages.MessagesRequest, None),
 )
 

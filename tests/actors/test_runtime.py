@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.actors.bench import Opened, generate, running
 from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Answer, RequestFailed, Runtime, Settings, Timeouts
+from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.time_limits import TimeLimits
@@ -232,7 +233,10 @@ def lonely_runtime() -> tuple[Runtime, trio.MemoryReceiveChannel[Submission]]:
     """Nobody reads its requests."""
     requests, inbox = trio.open_memory_channel[Submission](0)
     own = Settings()
-    return Runtime(own, card(), ByteTokenizer(), requests, Watches(own), Channels({}), trio.CancelScope()), inbox
+    return Runtime(
+        settings=own, model=card(), tokenizer=ByteTokenizer(), requests=requests, watches=Watches(own), channels=Channels({}),
+        scope=trio.CancelScope(), adapters=AdapterTable("model"), engine=FakeEngine(),
+    ), inbox  # fmt: skip
 
 
 async def test_f14_cancelled_while_it_is_delivered(opened: Opened, autojump_clock: MockClock) -> None:

@@ -24,6 +24,7 @@ from trouper.actors.ranks.group_lifecycle import gather_ranks, leave_ranks, or_r
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.leader_disk import LeaderDisk
 from trouper.actors.request_intake import take_in_requests
+from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.actors.runtime.channels import Channels, Edge
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.submission import Submission
@@ -117,7 +118,7 @@ class Graph:
         self._namespace = cache_namespace(model.card, settings)
         self._runtime = Runtime(
             settings=settings, model=model.card, tokenizer=model.tokenizer, requests=self._requests,
-            watches=self._watches, channels=self._channels, scope=self._scope,
+            watches=self._watches, channels=self._channels, scope=self._scope, adapters=AdapterTable(model.card.id, model.card.adapters), engine=engine,
         )  # fmt: skip
 
     async def run(self, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]) -> None:

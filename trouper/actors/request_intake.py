@@ -20,7 +20,7 @@ from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
-from trouper.protocol.problems import DRAINING, Problem, RequestFailed, adapter_not_found, bad_request, queue_full
+from trouper.protocol.problems import DRAINING, Problem, RequestFailed, bad_request, queue_full
 from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, TextPrompt
 from trouper.protocol.settings import Settings
 
@@ -140,8 +140,6 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     breakers = tokenizer.breakers(request.sampling.dry_sequence_breakers) if request.sampling.dry else None
     if isinstance(request.prompt, InfillPrompt) and tokenizer.infill is not None and not request.ignore_eos:
         request = attrs.evolve(request, stop_token_ids=(*request.stop_token_ids, *tokenizer.infill.ends))
-    if (adapter := model.card.adapter(request.adapter)) is not None:
-        request = attrs.evolve(request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint))
     return attrs.evolve(
         submission,
         request=request,
@@ -155,8 +153,6 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
 
 def check_model(request: Generate, model: LoadedModel) -> None:
     """Check that the model supports the request. Raises `RequestFailed` (400)."""
-    if request.adapter and model.card.adapter(request.adapter) is None:
-        raise adapter_not_found(request.adapter, model.card.id, [adapter.name for adapter in model.card.adapters])
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if unknown := sorted(set(request.logits_processors) - set(model.card.logits_processors)):

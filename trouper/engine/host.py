@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import attrs
 import mlx.core as mx
@@ -21,19 +22,22 @@ from trouper.engine.engine_threads import THREADS, EngineThread
 from trouper.engine.kv.pass_shapes import CHUNK_STEP
 from trouper.engine.launched_step import Launched
 from trouper.engine.loading import bundled_model
+from trouper.engine.loading.adapter_loading import find_adapters, fingerprint_of, require_applied
 from trouper.engine.loading.model_loading import EvaluatedModel, load
+from trouper.engine.lora.adapter_changes import adding, removing
 from trouper.engine.platform import device
 from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
+from trouper.engine.side_work import SideWork
 from trouper.engine.spec_decode.draft_model import UNLIMITED
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
-from trouper.protocol.model import LoadedModel, MemoryStats
+from trouper.protocol.model import AdapterCard, LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.problems import ModelUnusable, OutOfDeviceMemory
 from trouper.protocol.ranks import Joined
@@ -46,8 +50,10 @@ NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, Generat
 """Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust (llguidance, tokenizers) is
 raised as `PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
 T = TypeVar("T")
-Waiting = SimpleQueue[Plan | None]
-"""Plans that wait for the engine's thread; None after the last one."""
+Wake = Literal["wake"]
+WAKE: Wake = "wake"
+Waiting = SimpleQueue[Plan | Wake | None]
+"""Plans that wait for the engine's thread; None after the last one. WAKE: there is other work."""
 
 
 def weights_room() -> int:
@@ -72,6 +78,8 @@ class MlxEngine:
         self._thread: EngineThread | None = None
         self._loaded: EvaluatedModel | None = None
         self._group = rank_group.ALONE
+        self._side, self._adapters = SideWork(), list[str | None]()
+        self._waiting: Waiting | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Have the thread. Ends when cancelled, after the current step: a thread is never abandoned (F18)."""
@@ -87,6 +95,7 @@ class MlxEngine:
             THREADS.give_back(thread)
 
     def _free(self) -> None:
+        self._side.close()
         self._loaded = None
         gc.collect()
         mx.clear_cache()
@@ -105,6 +114,7 @@ class MlxEngine:
         `ModelUnusable`."""
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
         card = attrs.evolve(self._loaded.card, logits_processors=tuple(sorted(self._processors)))
+        self._adapters = [adapter.name for adapter in card.adapters]
         if device.prepares_shapes():
             card = attrs.evolve(card, drafts_by_default=False, chunk_step=CHUNK_STEP)
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
@@ -130,6 +140,7 @@ class MlxEngine:
         engine wait for the event loop before each step, though its next plan has long been sent.
         """
         waiting: Waiting = SimpleQueue()
+        self._waiting = waiting
         failure: BaseException | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_pass_on, plans, waiting)
@@ -143,6 +154,28 @@ class MlxEngine:
                 raise failure
         finally:
             del failure  # As in `_on_thread`: the traceback holds all the rows' KV.
+
+    async def load_adapter(self, name: str, directory: str) -> AdapterCard:
+        """Load a LoRA adapter while rows decode. Raises `ModelUnusable`."""
+        if self._settings.adapter_path is not None:
+            raise ModelUnusable("--adapter-path excludes adapters by request", "start the server without it")
+        [found] = await trio.to_thread.run_sync(find_adapters, {name: directory}, self._group)
+        digest = await trio.to_thread.run_sync(
+            fingerprint_of, found
+        )  # A long read, which fills the system's cache of files.
+        assert (loaded := self._loaded) is not None, "load() comes first"  # noqa: RUF018
+        check = partial(require_applied, loaded.model, loaded.card.capabilities, loaded.head)
+        rank = await self._side.run(adding(loaded.model, self._adapters, found, check), self._wake)
+        return AdapterCard(name=name, directory=str(found.directory), rank=rank, fingerprint=digest)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter as soon as no row has it."""
+        assert self._loaded is not None, "load() comes first"
+        await self._side.run(removing(self._loaded.model, self._adapters, name), self._wake)
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            self._waiting.put(WAKE)
 
     def memory(self) -> MemoryStats:
         """Measure memory in bytes. May be called from any thread."""
@@ -187,7 +220,7 @@ class MlxEngine:
         return StepEngine(
             loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting,
             capabilities=loaded.card.capabilities, draft_model=None if draft is None else draft.model,
-            draft_limits=UNLIMITED if draft is None else draft.limits, head=loaded.head, processors=self._processors, adapters=[adapter.name for adapter in loaded.card.adapters],
+            draft_limits=UNLIMITED if draft is None else draft.limits, head=loaded.head, processors=self._processors, adapters=self._adapters,
         )  # fmt: skip
 
     def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:
@@ -211,7 +244,7 @@ class MlxEngine:
                 read_pending()
 
         engine.starting = read_early
-        while (plan := plans.get()) is not None:
+        while (plan := self._next(plans)) is not None:
             threads.begin(rows := _rows_alone(plan))
             launched = engine.launch(plan)
             read_pending()
@@ -221,8 +254,18 @@ class MlxEngine:
                 stepped = engine.collect(launched)
                 threads.record(rows, stepped.seconds)
                 self._send_result(results, stepped)
+            self._side.work(planned=True)
         if pending is not None:  # A step is in flight: wait until the device has finished it.
             engine.collect(pending)
+
+    def _next(self, plans: Waiting) -> Plan | None:
+        """Wait for the next plan, and do other work meanwhile."""
+        while True:
+            found: Plan | Wake | None
+            if self._side.is_idle or not (plans.empty() and self._side.work(planned=False)):
+                found = plans.get()
+                if not isinstance(found, str):
+                    return found
 
     def _send_result(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
         """Send a result without waiting until it is received. Results arrive in order, and before the session's end."""

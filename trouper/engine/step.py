@@ -55,16 +55,16 @@ class StepEngine:
         draft_limits: DraftLimits = UNLIMITED,
         head: MtpHead | None = None,
         processors: Processors = NO_PROCESSORS,
-        adapters: Sequence[str] = (),
+        adapters: Sequence[str | None] = (),
     ) -> None:
         """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model`, within `draft_limits`,
-        and `head` draft for the model's rows. `processors`: logits processors by name. `adapters`: names, by index in the layers."""
+        and `head` draft for the model's rows. `processors`: logits processors by name. `adapters`: names by index, from 1; may change."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
         )
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
-        self._vocabulary, self._grammars, self._adapters = vocabulary, grammars, ("", *adapters)
+        self._vocabulary, self._grammars, self._adapters = vocabulary, grammars, adapters
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._constraints: dict[RowId, RowConstraint] = {}
@@ -175,7 +175,7 @@ class StepEngine:
             self._constraints[admit.row] = state.constraint
         if admit.restore is not None and admit.restore.source is not None:
             self.proposals.complete({admit.restore.source: admit.restore.tokens})
-        self._rows.open(admit.row, admit.num_tokens, self._adapters.index(admit.adapter) if admit.adapter else 0)
+        self._rows.open(admit.row, admit.num_tokens, 1 + self._adapters.index(admit.adapter) if admit.adapter else 0)
         if admit.restore is not None:
             assert admit.restore.tokens < len(state.prompt), "one token of a prompt must be computed"
             self.blocks.restore(admit.row, admit.restore)

@@ -158,7 +158,7 @@ class ModelCard:
     logits_processors: tuple[str, ...] = ()
     """Names of the embedding program's logits processors."""
     adapters: tuple[AdapterCard, ...] = ()
-    """LoRA adapters that requests may name."""
+    """LoRA adapters that the model was loaded with."""
     draft_model: str | None = None
     """Name of the draft model, as --draft-model says it; None: there is none."""
     draft_context: int | None = None
@@ -171,10 +171,6 @@ class ModelCard:
     """Name of the format in which the model writes reasoning."""
     adapted_messages: tuple[tuple[str, str], ...] = ()
     """Changes of messages that the chat template needs, each by name and as text for a person."""
-
-    def adapter(self, name: str) -> AdapterCard | None:
-        """The adapter of that name; None: there is none."""
-        return next((adapter for adapter in self.adapters if adapter.name == name), None)
 
     @property
     def batching(self) -> str:
@@ -220,6 +216,12 @@ class Engine(Protocol):
         `RankDiffers` before it launches a plan whose digest is not of its own state."""
 
     def memory(self) -> MemoryStats: ...
+
+    async def load_adapter(self, name: str, directory: str) -> AdapterCard:
+        """Load a LoRA adapter of the loaded model, while rows decode. Raises `ModelUnusable`, and `AdapterFilesMissing` if there are none."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter that no request has any more."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Own the thread (or nothing) until cancelled."""

@@ -44,6 +44,10 @@ class ModelUnusable(Exception):
         self.message, self.remedy = message, remedy
 
 
+class AdapterFilesMissing(ModelUnusable):
+    """A directory that has no files of an adapter."""
+
+
 class ActorFailed(Exception):
     """An actor that the server needs crashed too often, after all requests were answered. The message is one line for a person."""
 
@@ -79,3 +83,16 @@ def adapter_not_found(adapter: str, model: str, known: Sequence[str]) -> Request
     names = ", ".join(map(repr, known)) or "none"
     message = f"{model!r} has no adapter {adapter!r}; it has {names} (--adapter NAME=DIR)"
     return RequestFailed(Problem(404, message, "invalid_request_error", "model", "adapter_not_found"))
+
+
+def adapter_loaded(name: str) -> RequestFailed:
+    """vLLM's refusal to load an adapter whose name one has."""
+    message = f"The lora adapter '{name}' has already been loaded."
+    return RequestFailed(Problem(400, message, "InvalidUserInput", "lora_name", "adapter_loaded"))
+
+
+def adapter_unknown(name: str) -> RequestFailed:
+    """vLLM's refusal to unload an adapter that is not there."""
+    return RequestFailed(
+        Problem(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError", "lora_name", "adapter_not_found")
+    )

@@ -9,6 +9,7 @@ unloaded, loads it again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ import attrs
 import trio
 
 from trouper.actors.runtime.model_unloading import AWAY, ManagedModel, lacking_room, load_problem
-from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed
+from trouper.protocol.names import adapters_of
+from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, adapter_unknown
 
 if TYPE_CHECKING:
     from trouper.actors.runtime.model_manager import ModelManager
@@ -59,6 +61,31 @@ class ModelControl:
         model.pinned = pinned
         self._manager.notify()
         return model.names[0]
+
+    async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
+        """Load a LoRA adapter of a model, which is loaded before, and keep it when the model goes and comes. Raises `RequestFailed`, and
+        `ModelUnusable`."""
+        model = self._manager.find(name)
+        lease = await self._manager.lease(model.names[0])
+        try:
+            await lease.runtime.load_adapter(adapter, directory)
+            model.settings = attrs.evolve(model.settings, adapter=(*model.settings.adapter, f"{adapter}={directory}"))
+        finally:
+            lease.release()
+
+    async def unload_adapter(self, name: str | None, adapter: str) -> None:
+        """Unload a LoRA adapter of a model when the requests that have it have ended; requests that come now are refused. Raises
+        `RequestFailed` (404)."""
+        model = self._manager.find(name)
+        adapters = adapters_of(model.settings.adapter)
+        if adapters.pop(adapter, None) is None:
+            raise adapter_unknown(adapter)
+        model.settings = attrs.evolve(
+            model.settings, adapter=tuple(f"{name}={path}" for name, path in adapters.items())
+        )
+        if model.runtime is not None:
+            with suppress(ModelUnusable):  # The model itself was unloaded meanwhile.
+                await model.runtime.unload_adapter(adapter)
 
     def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
         self._manager.refuse_if_draining()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import trio
 
+from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.actors.runtime.answer import Answer, Ended
 from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short, tokens_of
@@ -14,8 +15,9 @@ from trouper.actors.runtime.watches import Health, Watches
 from trouper.actors.runtime.worker_lanes import Lanes
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.health import ChannelStats
-from trouper.protocol.model import ModelCard, Tokenizer
-from trouper.protocol.problems import DRAINING, Problem, RequestFailed, rank_lost
+from trouper.protocol.model import AdapterCard, Engine, ModelCard, Tokenizer
+from trouper.protocol.problems import DRAINING, Problem, RequestFailed, adapter_loaded, adapter_unknown, rank_lost
+from trouper.protocol.record import RequestRecord
 from trouper.protocol.replies import Accepted, Failed
 from trouper.protocol.requests import Generate, Prompt
 from trouper.protocol.settings import Settings
@@ -32,6 +34,8 @@ class Runtime:
     _watches: Watches
     _channels: Channels
     _scope: trio.CancelScope
+    _adapters: AdapterTable
+    _engine: Engine
     finished: trio.Event = attrs.field(factory=trio.Event)
     """Set when every actor has ended."""
     draining: bool = False
@@ -41,12 +45,24 @@ class Runtime:
     async def submit(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
         called exactly once, however it ends, also if it is refused. `admit` is asked once its prompt is tokenized."""
+        if (adapter := self._adapters.begin(request.adapter)) is not None:
+            request = attrs.evolve(request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint))
+
+        def noted(record: RequestRecord) -> None:
+            if adapter is not None:
+                self._adapters.end(adapter.name)
+            if ended is not None:
+                ended(record)
+
         submission, replies = open_submission(request, self.settings)
         submission = attrs.evolve(submission, admit=admit)
         timeouts = request.timeouts or default_timeouts(self.settings)
         limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
-        answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended, arrivals=submission.arrivals)
+        answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=noted, arrivals=submission.arrivals)
         try:
+            if request.adapter and adapter is None:
+                submission.replies.close()
+                raise self._adapters.refusal(request.adapter)
             await self._deliver(submission, answer)
             first = await answer.receive_reply()
             match first:
@@ -62,6 +78,32 @@ class Runtime:
         except BaseException:
             answer.close()
             raise
+
+    @property
+    def adapters(self) -> tuple[AdapterCard, ...]:
+        """The LoRA adapters that requests may name now."""
+        return self._adapters.cards
+
+    async def load_adapter(self, name: str, directory: str) -> AdapterCard:
+        """Load a LoRA adapter; requests that run are not disturbed. Goes on when cancelled. Raises `ModelUnusable`, and `RequestFailed` (400)
+        for a name that an adapter has."""
+        with trio.CancelScope(shield=True):
+            async with self._adapters.changing:
+                if self._adapters.card(name) is not None:
+                    raise adapter_loaded(name)
+                card = await self._engine.load_adapter(name, directory)
+                self._adapters.add(card)
+        return card
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter: new requests with it are refused at once, and those that run end first. Goes on when cancelled. Raises
+        `RequestFailed` (404)."""
+        with trio.CancelScope(shield=True):
+            async with self._adapters.changing:
+                if self._adapters.card(name) is None:
+                    raise adapter_unknown(name)
+                await self._adapters.remove(name)
+                await self._engine.unload_adapter(name)
 
     async def tokens(self, prompt: Prompt) -> tuple[int, ...]:
         """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. Raises

@@ -97,7 +97,6 @@ class OneModel:
             names_of(runtime.model.id, aliases, default=True),
             "ready",
             runtime,
-            adapters=tuple(adapter.name for adapter in runtime.model.adapters),
         )
         self._runtime = runtime
 
@@ -114,7 +113,7 @@ class OneModel:
         return None
 
     def entries(self) -> Sequence[ModelEntry]:
-        return (self._entry,)
+        return (attrs.evolve(self._entry, adapters=tuple(card.name for card in self._runtime.adapters)),)
 
     async def lease(self, name: str | None) -> Lease:
         if name is not None and name not in self._entry.names:

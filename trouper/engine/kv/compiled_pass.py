@@ -69,7 +69,8 @@ class DecodePass:
     def kind(self) -> Hashable:
         """What two passes have in common if the device prepares the same for them, and if they may share a compiled function."""
         shapes = (tuple(buffer.shape for leaf in leaves for buffer in leaf.buffers) for leaves in self.leaves)
-        adapted = () if self.regions[-1].adapters is None else ("adapters",)
+        adapters = self.regions[-1].adapters
+        adapted = () if adapters is None else ("adapters", adapters.version)
         return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
 
     @property

@@ -14,9 +14,9 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 
-from trouper.engine.lora.lora_layers import KINDS, LowRank, sizes_of
+from trouper.engine.lora.lora_layers import LowRank, may_have_adapters, sizes_of
 from trouper.engine.platform.error_text import line_of
-from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
@@ -58,7 +58,7 @@ def find_adapter(name: str, path: str) -> FoundAdapter:
     directory = Path(path)
     weights = next((directory / file for file in (PEFT_WEIGHTS, MLX_WEIGHTS) if (directory / file).is_file()), None)
     if weights is None or not (directory / CONFIG).is_file():
-        raise ModelUnusable(
+        raise AdapterFilesMissing(
             f"--adapter {name}={path} has no adapter",
             f"give the directory that holds {CONFIG} and {PEFT_WEIGHTS} (PEFT) or {MLX_WEIGHTS} (mlx-lm)",
         )
@@ -129,7 +129,7 @@ def _path_of(layer: str, modules: Mapping[str, nn.Module]) -> str | None:
 
 
 def _low_rank(found: FoundAdapter, layer: str, module: nn.Module, a: mx.array, b: mx.array) -> LowRank:
-    if type(module) not in KINDS:
+    if not may_have_adapters(module):
         raise found.unusable(
             f"{layer} is a {type(module).__name__}, and only linear layers may be adapted by request", FUSE
         )

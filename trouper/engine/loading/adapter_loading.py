@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mlx import nn
 
@@ -12,20 +12,18 @@ from trouper.engine.lora.lora_layers import adapted_layers, adapter_bytes, insta
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.model import AdapterCard
-from trouper.protocol.names import adapters_of
 from trouper.protocol.problems import ModelUnusable
-from trouper.protocol.settings import Settings
 from trouper.storage.cache_fingerprint import file_digest, namespace
 
 
-def find_adapters(settings: Settings, group: RankGroup) -> list[FoundAdapter]:
-    """Check the files of the adapters. Raises `ModelUnusable`."""
-    if settings.adapter and group.size > 1:
+def find_adapters(adapters: Mapping[str, str], group: RankGroup) -> list[FoundAdapter]:
+    """Check the files of the adapters, by name. Raises `ModelUnusable`."""
+    if adapters and group.size > 1:
         raise ModelUnusable(
             "--adapter is for one rank: a model that is split over several has no adapters by request",
             "serve one adapter for all requests with --adapter-path, or use one rank",
         )
-    return [find_adapter(name, path) for name, path in adapters_of(settings.adapter).items()]
+    return [find_adapter(name, path) for name, path in adapters.items()]
 
 
 def load_adapters(
@@ -42,7 +40,7 @@ def load_adapters(
             name=adapter.name,
             directory=str(adapter.directory),
             rank=max(part.a.shape[1] for part in parts.values()),
-            fingerprint=_fingerprint(adapter),
+            fingerprint=fingerprint_of(adapter),
         )
         for adapter, parts in zip(found, read, strict=True)
     )
@@ -51,20 +49,17 @@ def load_adapters(
     return cards
 
 
-def require_applied(
-    adapters: Sequence[AdapterCard], model: nn.Module, capabilities: Capabilities, head: nn.Module | None
-) -> None:
+def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Module | None) -> None:
     """Check that every layer with adapters applies them to the rows of a pass. `head`: an MTP head, which reads the layer that makes logits
     outside of the model's passes. Raises `ModelUnusable`."""
-    if not adapters:
-        return
-    outside = [path for path in adapted_layers(model) if "layers." not in path]
+    layers = adapted_layers(model)
+    outside = [path for path in layers if "layers." not in path]
     if head is not None and outside:
         raise ModelUnusable(
             f"--adapter adapts {outside[0]}, which the model's MTP head shares", "give --speculation ngram, or off"
         )
     try:
-        missed = layers_not_reached(model, 2 if capabilities.allows("batch") else 1)
+        missed = layers and layers_not_reached(model, 2 if capabilities.allows("batch") else 1)
     except Exception as error:  # any architecture's code: whatever it raises, it cannot run with adapters
         raise ModelUnusable(
             f"--adapter: this model cannot run with adapters by request: {line_of(error)}", FUSE
@@ -73,7 +68,7 @@ def require_applied(
         raise ModelUnusable(f"--adapter: the model does not call its layer {missed[0]}, which is adapted", FUSE)
 
 
-def _fingerprint(adapter: FoundAdapter) -> str:
+def fingerprint_of(adapter: FoundAdapter) -> str:
     """Hash the content of the files, which KV depends on. Raises `ModelUnusable`."""
     try:
         return namespace({path.name: file_digest(path, None) for path in adapter.files})

@@ -80,7 +80,7 @@ def load(
     name = settings.model or bundled_model.NAME
     found, hub_tokenizer = _checked(settings, report, watch, group)
     directory = found.directory
-    found_adapters = find_adapters(settings, group)
+    found_adapters = find_adapters(adapters_of(settings.adapter), group)
     found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
     head_weights = HeadWeights()
     model, config = _prepared(directory, settings, report, group, head_weights)
@@ -91,7 +91,7 @@ def load(
     candidate = _candidate(model, config, found, settings)
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
     head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
-    require_applied(adapters, model, capabilities, head.module)
+    require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     card = attrs.evolve(
         _card(settings, found, candidate, capabilities, drafters),

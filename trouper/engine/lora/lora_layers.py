@@ -33,6 +33,8 @@ class StackedAdapters:
     current: CurrentAdapters
     a: mx.array
     b: mx.array
+    ranks: tuple[int, ...]
+    """Rank of each adapter from index 1 on; 0: it does not adapt this layer."""
 
     def added(self, x: mx.array) -> mx.array | None:
         """What the rows' adapters add for the layer's input; None: no row has one."""
@@ -70,6 +72,10 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LoraLinear, nn.Quant
 """Layers that may have adapters, and their subclasses."""
 
 
+def may_have_adapters(layer: nn.Module) -> bool:
+    return type(layer) in KINDS or type(layer) in KINDS.values()
+
+
 def sizes_of(layer: nn.Module) -> tuple[int, int]:
     """Number of inputs and outputs of a layer of `KINDS`."""
     outputs, inputs = layer.weight.shape
@@ -83,22 +89,46 @@ def install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> None
     current = current_adapters(model)
     for path in dict.fromkeys(path for adapter in adapters for path in adapter):
         layer: Any = modules[path]
-        dtype = layer.scales.dtype if isinstance(layer, nn.QuantizedLinear) else layer.weight.dtype
-        stacked = _stacked(current, [adapter.get(path) for adapter in adapters], sizes_of(layer), dtype)
-        mx.eval(stacked.a, stacked.b)
-        layer.adapters = stacked
-        layer.__class__ = KINDS[type(layer)]
+        made = stacked(current, [adapter.get(path) for adapter in adapters], sizes_of(layer), dtype_of(layer))
+        mx.eval(made.a, made.b)
+        put(layer, made)
 
 
-def _stacked(
+def dtype_of(layer: nn.Module) -> mx.Dtype:
+    """Type of the matrices of a layer's adapters."""
+    found: mx.Dtype = layer.scales.dtype if isinstance(layer, nn.QuantizedLinear) else layer.weight.dtype
+    return found
+
+
+def put(layer: Any, made: StackedAdapters | None) -> None:
+    """Give a layer these adapters instead of those that it has; None: it is a layer of the base again."""
+    plain = next((base for base, kind in KINDS.items() if type(layer) is kind), type(layer))
+    if made is not None:
+        layer.adapters = made
+        layer.__class__ = KINDS[plain]
+    elif plain is not type(layer):
+        del layer.adapters
+        layer.__class__ = plain
+
+
+def part_of(layer: Any, index: int) -> LowRank | None:
+    """The matrices of one adapter in a layer; None: it does not adapt the layer."""
+    found: StackedAdapters | None = getattr(layer, "adapters", None)
+    if found is None or index > len(found.ranks) or not (rank := found.ranks[index - 1]):
+        return None
+    return LowRank(found.a[index, :, :rank], found.b[index, :rank])
+
+
+def stacked(
     current: CurrentAdapters, parts: Sequence[LowRank | None], sizes: tuple[int, int], dtype: mx.Dtype
 ) -> StackedAdapters:
+    """Stack the matrices of adapters, the first of which gets index 1, lazily. None: an adapter that does not adapt the layer."""
     (inputs, outputs), rank = sizes, max(part.a.shape[1] for part in parts if part is not None)
     nothing = LowRank(mx.zeros((inputs, 0)), mx.zeros((0, outputs)))
     given = [nothing, *(part or nothing for part in parts)]
     a = mx.stack([mx.pad(part.a.astype(dtype), [(0, 0), (0, rank - part.a.shape[1])]) for part in given])
     b = mx.stack([mx.pad(part.b.astype(dtype), [(0, rank - part.b.shape[0]), (0, 0)]) for part in given])
-    return StackedAdapters(current, a, b)
+    return StackedAdapters(current, a, b, tuple(0 if part is None else part.a.shape[1] for part in parts))
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:

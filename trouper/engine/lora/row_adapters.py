@@ -10,7 +10,7 @@ and S-LoRA do: it reads each row's matrices where they are. On a CPU this is fas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -30,6 +30,14 @@ class CurrentAdapters:
     """The adapters of the pass that is being built, for the layers of one model. None: no row has one."""
 
     adapters: RowAdapters | None = None
+    rows: Mapping[RowId, int] = attrs.field(factory=dict)
+    """Index of the adapter of each row that has one."""
+    version: int = 0
+    """Number of times that the model's adapters were exchanged. Compiled passes of another version have other matrices."""
+
+    def is_used(self, index: int) -> bool:
+        """Whether a row has this adapter."""
+        return index in self.rows.values()
 
 
 class RowAdapters:
@@ -41,6 +49,11 @@ class RowAdapters:
         alike = bool((rows == rows[0]).all())
         self.single = int(rows[0]) if alike and not gathered else None
         """The adapter of all rows; None: they are looked up by index."""
+
+    @property
+    def version(self) -> int:
+        """Version of the matrices."""
+        return self._current.version
 
     @cached_property
     def indices(self) -> mx.array:
@@ -77,6 +90,7 @@ class AdapterRows:
     def __init__(self, model: nn.Module) -> None:
         self._current = current_adapters(model)
         self._rows: dict[RowId, int] = {}
+        self._current.rows = self._rows
 
     def open(self, row: RowId, adapter: int) -> None:
         if adapter:

@@ -20,8 +20,8 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
         created, context = listed.runtime.model.created, context_of(listed.runtime)
         sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
-        if (card := listed.runtime.model.adapter(adapter)) is not None:
-            sizes |= {"root": card.directory, "rank": card.rank}
+        for card in listed.runtime.adapters:
+            sizes |= {"root": card.directory, "rank": card.rank} if card.name == adapter else {}
     if adapter:
         sizes["parent"], name = name, f"{name}:{adapter}"
     openai = {"id": name, "object": "model", "created": created, "owned_by": "trouper"}

@@ -1,4 +1,4 @@
-"""POST /v1/models/load, unload, sleep, wake and pin. An operation goes on when its client leaves.
+"""POST /v1/models/load, unload, sleep, wake and pin, beside those of adapters. An operation goes on when its client leaves.
 
 A key needs the right `admin` for them, and a model of its list.
 """
@@ -19,6 +19,7 @@ from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import COUNT, TEXT, Json, either, full, ref
+from trouper.web.openai.adapter_operations import AdapterOperations
 from trouper.web.openai.errors import error_body
 from trouper.web.openai.model_listing import listed_body
 from trouper.web.service import Service, as_events, as_json
@@ -73,7 +74,7 @@ class ModelOperations:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        return (*self._loading(), *self._unloading())
+        return (*self._loading(), *self._unloading(), *AdapterOperations(self._service).endpoints())
 
     def _loading(self) -> tuple[Endpoint, ...]:
         return (

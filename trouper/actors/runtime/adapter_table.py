@@ -1,0 +1,58 @@
+"""The LoRA adapters of a loaded model: those that requests may name now, and how many requests have each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import trio
+
+from trouper.protocol.model import AdapterCard
+from trouper.protocol.problems import RequestFailed, adapter_not_found
+
+
+class AdapterTable:
+    """Belongs to one loaded model. `card` may be called on any thread."""
+
+    def __init__(self, model: str, cards: Iterable[AdapterCard] = ()) -> None:
+        """`model`: its name, for messages."""
+        self._model = model
+        self._cards = {card.name: card for card in cards}
+        self._running: Counter[str] = Counter()
+        self._changed = trio.Event()
+        self.changing = trio.StrictFIFOLock()
+        """One adapter is loaded or unloaded at a time."""
+
+    @property
+    def cards(self) -> tuple[AdapterCard, ...]:
+        return tuple(self._cards.values())
+
+    def card(self, name: str) -> AdapterCard | None:
+        """The adapter of that name; None: there is none."""
+        return self._cards.get(name)
+
+    def begin(self, name: str) -> AdapterCard | None:
+        """Count a request with this adapter. None: there is none."""
+        if (card := self._cards.get(name)) is not None:
+            self._running[name] += 1
+        return card
+
+    def end(self, name: str) -> None:
+        """A request that was counted has ended."""
+        self._running[name] -= 1
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def refusal(self, name: str) -> RequestFailed:
+        """The 404 for a request with an adapter that is not there."""
+        return adapter_not_found(name, self._model, tuple(self._cards))
+
+    def add(self, card: AdapterCard) -> None:
+        self._cards[card.name] = card
+
+    async def remove(self, name: str) -> None:
+        """Refuse further requests with this adapter, and wait until those that have it have ended."""
+        self._cards.pop(name, None)
+        while self._running[name]:
+            await self._changed.wait()
+        del self._running[name]

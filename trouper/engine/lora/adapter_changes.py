@@ -1,0 +1,95 @@
+"""Adding and removing adapters of a loaded model, piece by piece between the passes of its rows.
+
+An adapter has a slot: its index in the stacked matrices of every layer. Slots of other adapters stay what they are, so rows that run keep
+theirs. New matrices of all layers are computed first and then exchanged at once; passes that were built before have the old ones. The
+slot of an adapter that was removed has zeros until the next one that is loaded takes it, or until all behind it are removed, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from trouper.engine.loading.adapter_files import FoundAdapter, read_adapter
+from trouper.engine.lora.lora_layers import (
+    LowRank,
+    StackedAdapters,
+    adapted_layers,
+    dtype_of,
+    part_of,
+    put,
+    sizes_of,
+    stacked,
+)
+from trouper.engine.lora.row_adapters import current_adapters
+from trouper.engine.side_work import Pieces
+
+Names = list[str | None]
+"""The name of the adapter in each slot from 1 on; None: the slot is free."""
+
+
+def adding(model: nn.Module, names: Names, found: FoundAdapter, check: Callable[[], None]) -> Pieces[int]:
+    """Add an adapter. Returns its greatest rank. `check` raises if the model cannot run with it, which then is as before. Raises
+    `ModelUnusable`."""
+    parts = read_adapter(found, model)
+    yield False
+    for part in parts.values():
+        mx.eval(part.a, part.b)
+        yield False
+    slot = names.index(None) if None in names else len(names)
+    changed: Names = [*names[:slot], found.name, *names[slot + 1 :]]
+    before = {path: getattr(layer, "adapters", None) for path, layer in _layers(model, parts).items()}
+    after = yield from _restacked(model, changed, slot + 1, parts)
+    _exchange(model, after)
+    try:
+        check()
+    except BaseException:
+        _exchange(model, before)
+        raise
+    names[:] = changed
+    return max(part.a.shape[1] for part in parts.values())
+
+
+def removing(model: nn.Module, names: Names, name: str) -> Pieces[None]:
+    """Remove an adapter, once no row has it."""
+    slot = names.index(name)
+    while current_adapters(model).is_used(slot + 1):
+        yield True
+    changed: Names = [*names[:slot], None, *names[slot + 1 :]]
+    while changed and changed[-1] is None:
+        changed.pop()
+    after = yield from _restacked(model, changed, slot + 1, {})
+    _exchange(model, after)
+    names[:] = changed
+
+
+def _layers(model: nn.Module, parts: Mapping[str, LowRank]) -> dict[str, Any]:
+    """The layers that have adapters or will get one, by path."""
+    modules = dict(model.named_modules())
+    return {path: modules[path] for path in dict.fromkeys([*adapted_layers(model), *parts])}
+
+
+def _restacked(
+    model: nn.Module, names: Names, slot: int, new: Mapping[str, LowRank]
+) -> Pieces[dict[str, StackedAdapters | None]]:
+    """Compute the matrices of all layers with these adapters, of which the one in `slot` is new; None for a layer that none adapts any
+    more."""
+    after: dict[str, StackedAdapters | None] = {}
+    for path, layer in _layers(model, new).items():
+        parts = [new.get(path) if index == slot else part_of(layer, index) for index in range(1, len(names) + 1)]
+        after[path] = None
+        if any(part is not None for part in parts):
+            after[path] = made = stacked(current_adapters(model), parts, sizes_of(layer), dtype_of(layer))
+            mx.eval(made.a, made.b)
+        yield False
+    return after
+
+
+def _exchange(model: nn.Module, stacks: Mapping[str, StackedAdapters | None]) -> None:
+    modules = dict(model.named_modules())
+    for path, made in stacks.items():
+        put(modules[path], made)
+    current_adapters(model).version += 1

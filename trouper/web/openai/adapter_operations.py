@@ -1,0 +1,129 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: its parameters, answers and errors.
+
+A key needs the right `admin` for them, and a model of its list.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+from quart import Response
+
+from trouper.actors.runtime.served_models import ModelEntry
+from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable, Problem, RequestFailed
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.field_types import Flag, Model
+from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_schema import TEXT, Json
+from trouper.web.service import Service
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+ENDPOINT = partial(Endpoint, tag="Models", method="POST", answer=TEXT, content_type="text/plain", also=(404, 503))
+EXAMPLE: Json = {"lora_name": "sql", "lora_path": "/adapters/sql"}
+
+
+class LoadAdapterRequest(Body, kw_only=True, frozen=True):
+    essential: ClassVar[frozenset[str]] = frozenset({"load_inplace"})
+    lora_name: Name
+    lora_path: Name
+    load_inplace: Flag = False
+    model: Model | None = None
+
+
+class UnloadAdapterRequest(Body, kw_only=True, frozen=True):
+    lora_name: Name
+    model: Model | None = None
+
+
+class AdapterOperations:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            ENDPOINT(
+                path="/v1/load_lora_adapter",
+                handler=self.load,
+                summary="Load a LoRA adapter",
+                description="Requests that run are not disturbed. `load_inplace` exchanges an adapter of this name for these files, when the "
+                "requests that have it have ended.",
+                request=LoadAdapterRequest,
+                examples={"One of the default model": EXAMPLE},
+            ),
+            ENDPOINT(
+                path="/v1/unload_lora_adapter",
+                handler=self.unload,
+                summary="Unload a LoRA adapter when its requests have ended",
+                description="Further requests with it are refused at once.",
+                request=UnloadAdapterRequest,
+                examples={"One of the default model": {"lora_name": "sql"}},
+            ),
+        )
+
+    async def load(self) -> Response:
+        body = await self._service.read(_parse_load)
+        entry = self._entry(body.model)
+        self._require_name(body.lora_name)
+        if body.load_inplace and body.lora_name in entry.adapters:
+            await self._unload(entry, body.lora_name)
+        try:
+            await self._load(entry, body)
+        except ModelUnusable as unusable:
+            missing = isinstance(unusable, AdapterFilesMissing)
+            message = f"Loading lora {body.lora_name} failed: {unusable}"
+            status, kind = (404, "NotFoundError") if missing else (400, "BadRequestError")
+            raise RequestFailed(Problem(status, message, kind, "lora_path", "adapter_unusable")) from unusable
+        return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload(self) -> Response:
+        body = await self._service.read(_parse_unload)
+        await self._unload(self._entry(body.model), body.lora_name)
+        return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    def _entry(self, model: str | None) -> ModelEntry:
+        """Return the model. Raises `RequestFailed` (404), also for a model that the key may not use."""
+        return self._service.listed(None if model is None else self._service.aliases.resolved(model))
+
+    async def _load(self, entry: ModelEntry, body: LoadAdapterRequest) -> None:
+        directory = _directory(body.lora_path)
+        if (control := self._service.models.control) is not None:
+            await control.load_adapter(entry.names[0], body.lora_name, directory)
+        elif entry.runtime is not None:
+            await entry.runtime.load_adapter(body.lora_name, directory)
+
+    async def _unload(self, entry: ModelEntry, name: str) -> None:
+        if (control := self._service.models.control) is not None:
+            await control.unload_adapter(entry.names[0], name)
+        elif entry.runtime is not None:
+            await entry.runtime.unload_adapter(name)
+
+    def _require_name(self, name: str) -> None:
+        """Check that requests can name an adapter so. Raises `RequestFailed` (400)."""
+        if not name.strip() or ":" in name or "=" in name:
+            what = f"lora_name {name!r} cannot be requested; give a name without a colon and an equals sign"
+        elif any(name in entry.names for entry in self._service.models.entries()):
+            what = f"lora_name {name!r} is the name of a model; give another"
+        else:
+            return
+        raise RequestFailed(Problem(400, what, "InvalidUserInput", "lora_name", "invalid_value"))
+
+
+def _directory(path: str) -> str:
+    return str(Path(path).expanduser())
+
+
+def _text(message: str) -> Response:
+    return Response(message, content_type="text/plain; charset=utf-8")
+
+
+def _parse_load(body: Json, report: Report = refuse) -> LoadAdapterRequest:
+    return structure(body, LoadAdapterRequest, report)
+
+
+def _parse_unload(body: Json, report: Report = refuse) -> UnloadAdapterRequest:
+    return structure(body, UnloadAdapterRequest, report)
