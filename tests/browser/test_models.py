@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import trio
+
 from tests.actors.test_model_manager import manager_of, states
 from tests.browser.driver import Browser
 from tests.browser.page import Page
-from tests.web.serving import serving_manager
+from tests.web.serving import post, serving_manager
 from trouper import ModelManager, ServerSettings
 
 MODELS = ("small", "middle", "large")
+BOSS = "Authorization: Bearer name-of-boss-key\r\n"
 BUTTONS = "[...document.querySelectorAll('#models tr[data-model={}] button')].map(one => one.textContent).join(' ')"
 KEYS = "name-of-boss-key name=boss observability=true admin=true\nname-of-viewer-key name=viewer observability=true\n"
 
@@ -90,6 +93,14 @@ async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path
         await offers(page, "large", "Load Pin")
         await press(page, "Load large")
         await state(page, "large", "ready")
+        chat = post("/v1/completions", {"model": "large", "prompt": "hi", "max_tokens": 2}, BOSS)
+        async with await trio.open_tcp_stream("127.0.0.1", int(page.url.rstrip("/").rpartition(":")[2])) as stream:
+            await stream.send_all(chat)
+            assert b" 200 " in await stream.receive_some()
+        await page.run(
+            "const one = document.querySelector('#model'); one.value = 'large'; one.dispatchEvent(new Event('change'))"
+        )
+        await page.reads("#requests tbody tr", "boss")
         await page.click("#forget")
         await page.type("#key", "name-of-viewer-key\n")
         await page.until("document.querySelectorAll('#models button').length === 0")

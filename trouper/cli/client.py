@@ -106,7 +106,7 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
     """End the command with one line if it cannot reach its server."""
     try:
         yield
-    except NotTrouper as other:
+    except UnusableAnswer as other:
         refuse(str(other))
     except httpx2.ConnectError:
         refuse(f"no server answers at {where.url}: start one by `trouper serve`, or say where it is by --url")
@@ -116,7 +116,15 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
         refuse(f"{where.url}: {str(error) or type(error).__name__}")
 
 
-class NotTrouper(Exception):
+class UnusableAnswer(Exception):
+    """An answer that a command cannot use. The message is one line for a person."""
+
+
+class DetailsHidden(UnusableAnswer):
+    """The server shows its health to keys with a right that this one lacks."""
+
+
+class NotTrouper(UnusableAnswer):
     """Something else than Trouper listens at the URL, which the message names."""
 
 

@@ -21,6 +21,8 @@ class RequestRecord:
     """Name of the model as clients address it."""
     adapter: str = ""
     """Name of its LoRA adapter; "": none."""
+    key: str = ""
+    """What names its API key: the name in the file of keys, or the line; "": the server needs none."""
     endpoint: str = ""
     """Path of the HTTP request, without the query."""
     reason: Reason

@@ -137,7 +137,9 @@ class Service(CurrentKey):
         headers = request.headers
         trace = _bounded_header(headers.get("traceparent", "")), _bounded_header(headers.get("tracestate", ""))
         adapter = adapter_names.agreed(named, adapter, entry)
-        return RequestOrigin(entry.names[0], request.path, trio.current_time(), *trace, adapter)
+        return RequestOrigin(
+            entry.names[0], request.path, trio.current_time(), *trace, adapter=adapter, key=self.key_label
+        )
 
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
         """Log a request that ended while it waited for its model, or that was refused because no model of that name

@@ -12,7 +12,7 @@ import httpx2
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from trouper.cli.client import NotTrouper, Where, client_of, read_as_trouper, refused_in_one_line
+from trouper.cli.client import DetailsHidden, UnusableAnswer, Where, client_of, read_as_trouper, refused_in_one_line
 from trouper.cli.dashboard import Rates, models_of, page
 from trouper.cli.flags import Finite
 
@@ -53,10 +53,12 @@ class Watching:
     _seen_at: float = 0.0
 
     def fetch(self) -> RenderableType:
-        """Fetch the health and render it. Raises `NotTrouper` and httpx2's errors."""
+        """Fetch the health and render it. Raises `UnusableAnswer` and httpx2's errors."""
         answer = self._client.get("/health").raise_for_status()
         with read_as_trouper(self._client):
             body = answer.json()
+            if body.keys() == {"status"}:
+                raise DetailsHidden(self._without_right())
             for name, health in models_of(body).items():
                 if stats := health.get("cache_stats") if name else health["cache_stats"]:
                     self._rates[name].observe(stats, time.monotonic())
@@ -68,7 +70,16 @@ class Watching:
         """Render like `fetch`, but show the last known state if the server does not answer, or is not Trouper."""
         try:
             return self.fetch()
-        except (NotTrouper, httpx2.HTTPError) as error:
+        except (UnusableAnswer, httpx2.HTTPError) as error:
             ago = time.monotonic() - self._seen_at
             message = f"no answer for {ago:.0f} s: {str(error) or type(error).__name__}"
             return page(self._url, self._body, self._rates, message)
+
+    def _without_right(self) -> str:
+        """Say why there are no details."""
+        if "Authorization" not in self._client.headers:
+            return f"{self._url} shows its health to keys with the right observability only; give one by --api-key"
+        return (
+            f"the key has no right to observability, which `trouper top` needs at {self._url}; whoever runs the server gives it by "
+            "observability=true in --api-key-file"
+        )

@@ -9,6 +9,7 @@ import attrs
 
 from trouper.web.http.endpoints import OPENAI_ERROR, Endpoint
 from trouper.web.http.request_schema import TEXT, Json, components_of, either, schema_of
+from trouper.web.keys.endpoint_rights import access_of
 
 BEYOND_SCHEMA: Mapping[str, str] = {
     "invalid_combination": "parameters that contradict each other where no schema can say it: best_of below n, a named tool "
@@ -62,6 +63,8 @@ class DocumentContext:
     version: str
     keyed: bool
     """Whether keys are needed."""
+    restricted: bool = False
+    """Whether keys have rights, so that some endpoints need one that are open otherwise."""
     strict: bool = False
     """Whether the server refuses names that it does not read."""
     models: Sequence[str] = ()
@@ -138,9 +141,14 @@ def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
     if endpoint.form is not None:
         content = {"multipart/form-data": {"schema": endpoint.form}}
         operation["requestBody"] = {"required": True, "content": content}
-    if context.keyed and not endpoint.open:
+    if _is_closed(endpoint, context):
         operation["security"] = [{name: []} for name in SECURITY]
     return operation
+
+
+def _is_closed(endpoint: Endpoint, context: DocumentContext) -> bool:
+    """Whether the endpoint needs a key."""
+    return context.keyed and (not endpoint.open or (context.restricted and access_of(endpoint.path) != "open"))
 
 
 def _path_parameters(endpoint: Endpoint) -> list[Json]:
@@ -168,7 +176,7 @@ def _responses(endpoint: Endpoint, context: DocumentContext) -> Json:
     if endpoint.events is not None:
         done["text/event-stream"] = {"schema": _event(endpoint.events, endpoint.last_event)}
     responses: Json = {"200": {"description": "Done.", "content": done}}
-    for status in sorted({403, *endpoint.statuses} | ({401} if context.keyed and not endpoint.open else set())):
+    for status in sorted({403, *endpoint.statuses} | ({401} if _is_closed(endpoint, context) else set())):
         responses[str(status)] = _error(endpoint, status)
     return responses
 

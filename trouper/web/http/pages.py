@@ -68,7 +68,13 @@ class Pages:
         )  # Otherwise the names are private, or not the only ones.
         names = [name for entry in listed for name in entry.names] if closed else []
         loaded = [entry.runtime for entry in listed if entry.runtime is not None]
-        context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names, strict=self._strict)
+        context = DocumentContext(
+            version=VERSION,
+            keyed=self._keys.needed,
+            restricted=self._keys.restricted,
+            models=names,
+            strict=self._strict,
+        )
         embedders = [embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None]
         if not loaded or len(loaded) < len(listed):  # The bounds of models that are not loaded are unknown.
             return context

@@ -39,6 +39,12 @@ class CurrentKey(CurrentRequest):
         key = self.key
         return "" if key is None or key is ANYBODY else key.identity
 
+    @property
+    def key_label(self) -> str:
+        """What logs call the key of this request; empty without keys."""
+        key = self.key
+        return "" if key is None or key is ANYBODY else key.label
+
     def has_right(self, right: Right) -> bool:
         key = self.key
         return key is not None and right in key.rights

@@ -1,5 +1,5 @@
 """Access log: one line for each request, written when it has ended. Lines never contain text of a prompt, an answer or
-a key."""
+a key; a key is called by its name, or by its line in the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def log_record(record: RequestRecord) -> None:
 def _summary(record: RequestRecord) -> str:
     """Format a record for a person."""
     how = f"{record.reason} ({record.code})" if record.code else record.reason
-    summary = f"{record.endpoint} {how} after {record.total_s:.2f} s"
+    by = f" by {record.key}" if record.key else ""
+    summary = f"{record.endpoint}{by} {how} after {record.total_s:.2f} s"
     if record.reason == "refused":
         return summary
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
@@ -36,6 +37,7 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         "event": "request",
         "model": record.model,
         "endpoint": record.endpoint,
+        "key": record.key or None,
         "reason": record.reason,
         "code": record.code or None,
         "prompt_tokens": record.prompt_tokens,

@@ -29,6 +29,8 @@ class RequestOrigin:
     tracestate: str
     adapter: str = ""
     """Name of the LoRA adapter that answers; "": the model itself."""
+    key: str = ""
+    """What names the API key; "": there are none."""
 
 
 class RequestLog:
@@ -46,6 +48,7 @@ class RequestLog:
             record,
             model=origin.model,
             adapter=origin.adapter,
+            key=origin.key,
             endpoint=origin.endpoint,
             arrived_at=origin.at,
             unix_offset=time.time() - trio.current_time(),

@@ -2,6 +2,7 @@
 
 import { make, parts } from "./dom.js";
 import { brief, clock, count, seconds } from "./format.js";
+import { needed } from "./key.js";
 
 const KEPT = 50;
 const keyOf = (one) => `${one.request_id} ${one.arrived_at} ${one.ended_at} ${one.admitted_at}`;
@@ -14,6 +15,7 @@ export class Requests {
   constructor(table, none) {
     this.#body = table.querySelector("tbody");
     this.#none = none;
+    table.querySelector("[data-column=key]").hidden = !needed;
   }
 
   clear() {
@@ -47,6 +49,7 @@ function row(one) {
   return make("tr", {},
     make("td", {}, clock(one.ended_at + one.unix_offset)),
     make("td", { class: "mono", title: `${one.request_id} ${one.endpoint}` }, brief(one.request_id)),
+    needed ? make("td", {}, one.key) : null,
     number(count(one.prompt_tokens)), number(count(one.cached_tokens)), number(count(one.generated_tokens)),
     make("td", {}, phases(one)), number(seconds(one.ended_at - one.arrived_at)),
     make("td", { "data-end": one.reason, title: one.code || null }, one.reason));
