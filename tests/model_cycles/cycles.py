@@ -4,9 +4,11 @@ streams' longest gap. Through the model manager and real engines, without HTTP."
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import attrs
@@ -20,8 +22,10 @@ from trouper.actors.runtime.model_control import Operation
 
 STREAMS = 2
 QUIET_STREAMS = 10
-"""Streams before the first cycle, whose gaps are those to compare with."""
+"""Streams before the first cycle."""
 TOKENS = 200
+IDLE_AT_MOST_S = 1.0
+"""Between two cycles nothing happens for as long as a cycle took, at most so long."""
 
 
 @attrs.define
@@ -35,15 +39,20 @@ class Seen:
     """Pauses between two tokens of the other model's streams while models come and go, in whole milliseconds: a list of all would grow
     like what is looked for."""
     quiet_gaps_ms: Counter[int] = attrs.field(factory=Counter)
-    """The same before that."""
+    """The same before that, and between two cycles, while no model comes or goes: what the machine does anyway."""
+    own_gaps_ms: Counter[int] = attrs.field(factory=Counter)
+    """The pauses while models come and go, without the time in which the server's thread or the engine's waited for a core."""
     churning: bool = False
     streams: int = 0
     answers: int = 0
     """Requests of the model that comes and goes, each with all its tokens."""
     lost: int = 0
 
-    def note_gap(self, gap_s: float) -> None:
+    def note_gap(self, gap_s: float, waited_s: float) -> None:
+        """`waited_s`: for a core."""
         (self.gaps_ms if self.churning else self.quiet_gaps_ms)[int(gap_s * 1e3)] += 1
+        if self.churning:
+            self.own_gaps_ms[int(max(0.0, gap_s - waited_s) * 1e3)] += 1
 
     def slope(self, warm: int, level: float = 0.95) -> Slope:
         """Bytes of resident memory for each cycle after the first `warm`."""
@@ -59,28 +68,57 @@ def settled_bytes() -> int:
     return heap.resident_bytes()
 
 
-async def tokens(runtime: Runtime, count: int, gap: Callable[[float], None] = lambda _: None) -> int:
+class CoreWaits:
+    """How long threads were ready to run, and waited for a core: what a machine does that others share."""
+
+    def __init__(self, threads: Iterable[int]) -> None:
+        """`threads`: their native ids."""
+        self._files = [os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY) for thread in threads]
+
+    def waited_s(self) -> float:
+        """Seconds of all of them since they began."""
+        return sum(int(os.pread(file, 100, 0).split()[1]) for file in self._files) / 1e9
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)
+
+
+def waits_of(model: str) -> CoreWaits:
+    """Those of this thread, and of a model's engine."""
+    engines = [each.native_id or 0 for each in threading.enumerate() if each.name == f"engine of {model}"]
+    return CoreWaits([threading.get_native_id(), *engines])
+
+
+def nothing(gap_s: float, waited_s: float) -> None:
+    """Nobody looks."""
+
+
+async def tokens(
+    runtime: Runtime, count: int, gap: Callable[[float, float], None] = nothing, waits: CoreWaits | None = None
+) -> int:
     wish = Generate(
         request_id="a", prompt=TokenPrompt((1, 28, 30, 34, 40)), max_tokens=count, ignore_eos=True,
         sampling=Sampling(temperature=0),
     )  # fmt: skip
-    got, last = 0, 0.0
+    got, last, waited = 0, 0.0, 0.0
     with await runtime.submit(wish) as answer:
         async for delta in answer:
-            now = trio.current_time()
+            now, until = trio.current_time(), 0.0 if waits is None else waits.waited_s()
             if got:
-                gap(now - last)
-            got, last = got + len(delta.tokens), now
+                gap(now - last, until - waited)
+            got, last, waited = got + len(delta.tokens), now, until
     return got
 
 
 async def stream(manager: ModelManager, name: str, seen: Seen) -> None:
     """A client of the other model, until cancelled."""
     while True:
-        lease = await manager.lease(name)
+        lease, waits = await manager.lease(name), waits_of(name)
         try:
-            got = await tokens(lease.runtime, TOKENS, seen.note_gap)
+            got = await tokens(lease.runtime, TOKENS, seen.note_gap, waits)
         finally:
+            waits.close()
             lease.release()
         seen.streams += 1
         seen.lost += got != TOKENS
@@ -119,9 +157,11 @@ async def run_cycles(directory: Path, count: int, report: Callable[[int, Seen], 
                 clients.start_soon(stream, manager, models[0], seen)
             while seen.streams < QUIET_STREAMS:  # noqa: ASYNC110 - streams end without a word
                 await trio.sleep(0.01)
-            seen.churning = True
             for index in range(count):
+                seen.churning, began = True, trio.current_time()
                 await cycle(manager, models[1], seen)
+                seen.churning = False
+                await trio.sleep(min(IDLE_AT_MOST_S, trio.current_time() - began))
                 seen.resident_bytes.append(settled_bytes())
                 seen.active_bytes.append(mx.get_active_memory())
                 report(index, seen)
