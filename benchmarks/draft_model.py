@@ -3,6 +3,8 @@
 The model drafts for itself, so every draft is right, and each step brings all drafted tokens and one more. Its rate should then be
 that of one pass of each kind: `drafts` passes of the draft model and one that verifies. These are timed on the engine's rows alone,
 without sampling, scheduler and streams, in turns with the server's whole way. `--draft-layers` drafts with the first layers instead.
+On a machine that others use, `--cpu-time` with OPENBLAS_NUM_THREADS=1 compares seconds of this process in place of seconds: both sides then
+pay for the same work, whoever interrupts it. On a GPU it says nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -37,6 +39,7 @@ from trouper.protocol.plans import ProposerName, RowId
 from trouper.protocol.requests import Speculation as WhatDrafts
 
 TASK = "list"
+Clock = Callable[[], float]
 
 
 class Always(Speculation):
@@ -70,23 +73,23 @@ class Passes:
             self._rows.promote(row)
         self._draft.prefill(prompts)
 
-    def seconds(self) -> tuple[float, float]:
+    def seconds(self, clock: Clock) -> tuple[float, float]:
         """Of a pass of the draft model, and of one that verifies; what they wrote is taken back."""
         before = dict(self._draft.lengths)
-        began = time.perf_counter()
+        began = clock()
         self._draft.propose(
             {row: [5] for row in self.ids}, dict.fromkeys(self.ids, self._drafts), lambda tokens: tokens
         )
-        drafted = time.perf_counter()
+        drafted = clock()
         self._draft.lengths.update(before)
         counts = np.full(len(self.ids), self._drafts + 1, np.int32)
         mx.eval(self._rows.verify(mx.ones((len(self.ids), self._drafts + 1), mx.uint32), counts))
-        verified = time.perf_counter()
+        verified = clock()
         self._rows.accepted(np.full(len(self.ids), -1, np.int32))
         return (drafted - began) / self._drafts, verified - drafted
 
 
-async def steady_rate(runtime: Runtime, rows: int, tokens: int, how: WhatDrafts) -> float:
+async def steady_rate(runtime: Runtime, rows: int, tokens: int, how: WhatDrafts, clock: Clock) -> float:
     """Tokens a second that clients get while all rows decode: from the last one's first tokens to the first one's last."""
     heard: list[list[tuple[float, int]]] = [[] for _ in range(rows)]
 
@@ -98,7 +101,7 @@ async def steady_rate(runtime: Runtime, rows: int, tokens: int, how: WhatDrafts)
         )  # fmt: skip
         with await runtime.submit(request) as answer:
             async for delta in answer:
-                heard[row].append((trio.current_time(), len(delta.tokens)))
+                heard[row].append((clock(), len(delta.tokens)))
 
     async with trio.open_nursery() as nursery:
         for row in range(rows):
@@ -109,12 +112,13 @@ async def steady_rate(runtime: Runtime, rows: int, tokens: int, how: WhatDrafts)
 
 async def compare(runtime: Runtime, passes: Passes, options: argparse.Namespace, rows: int) -> None:
     rates, costs, plain = list[float](), list[tuple[float, float]](), list[float]()
-    await steady_rate(runtime, rows, 12, "draft_model")
+    clock: Clock = time.process_time if options.cpu_time else time.perf_counter
+    await steady_rate(runtime, rows, 12, "draft_model", clock)
     before = runtime.health().scheduler.speculation
     for _ in range(options.rounds):
-        costs += [passes.seconds() for _ in range(8)]
-        rates.append(await steady_rate(runtime, rows, options.tokens, "draft_model"))
-        plain.append(await steady_rate(runtime, rows, options.tokens // 2, "off"))
+        costs += [passes.seconds(clock) for _ in range(8)]
+        rates.append(await steady_rate(runtime, rows, options.tokens, "draft_model", clock))
+        plain.append(await steady_rate(runtime, rows, options.tokens // 2, "off", clock))
     stats = runtime.health().scheduler.speculation
     drafted, accepted = stats.drafted - before.drafted, stats.accepted - before.accepted
     one, verified = (statistics.median(column) for column in zip(*costs, strict=True))
@@ -149,6 +153,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     model = options.model or str(bundled_model.directory())
     with TemporaryDirectory() as directory:

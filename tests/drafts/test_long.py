@@ -1,10 +1,12 @@
 """Long answers, many at once: what drifts shows only after hundreds of tokens. TROUPER_LONG_TESTS=1: 2000 tokens each, of
-every family that drafts."""
+every family that drafts, by n-grams, by a draft model and by the heads that families have."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -16,11 +18,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.drafts.models import DRAFTING
 from tests.engine.driver import GREEDY, Driver, Request, Row
 from tests.engine.naive import Floats, choose, shaped, softmax
+from tests.engine.test_draft_model import other
+from tests.engine.test_mtp import head_of, loaded
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
-from tests.heads import CONFIGS
+from tests.heads import CONFIGS, HEADS
 from tests.real.serving import CLOSE, ROUNDING
 from trouper.engine.step import StepEngine
+from trouper.protocol.plans import ProposerName
 from trouper.protocol.sampling import Sampling
 
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
@@ -49,8 +54,19 @@ def asked(lengths: tuple[int, ...], tokens: int) -> list[Request]:
     ]
 
 
-def drafted(model: nn.Module, requests: Sequence[Request]) -> list[Row]:
-    driver = Driver(StepEngine(model, VOCABULARY), allow=lambda step: (16, 0, 4)[step % 3])
+def drafted(model: nn.Module, requests: Sequence[Request], **drafters: Any) -> list[Row]:
+    """`drafters`: a draft model and a head, if there are any. Most drafts are by n-grams all the same: these are right."""
+    names: list[ProposerName] = ["ngram"] * 5
+    if "draft_model" in drafters:
+        names.append("draft_model")
+    if "head" in drafters:
+        names.append("mtp")
+    turn = cycle(names)
+    driver = Driver(
+        StepEngine(model, VOCABULARY, **drafters),
+        allow=lambda step: (16, 0, 4)[step % 3],
+        propose=lambda _: next(turn),
+    )
     rows = driver.play(requests)
     accepted = sum(right for _, _, right in driver.drafted)
     assert requests[0].tokens // 2 < accepted < sum(tokens for _, tokens, _ in driver.drafted)
@@ -111,8 +127,12 @@ def compare(model: nn.Module, row: Row, tokens: int) -> Compared:
 
 @pytest.mark.parametrize("name", DRAFTING if LONG else ["qwen3_moe"])
 def test_f22_long_answers_are_what_the_model_says_to_the_end(name: str) -> None:
-    model = build(name, config=CONFIGS[name])
-    compared = [compare(model, row, TOKENS) for row in drafted(model, asked(MANY, TOKENS))]
+    model, drafters = build(name, config=CONFIGS[name]), dict[str, Any]()
+    if LONG:
+        drafters["draft_model"] = other()
+        if name in HEADS:
+            model, drafters["head"] = loaded(name).model, head_of(name)
+    compared = [compare(model, row, TOKENS) for row in drafted(model, asked(MANY, TOKENS), **drafters)]
     assert not any(row.wrong for row in compared), compared
     apart = sorted(row.apart for row in compared)
     assert apart[len(apart) // 2 if name in UNDECIDED else -1] < CLOSE, compared
