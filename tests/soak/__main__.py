@@ -1,7 +1,7 @@
 """`python -m tests.soak HOURS [--out DIRECTORY] [--seed N]`: mixed load of every endpoint on real servers, judged by slopes.
 
-Two servers stay up all the time, and are loaded in turns: one rank with the embedded model and two small ones, of which one at a time
-fits beside it; and a group of two ranks with a model of its own. Prints each series' slope and ends with 1 if one of them grows
+Three servers stay up all the time, and are loaded in turns: one with keys, the embedded model and two small ones, of which one at a time
+fits beside it; then a group of two ranks together with a server whose model has LoRA adapters. Prints each series' slope and ends with 1 if one of them grows
 (or the hit rate falls), an answer was wrong, or a request met an error.
 """
 
@@ -28,7 +28,7 @@ from tests.soak.judging import Report, judge
 from tests.soak.load import Load, Tally, Target
 from tests.soak.page import page
 from tests.soak.sampling import Sampler
-from tests.soak.servers import LARGE, MODEL_MEMORY, OTHER, SMALL, SPLIT, SSD_BYTES, Group, Models, group
+from tests.soak.servers import ADAPTED, LARGE, MODEL_MEMORY, OTHER, SMALL, SPLIT, SSD_BYTES, Group, Models, group
 from tests.soak.wishes import Question, questions
 
 
@@ -71,6 +71,7 @@ def references(models: Models, place: Path, shape: Shape, watch: Watch) -> dict[
     for server, flags, names in (
         ("quiet", models.flags(), (LARGE, SMALL, OTHER)),
         ("quiet-split", models.split_flags(), (SPLIT,)),
+        ("quiet-tuned", models.tuned_flags(), ADAPTED),
     ):
         with group(server, place, flags, quiet=True) as served:
             for name in names:
@@ -83,16 +84,18 @@ def references(models: Models, place: Path, shape: Shape, watch: Watch) -> dict[
 async def play(
     groups: Sequence[Group], known: dict[str, list[Question]], shape: Shape, out: Path, watch: Watch
 ) -> Soaked:
-    """`groups`: one rank, then the ranks. The page and the verdict so far are written after each cycle, so that they can be looked at."""
+    """`groups`: one rank, the ranks, and the one with adapters. The page and the verdict so far are written after each cycle, so that they can be looked at."""
     began, tally = time.monotonic(), Tally()
-    single, ranks = groups
+    single, ranks, tuned = groups
 
     def now() -> float:
         return time.monotonic() - began
 
     load = Load(tally, Random(shape.seed), now, shape.pause_s)
     everything = [question for name in (LARGE, SMALL, OTHER) for question in known[name]]
-    one, several = Target(single.port, everything, watched=True), Target(ranks.port, known[SPLIT])
+    adapted = [question for name in ADAPTED for question in known[name]]
+    one = Target(single.port, everything, watched=True, keyed=True)
+    several = [Target(ranks.port, known[SPLIT]), Target(tuned.port, adapted)]
     cycle = 0
     with (out / "samples.jsonl").open("w") as sink:
         sampler = Sampler(groups, now, sink)
@@ -106,7 +109,7 @@ async def play(
                 small = (SMALL, OTHER)[cycle // shape.churn % 2]
                 # A turn ends when the clients have read what they asked for; the next cycle begins at its own time all the same.
                 await load.run(
-                    one.of((LARGE, small)), shape.clients, (cycle * shape.cycle_s + shape.one_rank_s) - now()
+                    [one.of((LARGE, small), small)], shape.clients, (cycle * shape.cycle_s + shape.one_rank_s) - now()
                 )
                 cycle += 1
                 await load.run(several, shape.clients, cycle * shape.cycle_s - now())
@@ -120,7 +123,7 @@ def _write(soaked: Soaked, shape: Shape, out: Path) -> None:
     facts = {
         "machine": f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "played": f"{soaked.windows} cycles of {shape.cycle_s:.0f} s (one rank {shape.one_rank_s:.0f} s, two ranks "
-        f"{shape.ranks_s:.0f} s), {shape.clients} clients with pauses of {shape.pause_s:g} s, seed {shape.seed}",
+        f"and adapters {shape.ranks_s:.0f} s), {shape.clients} clients with pauses of {shape.pause_s:g} s, seed {shape.seed}",
         "bounds": f"cached blocks 40 MB for each model, SSD tier {SSD_BYTES / 1e6:.0f} MB, 20 stored responses",
     }
     text = page(soaked.report, soaked.tally, facts)
@@ -146,10 +149,11 @@ def soak(shape: Shape, out: Path, watch: Watch) -> Soaked:
         room = () if shape.tiny else ("--model-memory", str(MODEL_MEMORY))
         single = stack.enter_context(group("one", place, [*models.flags(), *room]))
         ranks = stack.enter_context(group("ranks", place, models.split_flags(), ranks=2))
+        tuned = stack.enter_context(group("tuned", place, models.tuned_flags()))
         try:
-            return trio.run(play, (single, ranks), known, shape, out, watch)
+            return trio.run(play, (single, ranks, tuned), known, shape, out, watch)
         finally:
-            for each in (single, ranks):
+            for each in (single, ranks, tuned):
                 (out / f"{each.name}.log").write_bytes((each.place / "log").read_bytes())
 
 

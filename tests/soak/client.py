@@ -23,19 +23,29 @@ CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completion
 Json = dict[str, Any]
 
 
+KEY, LIMITED_KEY = "sk-soak", "sk-limited"
+"""A key that may do everything, and one that may ask a few times a minute. A server without keys takes any."""
+FORM = "Content-Type: multipart/form-data; boundary=soak\r\n"
+
+
 @attrs.frozen
 class Ask:
-    """`structured`: blanks of the answer do not count."""
+    """`structured`: blanks of the answer do not count. `form`: a file to upload, instead of a body."""
 
     path: str
     body: Json | None = None
     method: str = "POST"
     structured: bool = False
+    form: bytes | None = None
+    key: str = KEY
 
     def data(self) -> bytes:
+        headers = f"Connection: close\r\nAuthorization: Bearer {self.key}\r\n"
+        if self.form is not None:
+            return post(self.path, self.form, headers + FORM)
         if self.body is not None:
-            return post(self.path, self.body, "Connection: close\r\n")
-        return f"{self.method} {self.path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            return post(self.path, self.body, headers)
+        return f"{self.method} {self.path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode()
 
 
 @attrs.frozen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
@@ -11,9 +12,12 @@ from typing import Any
 import attrs
 import trio
 
+from tests.soak import features
 from tests.soak.client import RESPONSES, TEXTS, Ask, Heard, Manner, answer_of, ask, equal
+from tests.soak.features import Script
 from tests.soak.wishes import Question
 
+IDENTIFIERS = re.compile("/(resp|file|batch)[-_].*")
 PAGES = ("/v1/models", "/health", "/livez", "/metrics", "/server_info", "/openapi.json", "/docs", "/", "/v1/live")
 SALTS = 6
 """Caches of the last so many turns may be asked for again: some is in memory, some on disk, some nowhere any more."""
@@ -37,14 +41,26 @@ class Tally:
 
 @attrs.frozen
 class Target:
-    """A server and what it is asked; `watched`: the latency of its streams is judged."""
+    """A server and what it is asked; `watched`: the latency of its streams is judged. `keyed`: it has keys with limits. `exchanged`: a
+    model that is put to sleep and loaded."""
 
     port: int
     questions: Sequence[Question]
     watched: bool = False
+    keyed: bool = False
+    exchanged: str = ""
 
-    def of(self, models: Sequence[str]) -> Target:
-        return attrs.evolve(self, questions=[question for question in self.questions if question.model in models])
+    def scripts(self) -> dict[Script, int]:
+        """What a client does, and how often."""
+        often: dict[Script, int] = {Load.question: 40, Load.page: 4, Load.conversation: 2, Load.background: 2}
+        often |= {Load.cancelled: 2, features.batch: 1}
+        return (
+            often | ({features.limited: 2} if self.keyed else {}) | ({features.exchanged: 1} if self.exchanged else {})
+        )
+
+    def of(self, models: Sequence[str], exchanged: str) -> Target:
+        questions = [question for question in self.questions if question.model in models]
+        return attrs.evolve(self, questions=questions, exchanged=exchanged)
 
 
 @attrs.define
@@ -57,23 +73,23 @@ class Load:
     pause_s: float
     turn: int = 0
 
-    async def run(self, target: Target, clients: int, seconds: float) -> None:
-        """One turn: a new cache, and those of the last ones. Each client finishes what it asks."""
+    async def run(self, targets: Sequence[Target], clients: int, seconds: float) -> None:
+        """One turn: a new cache, and those of the last ones. Each client finishes what it asks, now of one target, now of another."""
         self.turn += 1
         end = trio.current_time() + seconds
         async with trio.open_nursery() as nursery:
             for number in range(clients):
-                nursery.start_soon(self._client, target, end, Random(self.chance.randrange(2**32) + number))
+                nursery.start_soon(self._client, targets, end, Random(self.chance.randrange(2**32) + number))
 
-    async def _client(self, target: Target, end: float, chance: Random) -> None:
+    async def _client(self, targets: Sequence[Target], end: float, chance: Random) -> None:
         while trio.current_time() < end:
-            script = chance.choices(
-                (self._question, self._page, self._conversation, self._background, self._cancelled), (40, 4, 2, 2, 2)
-            )[0]
-            await script(target, chance)
+            target = chance.choice(targets)
+            scripts = target.scripts()
+            [script] = chance.choices([*scripts], [*scripts.values()])
+            await script(self, target, chance)
             await trio.sleep(min(chance.expovariate(1 / self.pause_s), 5 * self.pause_s))
 
-    async def _question(self, target: Target, chance: Random) -> None:
+    async def question(self, target: Target, chance: Random) -> None:
         question = chance.choice(target.questions)
         manners: tuple[Manner, ...] = ("reads", "slow", "leaves")
         manner = chance.choices(manners, (8, 1, 1))[0]
@@ -83,13 +99,13 @@ class Load:
         self.tally.asked[manner] += 1
         if heard.left:
             return
-        self._compare(question.wish, heard, question.answer)
+        self.compare(question.wish, heard, question.answer)
         if target.watched and manner == "reads" and heard.first_s is not None:
             now = self.now()
             self.tally.firsts.append((now, heard.first_s))
             self.tally.gaps += [(now, gap) for gap in heard.gaps_s]
 
-    def _compare(self, wish: Ask, heard: Heard, answer: Any) -> None:
+    def compare(self, wish: Ask, heard: Heard, answer: Any) -> None:
         self.tally.checked += 1
         if heard.status in (0, 429) or heard.status >= 500:
             self.tally.errors.append(f"{self.now():.0f} s: {wish.path} {heard.status} {heard.body[:200]!r}")
@@ -97,14 +113,29 @@ class Load:
             told = f"{self.now():.0f} s: {json.dumps(wish.body)[:300]}: {json.dumps(said)}, not {json.dumps(answer)}"
             self.tally.wrong.append(told if len(self.tally.wrong) < KEPT else "another")
 
-    async def _get(self, target: Target, path: str, method: str = "GET") -> Heard:
-        heard = await ask(target.port, Ask(path, method=method))
-        self.tally.asked[path.split("/resp_", maxsplit=1)[0]] += 1
+    async def heard(self, target: Target, wish: Ask) -> Heard:
+        """Whatever is answered."""
+        self.tally.asked[IDENTIFIERS.sub("", wish.path)] += 1
+        return await ask(target.port, wish)
+
+    async def answer(self, target: Target, wish: Ask) -> Heard:
+        """What is answered; all but 200 counts as an error."""
+        heard = await self.heard(target, wish)
         if heard.status != 200:
-            self.tally.errors.append(f"{self.now():.0f} s: {method} {path} {heard.status} {heard.body[:200]!r}")
+            self.tally.errors.append(
+                f"{self.now():.0f} s: {wish.method} {wish.path} {heard.status} {heard.body[:200]!r}"
+            )
         return heard
 
-    async def _page(self, target: Target, chance: Random) -> None:
+    async def object_of(self, target: Target, wish: Ask) -> Any:
+        """The object that is answered, or None where it became an error, which is counted."""
+        heard = await self.answer(target, wish)
+        return heard.json() if heard.status == 200 else None
+
+    async def _get(self, target: Target, path: str, method: str = "GET") -> Heard:
+        return await self.answer(target, Ask(path, method=method))
+
+    async def page(self, target: Target, chance: Random) -> None:
         path = chance.choice(PAGES)
         if path == "/v1/live":  # A feed without an end.
             await ask(target.port, Ask(path, method="GET"), "leaves", chance)
@@ -118,14 +149,9 @@ class Load:
     async def _stored(self, target: Target, question: Question, **fields: Any) -> Any:
         """The response, or None where it became an error, which is counted."""
         wish = attrs.evolve(question.wish, body={**(question.wish.body or {}), **fields})
-        heard = await ask(target.port, wish)
-        self.tally.asked[RESPONSES] += 1
-        if heard.status != 200:
-            self.tally.errors.append(f"{self.now():.0f} s: {wish.path} {heard.status} {heard.body[:200]!r}")
-            return None
-        return heard.json()
+        return await self.object_of(target, wish)
 
-    async def _conversation(self, target: Target, chance: Random) -> None:
+    async def conversation(self, target: Target, chance: Random) -> None:
         """A response that goes on, is looked at, and is deleted."""
         question = self._response(target, chance)
         if (first := await self._stored(target, question)) is None:
@@ -139,7 +165,7 @@ class Load:
         await self._get(target, f"{RESPONSES}/{second['id']}/input_items")
         await self._get(target, f"{RESPONSES}/{second['id']}", "DELETE")
 
-    async def _background(self, target: Target, chance: Random) -> None:
+    async def background(self, target: Target, chance: Random) -> None:
         """A response whose client comes back for it."""
         question = self._response(target, chance)
         said = await self._stored(target, question, background=True)
@@ -149,7 +175,7 @@ class Load:
         if said is not None:
             self._same(question, said)
 
-    async def _cancelled(self, target: Target, chance: Random) -> None:
+    async def cancelled(self, target: Target, chance: Random) -> None:
         """A response in the background that is not awaited."""
         question = self._response(target, chance)
         said = await self._stored(target, question, background=True, max_output_tokens=200)

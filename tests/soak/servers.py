@@ -1,4 +1,5 @@
-"""The servers of a soak: one with two of three models at a time, and a group of two ranks. Both stay for as long as the soak does."""
+"""The servers of a soak: one with keys and two of three models at a time, one whose model has LoRA adapters, and a group of two ranks.
+All stay for as long as the soak does."""
 
 from __future__ import annotations
 
@@ -12,14 +13,21 @@ from pathlib import Path
 import attrs
 import psutil
 
-from tests.families import FAMILIES
+from tests.adapters import save_adapter
+from tests.families import FAMILIES, build
 from tests.families import save as save_family
 from tests.ranks.launching import environments
 from tests.ranks.models import save
+from tests.soak.client import KEY, LIMITED_KEY
 from tests.soak.wishes import Model, vocabulary_of
 from tests.test_process import PATIENCE_S, RUN, free_port
 
-LARGE, SMALL, OTHER, SPLIT = "large", "small-a", "small-b", "small-split"
+LARGE, SMALL, OTHER, SPLIT, TUNED = "large", "small-a", "small-b", "small-split", "small-tuned"
+ADAPTED = (TUNED, f"{TUNED}:north", f"{TUNED}:south")
+"""A base, and the base with each of its adapters."""
+KEYS = f"""{KEY} name=soak admin=true observability=true cache=shared
+{LIMITED_KEY} name=limited requests_per_minute=6 cache=shared
+"""
 EMBEDDED = "SmolLM2-135M-Instruct"
 CERTAIN = {LARGE: 0.1}
 CERTAIN_SMALL = 0.004
@@ -41,6 +49,8 @@ class Models:
     small: Path
     other: Path
     split: Path
+    tuned: Path
+    keys: Path
 
     @classmethod
     def saved(cls, place: Path, *, tiny: bool) -> Models:
@@ -54,6 +64,8 @@ class Models:
             save_family("llama", place / "a", {**FAMILIES["llama"], **tall}),
             save_family("qwen3", place / "b", {**FAMILIES["qwen3"], **tall}),
             save("llama", place / "split"),
+            _tuned(place / "tuned"),
+            _keys(place / "keys"),
         )
 
     def described(self, name: str) -> Model:
@@ -66,13 +78,31 @@ class Models:
         named = {LARGE: self.large, SMALL: str(self.small), OTHER: str(self.other)}
         flags = [flag for path in named.values() for flag in ("--model", path)]
         flags += [flag for name, path in named.items() for flag in ("--served-model-name", f"{name}={path}")]
-        return flags + self._checked()
+        return [*flags, "--api-key-file", str(self.keys), *self._checked()]
+
+    def tuned_flags(self) -> list[str]:
+        adapters = [f"--adapter={name.partition(':')[2]}={self.tuned / name.partition(':')[2]}" for name in ADAPTED[1:]]
+        return ["--model", str(self.tuned), "--served-model-name", TUNED, *adapters, *self._checked()]
 
     def split_flags(self) -> list[str]:
         return ["--model", str(self.split), "--served-model-name", SPLIT, *self._checked()]
 
     def _checked(self) -> list[str]:
         return [] if self.large == EMBEDDED else ["--self-check", "off"]
+
+
+def _tuned(place: Path) -> Path:
+    wide = {**FAMILIES["llama"], "max_position_embeddings": 4096}
+    save_family("llama", place, wide)
+    for seed, name in enumerate(ADAPTED[1:]):
+        save_adapter(build("llama", config=wide), place / name.partition(":")[2], seed)
+    return place
+
+
+def _keys(file: Path) -> Path:
+    file.write_text(KEYS)
+    file.chmod(0o600)
+    return file
 
 
 @attrs.frozen
@@ -102,6 +132,7 @@ def group(name: str, place: Path, flags: Sequence[str], *, ranks: int = 1, quiet
     command += ["--cache-memory", "0", "--no-ssd", "--speculation", "off"] if quiet else [*COMMON]
     if not quiet:
         command += ["--ssd-cache-dir", str(own / "cache"), "--ssd-max-bytes", str(SSD_BYTES)]
+    command += ["--batch-dir", str(own / "batches")]
     processes: list[subprocess.Popen[str]] = []
     with (own / "log").open("w") as log, environments(ranks) as each:
         try:
