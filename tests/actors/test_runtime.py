@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import trio
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.actors.runtime.watches import Watches
+from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import Plan
 from trouper.protocol.replies import Accepted, Delta, Progress, Reply
 
@@ -309,3 +311,21 @@ async def test_r13_a_submission_in_delivery_when_the_drain_begins_is_refused(ope
             nursery.start_soon(refused, runtime)
             await wait_all_tasks_blocked()
             await runtime.drain(1)
+
+
+async def test_cached_blocks_go_while_nobody_asks_if_the_system_is_short_of_memory(autojump_clock: MockClock) -> None:
+    engine = FakeEngine()
+    engine.stats = MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=1000, pressure="normal")
+    async with running(engine) as runtime:
+        with await runtime.submit(generate("1", 60, max_tokens=3)) as answer:
+            await whole_text(answer)
+        await trio.sleep(20)
+        assert runtime.health().scheduler.cache.bytes
+        engine.stats = attrs.evolve(engine.stats, pressure="critical")
+        await trio.sleep(120)
+        health = runtime.health()
+        assert health.scheduler.cache.bytes == 0 and health.memory.under_pressure
+        assert health.ready, "short memory is no fault of the engine's"
+        engine.stats = attrs.evolve(engine.stats, pressure="normal")
+        await trio.sleep(3600)
+        assert runtime.health().memory.pressure_bound_bytes == 0

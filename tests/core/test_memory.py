@@ -368,3 +368,21 @@ def test_the_order_of_the_queue(arrivals: list[tuple[int, float]], bound: float)
     for client in asked.clients:
         client.aborted = True
     finish(asked)
+
+
+def test_rows_leave_for_the_systems_memory_pressure_and_return_after_it() -> None:
+    asked = world(None)
+    clients = ask(asked, 4, max_tokens=8)
+    run(asked, 2)
+    assert len(running(asked)) == 4
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=2**40, pressure="critical", pressure_bound_bytes=3500))
+    run(asked)
+    assert 1 < len(running(asked)) < 4
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=2**40, pressure="critical", pressure_bound_bytes=1))
+    run(asked)
+    assert len(running(asked)) == 1, "the last one goes on"
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=2**40, pressure="normal"))
+    run(asked, 2)
+    assert len(running(asked)) == 4
+    finish(asked)
+    assert all(problem_of(client) is None for client in clients) and preempted(asked) == 3

@@ -10,6 +10,7 @@ import attrs
 import trio
 
 from trouper.actors.runtime.channels import offer
+from trouper.actors.scheduling.pressure_bound import KEEPS, PressureBound
 from trouper.protocol.health import MemoryStatus, SchedulerStats
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.settings import Settings
@@ -45,12 +46,15 @@ async def keep_tidy(
     """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to do. `orders` outlives a crash,
     so the graph closes it. While no request is served, the actor orders inspections of a few files at a time."""
     next_sweep = next_inspection = trio.current_time()
-    kept_bytes, process, fixed = 0, ProcessMemory(), FixedMemory()
+    kept_bytes, process, fixed, bound = 0, ProcessMemory(), FixedMemory(), PressureBound()
     while True:
         stats, last = read_memory(), memory.latest
         kept_bytes = min(kept_bytes, stats.spare_bytes)
-        status = judge(stats, last, settings.memory_fraction, kept_bytes)
-        status = attrs.evolve(status, fixed_bytes=fixed.measured(stats, scheduler.latest))
+        pressure = bound.look(stats, scheduler.latest.kv_row_bytes + scheduler.latest.cache.bytes)
+        status = judge(attrs.evolve(stats, pressure=pressure), last, settings.memory_fraction, kept_bytes)
+        status = attrs.evolve(
+            status, fixed_bytes=fixed.measured(stats, scheduler.latest), pressure_bound_bytes=bound.bound_bytes
+        )
         if process.is_worth_releasing(stats.resident_bytes, scheduler.latest.active_sequences):
             status = attrs.evolve(status, releases=last.releases + 1)
         memory.publish(status)
@@ -127,15 +131,16 @@ class ProcessMemory:
 def judge(stats: MemoryStats, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:
     """Compare the memory in use with the device's own limit (R14). Spare buffers are released before requests have to wait, but
     not in every round (F25): only when the bound is exceeded and the spare memory beyond `kept_bytes` is worth a release.
-    `kept_bytes` is the spare memory that the last release did not free."""
-    bound = stats.limit_bytes * fraction
-    too_much = stats.active_bytes + stats.spare_bytes > bound
+    `kept_bytes` is the spare memory that the last release did not free. Where the system says that memory is short, no part of the limit is free."""
+    bound, is_short = stats.limit_bytes * fraction, stats.pressure in KEEPS
+    too_much = is_short or stats.active_bytes + stats.spare_bytes > bound
     helps = stats.spare_bytes - kept_bytes > stats.limit_bytes * WORTH_RELEASING
     return attrs.evolve(
         last,
         active_bytes=stats.active_bytes,
         spare_bytes=stats.spare_bytes,
         limit_bytes=stats.limit_bytes,
-        under_pressure=stats.active_bytes > bound,
+        under_pressure=is_short or stats.active_bytes > bound,
         releases=last.releases + (too_much and helps),
+        pressure=stats.pressure,
     )

@@ -124,8 +124,10 @@ class Scheduler:
 
     async def _next_request(self) -> None:
         """Wait for a request, then up to MAX_GATHER_S for more: prompts that begin together prefill at full speed, while
-        one that came a moment late would have to prefill beside the others' streams."""
-        await self._receive_by(float("inf"))
+        one that came a moment late would have to prefill beside the others' streams. Where the system says how short memory is,
+        the wait ends now and then, so that cached blocks go also while nobody asks."""
+        tells = self._edges.watches.memory.latest.pressure != "unknown"
+        await self._receive_by(trio.current_time() + self._settings.janitor_interval_s if tells else float("inf"))
         gap_s, end = self._settings.gather_ms / 1000, trio.current_time() + MAX_GATHER_S
         while 0 < self._core.waiting < self._settings.rows and gap_s > 0:
             if not await self._receive_by(min(trio.current_time() + gap_s, end)):

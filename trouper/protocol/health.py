@@ -17,6 +17,10 @@ NO_LATENCIES = Histogram.of(INTER_TOKEN_S)
 NO_STEP_TOKENS = Histogram.of(STEP_TOKENS)
 
 
+MemoryPressure = Literal["unknown", "normal", "warning", "critical"]
+SEVERITY: tuple[MemoryPressure, ...] = ("unknown", "normal", "warning", "critical")
+
+
 @attrs.frozen(kw_only=True)
 class CacheStats:
     """The prefix cache: counters since the server started, and what it holds now."""
@@ -153,6 +157,10 @@ class MemoryStatus:
     """Memory in use besides rows and cached blocks, as measured while no row ran; 0: not measured yet."""
     releases: int = 0
     """How often spare buffers were released to the system."""
+    pressure: MemoryPressure = "unknown"
+    """The system's verdict on the memory of the whole machine, or "warning" where swap grows."""
+    pressure_bound_bytes: int = 0
+    """Bound on rows and cached blocks that follows from that; 0: there is none."""
 
 
 @attrs.frozen(kw_only=True)

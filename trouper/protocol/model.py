@@ -10,6 +10,7 @@ import trio
 
 from trouper.protocol.capabilities import EVERYTHING, UNCHECKED, Capabilities, SelfCheck
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.health import MemoryPressure
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Breakers, Plan, Pooling, Stepped
 from trouper.protocol.ranks import Joined
@@ -199,6 +200,10 @@ class MemoryStats:
     limit_bytes: int
     resident_bytes: int = 0
     """Resident memory of the process, including free memory in its heaps; 0 where it is unknown or cannot be released."""
+    pressure: MemoryPressure = "unknown"
+    """The system's verdict on the memory of the whole machine."""
+    swapped_bytes: int = 0
+    """Memory of the machine in swap files; 0 where it is unknown."""
 
 
 class Engine(Protocol):

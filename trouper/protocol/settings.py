@@ -145,6 +145,12 @@ class Settings:
     memory_fraction: float = setting(
         0.9, "Part of the device's memory that may be in use before requests wait.", 0.05, 1
     )
+    no_wired_weights: bool = setting(
+        False, "Where the device has a recommended working set (Metal): let the system page the weights out."
+    )
+    buffer_cache: ByteSize | None = size(
+        None, "Most that MLX keeps of freed buffers. Default: a 16th of the recommended working set, or as MLX has it."
+    )
     janitor_interval_s: float = setting(5.0, "How often memory and disk are looked at.", 0.05)
     seed: int | None = setting(None, "Seed for requests that name none; default: drawn for each.")
     control_host: str | None = setting(

@@ -20,7 +20,7 @@ from trouper.actors.ranks.rank_handshake import Invitation, accept_follower, car
 from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S
 from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.ranks.rank_member import DiskReport, RankMember
-from trouper.protocol.health import DirectoryStats, RanksStats, RankStats
+from trouper.protocol.health import SEVERITY, DirectoryStats, RanksStats, RankStats
 from trouper.protocol.link import Compile, Compiled, Fetch, Heartbeat, Leave, Refused
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
@@ -184,7 +184,13 @@ class Leader:
         process now and then would look like a burst."""
         known = [local, *(member.memory for member in self._members.values() if member.memory is not None)]
         fullest = max(known, key=lambda stats: stats.active_bytes / max(1, stats.limit_bytes))
-        return attrs.evolve(fullest, resident_bytes=local.resident_bytes)
+        shortest = max(known, key=lambda stats: SEVERITY.index(stats.pressure))
+        return attrs.evolve(
+            fullest,
+            resident_bytes=local.resident_bytes,
+            pressure=shortest.pressure,
+            swapped_bytes=shortest.swapped_bytes,
+        )
 
     async def watch(self) -> None:
         """Publish the state of the group periodically, and detect a step that takes too long."""

@@ -1,6 +1,6 @@
 """The memory budget: the limit that running rows and cached blocks share, and what a row counts. Pure.
 
-The limit is the smallest of --kv-memory, the bound after a failed allocation, and what the device has: its own limit times --memory-fraction, less the memory that is in use
+The limit is the smallest of --kv-memory, the bounds after a failed allocation and under the system's memory pressure, and what the device has: its own limit times --memory-fraction, less the memory that is in use
 besides rows and cached blocks (the weights, or more if more was measured while no row ran), less a margin for one step's activations and
 logits. Several models in one process have equal shares of it: each that used what is free would leave nothing to the others' rows.
 If that leaves nothing, the estimate is of no use: there is no bound by bytes, and the janitor's look at the device remains.
@@ -72,7 +72,12 @@ class MemoryBudget:
         memory = self.memory.latest
         fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.margin_bytes
         device = (int(memory.limit_bytes * self.memory_fraction) - fixed_bytes) // self.sharers
-        known = (self.kv_memory, device if device > 0 else None, self.allocations.bound_bytes)
+        known = (
+            self.kv_memory,
+            device if device > 0 else None,
+            self.allocations.bound_bytes,
+            memory.pressure_bound_bytes or None,
+        )
         bounds = [bound for bound in known if bound is not None]
         return min(bounds, default=None)
 

@@ -116,7 +116,7 @@ class PlanComposer:
         """Evict cached blocks to make room for rows, once for each look of the janitor."""
         memory = self.memory.latest
         if memory.under_pressure and memory is not self._memory_seen:
-            self.cache.evict(int(memory.active_bytes - memory.limit_bytes * self.settings.memory_fraction))
+            self.cache.evict(max(0, int(memory.active_bytes - memory.limit_bytes * self.settings.memory_fraction)))
         self._memory_seen = memory
 
     def _release_memory(self) -> bool:

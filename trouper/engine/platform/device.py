@@ -10,12 +10,15 @@ from pathlib import Path
 import mlx.core as mx
 
 from trouper import heap
+from trouper.engine.platform.system_memory import this_system
 from trouper.protocol.model import MemoryStats
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files of a container's memory limit, in cgroup version 2 and 1."""
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
 """Keys of `mx.device_info`: Metal's working set; a CUDA device's memory, by version."""
+SPARE_PART = 16
+"""Part of the working set that freed buffers may keep, as its denominator."""
 FREE = "free_memory"
 """Key of what no process uses of a CUDA device's memory."""
 
@@ -66,13 +69,31 @@ def memory_limit_bytes(sharers: int = 1) -> int:
 
 
 def memory_stats(sharers: int = 1) -> MemoryStats:
-    """Measure memory in bytes. `sharers`: number of processes that share the device's limit."""
+    """Measure memory in bytes: the larger of what MLX knows and of what the system charges to this process. `sharers`: number of
+    processes that share the device's limit."""
+    system, spare_bytes = this_system(), mx.get_cache_memory()
     return MemoryStats(
-        active_bytes=mx.get_active_memory(),
-        spare_bytes=mx.get_cache_memory(),
+        active_bytes=max(mx.get_active_memory(), system.footprint_bytes() - spare_bytes),
+        spare_bytes=spare_bytes,
         limit_bytes=memory_limit_bytes(sharers),
         resident_bytes=heap.resident_bytes(),
+        pressure=system.pressure(),
+        swapped_bytes=system.swapped_bytes(),
     )
+
+
+def working_set_bytes() -> int:
+    """Return the working set that the device recommends; 0 where it recommends none, and no memory is ever wired."""
+    return int(mx.device_info().get(RECOMMENDED, 0))
+
+
+def bound_spare_buffers(nbytes: int | None) -> None:
+    """Bound the freed buffers that MLX keeps. None: a part of the recommended working set, where there is one, since MLX's own bound is
+    nearly all memory of the machine; elsewhere as MLX has it."""
+    if nbytes is None and (recommended := working_set_bytes()):
+        nbytes = recommended // SPARE_PART
+    if nbytes is not None:
+        mx.set_cache_limit(nbytes)
 
 
 def _main_memory_bytes() -> int:
