@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from trouper.protocol.capabilities import FEATURES
-from trouper.protocol.health import ChannelStats, ProposerStats, RankStats
+from trouper.protocol.health import SEVERITY, ChannelStats, ProposerStats, RankStats
 from trouper.protocol.kv import BankStats
 from trouper.web.metrics.metric import Kind, Labelled, ModelMetric, ModelScrape
 from trouper.web.metrics.request_metrics import ModelRequestCounts
@@ -234,6 +234,18 @@ MEMORY: tuple[ModelMetric[ModelScrape], ...] = (
         "trouper_memory_under_pressure",
         "1 while requests wait since memory is short (--memory-fraction).",
         lambda seen: int(seen.health.memory.under_pressure),
+    ),
+    ModelMetric(
+        "gauge",
+        "trouper_memory_system_pressure",
+        "The system's memory pressure: 0 normal or unknown, 1 warning, 2 critical.",
+        lambda seen: max(0, SEVERITY.index(seen.health.memory.pressure) - 1),
+    ),
+    _memory(
+        "gauge",
+        "trouper_memory_pressure_bound_bytes",
+        "pressure_bound_bytes",
+        "Bound on rows and cached blocks under that; 0: none.",
     ),
     _memory("counter", "trouper_memory_releases_total", "releases", "How often spare memory was given back."),
 )
