@@ -231,6 +231,10 @@ bench-long-rows *flags: _setup
 bench-limited *flags: _setup
     @.venv/bin/python -m benchmarks.limited_memory "$@"
 
+# A recorded session or a published trace (Mooncake's format, or lines with texts): hit rate and first tokens; `just bench-replay benchmarks/traces/agents.jsonl`
+bench-replay *flags: _setup
+    @.venv/bin/python -m benchmarks.replay "$@"
+
 # What drafts are worth, in turns with and without them
 bench-speculation *flags: _setup
     @.venv/bin/python -m benchmarks.speculation "$@"

@@ -1,0 +1,1 @@
+"""Recorded sessions, and the formats in which others publish theirs."""
