@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from trouper.engine.platform import device
+from trouper import Settings
+from trouper.engine.platform import device, wired_memory
 from trouper.engine.platform.system_memory import (
     PRESSURE,
     SWAP,
@@ -131,6 +132,14 @@ class TestWiredMemory:
         refusing = WiredMemory(lambda nbytes: exec("raise ValueError('no')"), lambda: GIB)
         refusing.hold("a", 5)
         assert refusing.limit_bytes == 0
+
+
+def test_a_loaded_model_wires_its_weights_unless_it_was_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    wired, limits = TestWiredMemory.wired(100 * GIB)
+    monkeypatch.setattr(wired_memory, "WIRED", wired)
+    wired_memory.bound_memory("a", Settings(no_wired_weights=True), 5 * GIB, 1)
+    wired_memory.bound_memory("b", Settings(), 7 * GIB, 1)
+    assert limits == [7 * GIB]
 
 
 def test_spare_buffers_are_bounded_where_there_is_a_working_set_or_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from trouper.engine.platform import device
 from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
 from trouper.engine.platform.read_ahead import ReadAhead
-from trouper.engine.platform.wired_memory import WIRED
+from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.side_work import SideWork
 from trouper.engine.spec_decode.draft_model import UNLIMITED
@@ -115,7 +115,8 @@ class MlxEngine:
         """Load the model on the engine's thread, and compile its kernels where the device needs that. Raises
         `ModelUnusable`."""
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
-        await self._on_thread(self._settle)
+        nbytes, sharers = self._loaded.card.weights_bytes, self._group.sharers
+        await self._on_thread(lambda: bound_memory(self, self._settings, nbytes, sharers))
         card = attrs.evolve(self._loaded.card, logits_processors=tuple(sorted(self._processors)))
         self._adapters = [adapter.name for adapter in card.adapters]
         if device.prepares_shapes():
@@ -125,13 +126,6 @@ class MlxEngine:
         if device.prepares_shapes():
             await self._on_thread(self._warm_up)
         return LoadedModel(card, self._loaded.tokenizer)
-
-    def _settle(self) -> None:
-        """Wire the weights, and bound what the allocator keeps."""
-        assert self._loaded is not None, "load() comes first"
-        device.bound_spare_buffers(self._settings.buffer_cache)
-        if not self._settings.no_wired_weights:
-            WIRED.hold(self, self._loaded.card.weights_bytes, self._group.sharers)
 
     def _warm_up(self) -> None:
         assert self._loaded is not None, "load() comes first"

@@ -16,6 +16,7 @@ import attrs
 import mlx.core as mx
 
 from trouper.engine.platform import device
+from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.engine")
 WIRED_PART: Final = 0.9
@@ -62,3 +63,10 @@ class WiredMemory:
 
 
 WIRED = WiredMemory(mx.set_wired_limit, device.working_set_bytes)
+
+
+def bound_memory(holder: object, settings: Settings, weights_bytes: int, sharers: int) -> None:
+    """Wire the weights of a model that has been loaded, and bound the buffers that the allocator keeps, as the settings say."""
+    device.bound_spare_buffers(settings.buffer_cache)
+    if not settings.no_wired_weights:
+        WIRED.hold(holder, weights_bytes, sharers)
