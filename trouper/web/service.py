@@ -18,9 +18,9 @@ from quart.wrappers.response import ResponseBody
 from trouper.actors.request_intake import thinks_already
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.served_models import ModelEntry, Models, model_not_found
+from trouper.actors.runtime.served_models import ModelEntry, Models, named
 from trouper.protocol.api_keys import NO_KEYS, Keys
-from trouper.protocol.key_options import ANYBODY
+from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
@@ -153,16 +153,15 @@ class Service(CurrentKey):
 
     def entries(self) -> Sequence[ModelEntry]:
         """The models that the key of this request may use, its default first."""
-        key = self.key or ANYBODY
+        return self.entries_for(self.key or ANYBODY)
+
+    def entries_for(self, key: ApiKey) -> Sequence[ModelEntry]:
+        """The models that a key may use."""
         return [entry for entry in self.models.entries() if key.may_use(entry.names)]
 
     def listed(self, model: str | None) -> ModelEntry:
         """Return the entry of a model; None: the default. Raises `RequestFailed` (404), also for a model that the key may not use."""
-        listed = self.entries()
-        found = next((entry for entry in listed if model is None or model in entry.names), None)
-        if found is None:
-            raise model_not_found(model or "", listed)
-        return found
+        return named(model, self.entries())
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:
         """Whether the model is not to see the tools of this request, since it could not call them. Raises `RequestFailed` (400)."""

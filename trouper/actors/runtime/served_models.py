@@ -121,6 +121,14 @@ class OneModel:
         return Lease(self._entry.names[0], self._runtime, lambda: None)
 
 
+def named(model: str | None, entries: Sequence[ModelEntry]) -> ModelEntry:
+    """Return the entry of a model; None: the first one. Raises `RequestFailed` (404)."""
+    found = next((entry for entry in entries if model is None or model in entry.names), None)
+    if found is None:
+        raise model_not_found(model or "", entries)
+    return found
+
+
 def model_not_found(model: str, entries: Sequence[ModelEntry]) -> RequestFailed:
     served = ", ".join(repr(entry.names[0]) for entry in entries)
     message = f"the model {model!r} is not served here; {served} {'is' if len(entries) == 1 else 'are'}"

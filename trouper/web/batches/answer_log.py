@@ -152,6 +152,8 @@ class BatchProgress:
 
     def add(self, record: LogSummary | BatchRecord) -> None:
         if record.status is not None:
+            if self.status == "cancelling":
+                return  # It was logged while the batch was about to enter another status: it is cancelled all the same.
             self.status = record.status
             self.times[record.status] = record.at
         elif record.attempt is not None:

@@ -115,7 +115,8 @@ class Batch:
 
     def body(self) -> dict[str, Any]:
         """The batch as OpenAI's API describes it."""
-        spec, result = self.spec, self.result or self.result_of(self.progress.status, 0)
+        spec, progress = self.spec, self.progress
+        result = self.result or self.result_of(progress.status, progress.times.get(progress.status, 0))
         ended = self.result is not None
         return {
             "id": spec.id,

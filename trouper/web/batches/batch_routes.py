@@ -93,7 +93,7 @@ class Batches:
             error_file_id=new_file_id(),
         )
         with trio.CancelScope(shield=True):
-            batch = await trio.to_thread.run_sync(self._storage.create, spec)
+            batch = await self._storage.create(spec)
         self._worker.start(batch)
         return as_json(batch.body())
 

@@ -29,7 +29,7 @@ RETRY_S = 5.0
 
 
 class BatchStorage:
-    """Files and batches on disk, and their index in memory."""
+    """Files and batches on disk, and their index in memory, which the event loop alone changes once it is loaded."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         """`max_bytes`: bound on what all files and logs take."""
@@ -135,16 +135,18 @@ class BatchStorage:
             else:
                 yield batch
 
-    def create(self, spec: BatchSpec) -> Batch:
-        """Create a batch durably. Runs in a thread; raises `OSError`."""
-        directory = self._batch_directory / spec.id
-        durable_files.make_directory(directory)
-        durable_files.write(directory / SPEC, [msgspec.json.encode(spec)])
-        durable_files.sync_directory(self._batch_directory)
-        batch = Batch.of(spec, directory)
-        batch.replay()
+    async def create(self, spec: BatchSpec) -> Batch:
+        """Create a batch durably. Raises `OSError`."""
+        batch = Batch.of(spec, self._batch_directory / spec.id)
+        await trio.to_thread.run_sync(self._write, batch)
         self.batches[spec.id] = batch
         return batch
+
+    def _write(self, batch: Batch) -> None:
+        durable_files.make_directory(batch.directory)
+        durable_files.write(batch.directory / SPEC, [msgspec.json.encode(batch.spec)])
+        durable_files.sync_directory(self._batch_directory)
+        batch.replay()
 
     def finish(self, batch: Batch, result: BatchResult) -> None:
         """Write the result; the log is not needed after it. Runs in a thread; raises `OSError`."""

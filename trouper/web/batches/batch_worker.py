@@ -4,7 +4,8 @@ A request of a batch has the lowest priority, so it enters the model's batch of 
 batches take turns. What ends a request decides what becomes of it:
 
 - Any response but those below is its answer, an error of the client's making too.
-- 429 and 503 are no answers: the request runs again later, until the batch expires.
+- 429 and 503 are no answers: the request runs again later, until the batch expires. Meanwhile its slot is for others.
+- A request for which the device had no memory, although it ran alone, runs at most MAX_ATTEMPTS times: each time costs restarts of the engine.
 - A request during which the engine stopped, or the process was killed, runs again, but at most MAX_ATTEMPTS times. After a kill those
   that ran run first, one at a time: so the one that kills is found, and the others get their answers.
 - Cancelled (the server leaves, the batch is cancelled or expires): the attempt does not count.
@@ -17,11 +18,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from contextvars import Context, copy_context
 from functools import partial
 from uuid import uuid4
 
 import attrs
-import msgspec
 import trio
 
 from trouper.actors.runtime.supervision import innermost
@@ -30,7 +31,8 @@ from trouper.web.batches.answer_log import BatchRecord
 from trouper.web.batches.batch_record import Batch
 from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
 from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, validated
-from trouper.web.batches.line_runner import LineResponse, LineRunner
+from trouper.web.batches.line_runner import LineRunner
+from trouper.web.batches.output_lines import code_of, error_line, output_line
 from trouper.web.batches.stored_files import StoredFile
 from trouper.web.service import now
 
@@ -39,17 +41,11 @@ MAX_ATTEMPTS = 3
 """How often a request may begin without coming to an end."""
 CRASHED = "engine_stopped"
 """Code of a response that counts as an attempt: the engine stopped while the request ran, perhaps because of it."""
+NO_MEMORY = "out_of_memory"
+"""Code of a response that counts as an attempt, and is the answer after the last one."""
 AGAIN_S, MAX_AGAIN_S = 0.5, 30.0
 """Time until a request that was refused for the moment runs again; it doubles each time."""
 OUTCOMES = ("completed", "failed", "again")
-
-
-class _ErrorCode(msgspec.Struct):
-    code: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _ErrorCode | None = None
 
 
 @attrs.define
@@ -71,9 +67,9 @@ class BatchWorker:
         rows: int,
         max_line_bytes: int,
         *,
-        check_model: Callable[[str], object],
+        check_model: Callable[[str, str], object],
     ) -> None:
-        """`check_model` raises `RequestFailed` for a model that is not served."""
+        """`check_model` is called with a model and the owner of the batch, and raises `RequestFailed` for a model that is not served."""
         self.counts = BatchCounts()
         self._storage, self._runner, self._max_line_bytes = storage, runner, max_line_bytes
         self._check_model = check_model
@@ -82,6 +78,7 @@ class BatchWorker:
         """Held by the task that takes all slots, for two would wait for one another."""
         self._validating = trio.CapacityLimiter(1)
         self._nursery: trio.Nursery | None = None
+        self._context = Context()
 
     @property
     def runs(self) -> bool:
@@ -92,7 +89,7 @@ class BatchWorker:
         """Resume what an earlier process has left, then run what is created. Runs until it is cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self._nursery, self._context = nursery, copy_context()
                 await self._storage.open_when_possible()
                 for batch in [batch for batch in self._storage.batches.values() if not batch.ended]:
                     self.start(batch)
@@ -102,10 +99,10 @@ class BatchWorker:
             self._storage.close()
 
     def start(self, batch: Batch) -> None:
-        """Run a batch, once."""
+        """Run a batch, once. Its task does not belong to the request that created it, so it has the context variables of `run`."""
         if self._nursery is not None and not batch.started:
             batch.started = True
-            self._nursery.start_soon(self._run, batch)
+            self._context.run(self._nursery.start_soon, self._run, batch)
 
     async def _run(self, batch: Batch) -> None:
         """Run a batch to its end, whatever happens to the disk."""
@@ -147,7 +144,7 @@ class BatchWorker:
         errors = []
         for model, line in lines.models.items() if batch.status == "validating" else ():
             try:
-                self._check_model(model)
+                self._check_model(model, batch.spec.owner)
             except RequestFailed as failed:
                 message = f"line {line}: {failed.problem.message}"
                 errors.append(LineError("model_not_found", message, line, "body.model"))
@@ -162,10 +159,14 @@ class BatchWorker:
         with trio.CancelScope(deadline=trio.current_time() + batch.spec.expires_at - time.time()) as batch.scope:
             for number in [number for number in batch.unanswered() if batch.progress.attempts.get(number)]:
                 await self._run_alone(batch, lines, number)
+            begun = trio.Semaphore(
+                self._rows
+            )  # A batch whose requests are all refused for the moment begins no others.
             async with trio.open_nursery() as nursery:
                 for number in batch.unanswered():
+                    await begun.acquire()
                     await self._slots.acquire()
-                    nursery.start_soon(self._run_line, batch, lines, number)
+                    nursery.start_soon(self._run_line, batch, lines, number, begun)
 
     async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
         """Run a request that ran when the process was killed, without another request of a batch beside it. So the one that kills it is
@@ -177,13 +178,21 @@ class BatchWorker:
                     slots.callback(self._slots.release)
                 await self._attempt(batch, lines, number)
 
-    async def _run_line(self, batch: Batch, lines: InputLines, number: int) -> None:
+    async def _run_line(self, batch: Batch, lines: InputLines, number: int, begun: trio.Semaphore) -> None:
+        """Run a request until it has its answer. The slot that the caller has acquired is released while the request waits to run again."""
         try:
             again_s = AGAIN_S
-            while not await self._attempt(batch, lines, number):
+            while not await self._attempt_in_slot(batch, lines, number):
                 self.counts.outcomes["again"] += 1
                 await trio.sleep(again_s)
                 again_s = min(2 * again_s, MAX_AGAIN_S)
+                await self._slots.acquire()
+        finally:
+            begun.release()
+
+    async def _attempt_in_slot(self, batch: Batch, lines: InputLines, number: int) -> bool:
+        try:
+            return await self._attempt(batch, lines, number)
         finally:
             self._slots.release()
 
@@ -193,7 +202,7 @@ class BatchWorker:
         request_id = uuid4().hex
         if batch.progress.attempts.get(number, 0) >= MAX_ATTEMPTS:
             message = f"the request was run {MAX_ATTEMPTS} times, and each time the server ended before its answer"
-            output = _error_output(request_id, line.custom_id, "request_crashes_server", message)
+            output = error_line(request_id, line.custom_id, "request_crashes_server", message)
             await self._answer(batch, BatchRecord(answer=number, ok=False, output=output))
             return True
         await batch.record(BatchRecord(attempt=number))
@@ -206,12 +215,13 @@ class BatchWorker:
             raise
         finally:
             self.counts.running -= 1
-        if response.status in (429, 503):
+        code = code_of(response) if response.status >= 500 else None
+        if code == CRASHED or (code == NO_MEMORY and batch.progress.attempts[number] < MAX_ATTEMPTS):
+            return False
+        if response.status in (429, 503) and code != NO_MEMORY:
             await batch.record(BatchRecord(returned=number))
             return False
-        if response.status == 500 and _code_of(response) == CRASHED:
-            return False
-        output = _output(request_id, line.custom_id, response)
+        output = output_line(request_id, line.custom_id, response)
         await self._answer(batch, BatchRecord(answer=number, ok=response.status < 400, output=output))
         return True
 
@@ -223,9 +233,9 @@ class BatchWorker:
 
     async def _finish(self, batch: Batch, lines: InputLines) -> None:
         """Write the files and the result. After a kill in the middle, the next start writes the same again."""
-        cancelled = batch.status == "cancelling"
         if batch.status == "in_progress":
             await batch.record(BatchRecord(status="finalizing", at=now()))
+        cancelled = batch.status == "cancelling"
         expired = not cancelled and len(batch.progress.answered) < batch.total
         if expired:
             missing = [*batch.unanswered()]
@@ -233,10 +243,10 @@ class BatchWorker:
             await batch.record(*records)
         status = "cancelled" if cancelled else "expired" if expired else "completed"
         result = batch.result_of(status, now())
-        await trio.to_thread.run_sync(self._write_files, batch, result.has_output, result.has_errors)
+        await self._write_files(batch, result.has_output, result.has_errors)
         await trio.to_thread.run_sync(self._storage.finish, batch, result)
 
-    def _write_files(self, batch: Batch, has_output: bool, has_errors: bool) -> None:
+    async def _write_files(self, batch: Batch, has_output: bool, has_errors: bool) -> None:
         spec = batch.spec
         for there, ok, file_id in ((has_output, True, spec.output_file_id), (has_errors, False, spec.error_file_id)):
             if there:
@@ -248,7 +258,7 @@ class BatchWorker:
                     created_at=now(),
                     owner=spec.owner,
                 )
-                self._storage.files.put(file, batch.log.outputs(ok=ok))
+                await self._storage.files.put(file, batch.log.outputs(ok=ok))
 
     async def cancel(self, batch: Batch) -> None:
         """Cancel a batch: no request of it runs any more. Raises `OSError`."""
@@ -263,28 +273,6 @@ def _expired(lines: InputLines, numbers: list[int]) -> list[BatchRecord]:
     """Errors of requests for which there was no time. Runs in a thread; raises `OSError`."""
     message = "the batch expired before this request had its answer"
     return [
-        BatchRecord(answer=number, ok=False, output=_error_output(uuid4().hex, custom_id, "batch_expired", message))
+        BatchRecord(answer=number, ok=False, output=error_line(uuid4().hex, custom_id, "batch_expired", message))
         for number, custom_id in lines.custom_ids(iter(numbers))
     ]
-
-
-def _output(request_id: str, custom_id: str, response: LineResponse) -> msgspec.Raw:
-    answer = {"status_code": response.status, "request_id": request_id, "body": msgspec.Raw(response.body)}
-    return _line(request_id, custom_id, answer, None)
-
-
-def _error_output(request_id: str, custom_id: str, code: str, message: str) -> msgspec.Raw:
-    return _line(request_id, custom_id, None, {"code": code, "message": message})
-
-
-def _line(request_id: str, custom_id: str, response: object, error: object) -> msgspec.Raw:
-    line = {"id": f"batch_req_{request_id}", "custom_id": custom_id, "response": response, "error": error}
-    return msgspec.Raw(msgspec.json.encode(line))
-
-
-def _code_of(response: LineResponse) -> str | None:
-    try:
-        error = msgspec.json.decode(response.body, type=_ErrorBody).error
-    except msgspec.MsgspecError:
-        return None
-    return error.code if error is not None else None

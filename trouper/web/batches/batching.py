@@ -9,6 +9,9 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from trouper.actors.runtime.served_models import named
+from trouper.protocol.key_options import ANYBODY
+from trouper.web import adapter_names
 from trouper.web.batches.batch_record import STATUSES
 from trouper.web.batches.batch_routes import Batches
 from trouper.web.batches.batch_storage import BatchStorage
@@ -24,16 +27,22 @@ class Batching:
     """Files and batches in one directory."""
 
     def __init__(self, service: Service, app: Asgi, directory: Path) -> None:
-        settings = service.settings
+        self._service, settings = service, service.settings
         self.storage = BatchStorage(directory, settings.batch_max_bytes)
         self.worker = BatchWorker(
             self.storage,
             LineRunner(app),
             settings.batch_rows,
             settings.max_body_bytes,
-            check_model=lambda name: service.listed(service.aliases.resolved(name)),
+            check_model=self._check_model,
         )
         self._groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
+
+    def _check_model(self, name: str, owner: str) -> None:
+        """Check the name that requests give their model. Raises `RequestFailed` (404) if the key of the batch may use no such model."""
+        entries = self._service.entries_for(self._service.keys.of_identity(owner) or ANYBODY)
+        model, _ = adapter_names.split(name, entries)
+        named(self._service.aliases.resolved(model or name), entries)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return tuple(endpoint for group in self._groups for endpoint in group.endpoints())

@@ -102,7 +102,7 @@ class Files:
             await form.receive(cast("UploadBody", request.body), settings.body_timeout_s)
             upload = self._checked(form)
             with trio.CancelScope(shield=True):
-                file = await trio.to_thread.run_sync(self._keep, upload, form.filename, owner)
+                file = await self._keep(upload, form.filename, owner)
         finally:
             if form.upload is not None:
                 form.upload.abort()
@@ -126,8 +126,8 @@ class Files:
             raise bad_request("file is required", "file", "missing_required_parameter")
         return form.upload
 
-    def _keep(self, upload: Upload, filename: str, owner: str) -> StoredFile:
-        upload.commit()
+    async def _keep(self, upload: Upload, filename: str, owner: str) -> StoredFile:
+        await trio.to_thread.run_sync(upload.commit)
         file = StoredFile(
             id=upload.id,
             filename=filename,
@@ -136,7 +136,7 @@ class Files:
             created_at=now(),
             owner=owner,
         )
-        self._storage.files.add(file)
+        await self._storage.files.add(file)
         return file
 
     async def list(self) -> Response:
@@ -175,7 +175,7 @@ class Files:
         if self._storage.reads(file.id):
             message = "a batch that has not ended reads this file; cancel the batch, or wait for its end"
             raise bad_request(message, None, "file_in_use")
-        await trio.to_thread.run_sync(self._storage.files.remove, file)
+        await self._storage.files.remove(file)
         return as_json({"id": file.id, "object": "file", "deleted": True})
 
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import attrs
 import msgspec
+import trio
 
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches import durable_files
@@ -78,7 +79,8 @@ class Upload:
 
 
 class FileStore:
-    """The files in one directory. Methods that touch the disk run in threads and raise `OSError`; the index is in memory."""
+    """The files in one directory, and their index in memory, which the event loop alone changes once it is loaded. Methods that touch the disk
+    raise `OSError`; those that are not async run in threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -108,22 +110,25 @@ class FileStore:
         path = self._directory / identifier
         return Upload(identifier, path, durable_files.create(durable_files.part_of(path)))
 
-    def add(self, file: StoredFile) -> None:
+    async def add(self, file: StoredFile) -> None:
         """Write the description of a file whose content is there: from now on it exists."""
-        durable_files.write(self._directory / f"{file.id}.json", [msgspec.json.encode(file)])
+        data = [msgspec.json.encode(file)]
+        await trio.to_thread.run_sync(durable_files.write, self._directory / f"{file.id}.json", data)
         self._files[file.id] = file
 
-    def put(self, file: StoredFile, parts: Iterable[bytes]) -> StoredFile:
-        """Write a file of the server's own, replacing one of the same id. Returns the description, with the size."""
-        size = durable_files.write(self.path(file.id), parts)
-        complete = msgspec.structs.replace(file, bytes=size)
-        self.add(complete)
-        return complete
+    async def put(self, file: StoredFile, parts: Iterable[bytes]) -> None:
+        """Write a file of the server's own, replacing one of the same id. `parts` is read in a thread."""
+        size = await trio.to_thread.run_sync(durable_files.write, self.path(file.id), parts)
+        await self.add(msgspec.structs.replace(file, bytes=size))
 
-    def remove(self, file: StoredFile) -> None:
+    async def remove(self, file: StoredFile) -> None:
         self._files.pop(file.id, None)
-        (self._directory / f"{file.id}.json").unlink(missing_ok=True)
-        self.path(file.id).unlink(missing_ok=True)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._unlink, file.id)
+
+    def _unlink(self, file_id: str) -> None:
+        (self._directory / f"{file_id}.json").unlink(missing_ok=True)
+        self.path(file_id).unlink(missing_ok=True)
         durable_files.sync_directory(self._directory)
 
     def path(self, file_id: str) -> Path:

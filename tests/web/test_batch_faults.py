@@ -1,0 +1,220 @@
+"""Batches beside what goes wrong: a device without memory, a key at its limit, a cancel at the wrong moment, threads that change what is read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import openai
+import pytest
+from quart import has_request_context
+
+from tests.fakes import FakeEngine, FakeRow, card
+from tests.web.batching import ended, output, request, started, strict
+from tests.web.serving import exchange, get, pace, serving
+from tests.web.test_batches import using
+from tests.web.test_key_limits import FastClock
+from tests.web.test_key_rights import bearer, key_file
+from trouper.protocol.model import AdapterCard, LoadedModel
+from trouper.protocol.problems import OutOfDeviceMemory
+from trouper.protocol.setting_fields import ByteSize
+from trouper.web.batches import batch_worker
+from trouper.web.batches.answer_log import AnswerLog, BatchProgress, BatchRecord
+from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.batch_worker import MAX_ATTEMPTS
+from trouper.web.batches.input_lines import validated
+from trouper.web.batches.stored_files import FileStore
+
+HEAVY = "heavy" * 20
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that were refused for the moment run again at once."""
+    monkeypatch.setattr(batch_worker, "AGAIN_S", 0.005)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_request_for_which_there_is_no_memory_ends_with_that(tmp_path: Path) -> None:
+    crashes = 0
+
+    def dies(rows: Sequence[FakeRow]) -> bool:
+        nonlocal crashes
+        crashes += (heavy := any(len(row.prompt) > len(HEAVY) for row in rows))
+        return heavy
+
+    def use(client: openai.OpenAI) -> None:
+        requests = [request(custom_id) for custom_id in ("a", HEAVY, "b", "c")]
+        batch = ended(client, started(client, requests))
+        assert batch.status == "completed"
+        assert output(client, batch.output_file_id).keys() == {"a", "b", "c"}
+        [line] = output(client, batch.error_file_id).values()
+        assert (line["custom_id"], line["response"]["status_code"]) == (HEAVY, 503)
+        assert line["response"]["body"]["error"]["code"] == "out_of_memory"
+
+    engine = FakeEngine(before_step=pace, dies=dies, death=OutOfDeviceMemory)
+    settings = {"kv_memory": ByteSize(10**6), "speculation": "off"}
+    async with serving(engine, settings, batch_dir=tmp_path, batch_rows=1) as served:
+        await using(served, use)
+    assert MAX_ATTEMPTS <= crashes <= 3 * MAX_ATTEMPTS
+
+
+async def test_the_limit_of_a_key_does_not_hold_up_the_batches_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_worker, "AGAIN_S", 600)
+    file = key_file(tmp_path, "sk-a requests_per_minute=1\nsk-b observability=true\n")
+    requests = [request(f"r{number}") for number in range(8)]
+    async with serving(api_key_file=file, clock=FastClock(), batch_dir=tmp_path / "batches", batch_rows=2) as served:
+
+        def use(limited: openai.OpenAI) -> None:
+            waiting = started(limited, requests)
+            with strict(served.base_url, "sk-b") as other:
+                assert ended(other, started(other, requests)).status == "completed"
+            seen = limited.batches.retrieve(waiting.id)
+            assert seen.status == "in_progress"
+            assert seen.request_counts is not None and seen.request_counts.completed <= 1
+            assert limited.batches.cancel(waiting.id).cancelling_at
+            assert ended(limited, waiting).status == "cancelled", "requests that wait end with it"
+
+        await using(served, use, "sk-a")
+        health = json.loads((await exchange(served, get("/health", bearer("sk-b"))))[2])
+    assert 1 <= health["batches"]["requests"]["again"] <= 2, "no more begin than --batch-rows"
+
+
+def test_what_is_cancelled_stays_so_whatever_is_logged_after_it() -> None:
+    progress = BatchProgress()
+    for status in ("in_progress", "cancelling", "in_progress", "finalizing"):
+        progress.add(BatchRecord(status=status, at=1))
+    assert (progress.status, {*progress.times}) == ("cancelling", {"in_progress", "cancelling"})
+
+
+async def test_a_cancel_while_validation_ends_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_validate, validation_ended, cancels = threading.Event(), threading.Event(), threading.Event()
+    append, write = AnswerLog.append, AnswerLog._write
+
+    def wait_and_validate(*args: Any) -> Any:
+        assert may_validate.wait(60)
+        return validated(*args)
+
+    async def tell_and_append(log: AnswerLog, *records: BatchRecord) -> None:
+        if any(record.status in ("in_progress", "finalizing") for record in records):
+            validation_ended.set()
+        await append(log, *records)
+
+    def write_slowly(log: AnswerLog, data: bytes) -> None:
+        if b"cancelling" in data:
+            cancels.set()
+            assert validation_ended.wait(60)
+        write(log, data)
+
+    monkeypatch.setattr(batch_worker, "validated", wait_and_validate)
+    monkeypatch.setattr(AnswerLog, "append", tell_and_append)
+    monkeypatch.setattr(AnswerLog, "_write", write_slowly)
+
+    def let_validation_end() -> None:
+        assert cancels.wait(60)
+        may_validate.set()
+
+    def use(client: openai.OpenAI) -> None:
+        batch = started(client, [request("a")])
+        helper = threading.Thread(target=let_validation_end)
+        helper.start()
+        assert client.batches.cancel(batch.id).status == "cancelling"
+        helper.join()
+        batch = ended(client, batch)
+        assert (batch.status, batch.output_file_id) == ("cancelled", None)
+
+    async with serving(batch_dir=tmp_path) as served:
+        await using(served, use)
+
+
+class WithAdapter(FakeEngine):
+    async def load(self) -> LoadedModel:
+        adapter = AdapterCard(name="sql", directory="/adapters/sql", rank=8, fingerprint="ada9")
+        return LoadedModel(attrs.evolve(card(), adapters=(adapter,)), self.tokenizer)
+
+
+async def test_requests_of_a_batch_name_adapters_and_only_models_of_their_key(tmp_path: Path) -> None:
+    def batch_of(client: openai.OpenAI, *models: str) -> Any:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        return ended(client, started(client, [request(model, body | {"model": model}) for model in models]))
+
+    file = key_file(tmp_path, "sk-a models=fake\nsk-b models=other\n")
+    async with serving(
+        WithAdapter(before_step=pace), strict=True, api_key_file=file, batch_dir=tmp_path / "batches"
+    ) as served:
+
+        def use(client: openai.OpenAI) -> None:
+            batch = batch_of(client, "fake", "sql", "fake:sql")
+            found = output(client, batch.output_file_id)
+            assert batch.errors is None and batch.status == "completed"
+            assert [found[name]["response"]["body"]["model"] for name in ("sql", "fake:sql")] == ["fake:sql"] * 2
+            check_refused(batch_of(client, "fake", "fake:other"))
+            with strict(served.base_url, "sk-b") as other:
+                check_refused(batch_of(other, "fake"))
+
+        def check_refused(batch: Any) -> None:
+            assert batch.status == "failed"
+            assert [error.code for error in batch.errors.data] == ["model_not_found"]
+
+        await using(served, use, "sk-a")
+
+
+async def test_a_batch_does_not_belong_to_the_request_that_created_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def look_and_validate(*args: Any) -> Any:
+        seen.append(has_request_context())
+        return validated(*args)
+
+    monkeypatch.setattr(batch_worker, "validated", look_and_validate)
+    async with serving(batch_dir=tmp_path) as served:
+        await using(served, lambda client: ended(client, started(client, [request("a")])))
+    assert seen == [False]
+
+
+class Index(dict[str, Any]):
+    """Notes the threads that change it."""
+
+    threads: set[int]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.threads.add(threading.get_ident())
+        super().__setitem__(key, value)
+
+    def pop(self, *args: Any) -> Any:
+        self.threads.add(threading.get_ident())
+        return super().pop(*args)
+
+
+async def test_the_event_loop_alone_changes_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a file that is added while the files are listed or counted is a 500."""
+    monkeypatch.setattr(Index, "threads", set(), raising=False)
+    load, load_files = BatchStorage._load, FileStore.load
+
+    def load_index(storage: BatchStorage) -> None:
+        load(storage)
+        storage.batches = Index(storage.batches)
+
+    def load_file_index(store: FileStore) -> None:
+        load_files(store)
+        store._files = Index(store._files)
+
+    monkeypatch.setattr(BatchStorage, "_load", load_index)
+    monkeypatch.setattr(FileStore, "load", load_file_index)
+
+    def use(client: openai.OpenAI) -> None:
+        batch = ended(client, started(client, [request("a")]))
+        assert client.files.delete(batch.input_file_id).deleted
+        assert len(client.files.list().data) == len(client.batches.list().data) == 1
+
+    async with serving(batch_dir=tmp_path) as served:
+        await using(served, use)
+    assert Index.threads == {threading.get_ident()}
