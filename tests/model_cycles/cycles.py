@@ -4,11 +4,10 @@ streams' longest gap. Through the model manager and real engines, without HTTP."
 from __future__ import annotations
 
 import gc
-import os
 import sys
-import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -40,19 +39,20 @@ class Seen:
     like what is looked for."""
     quiet_gaps_ms: Counter[int] = attrs.field(factory=Counter)
     """The same before that, and between two cycles, while no model comes or goes: what the machine does anyway."""
-    own_gaps_ms: Counter[int] = attrs.field(factory=Counter)
-    """The pauses while models come and go, without the time in which the server's thread or the engine's waited for a core."""
+    busy_gaps_ms: Counter[int] = attrs.field(factory=Counter)
+    """The pauses while models come and go, each at most as long as the CPU time that the process took meanwhile: where others want the cores,
+    too, the rest is waiting for one."""
     churning: bool = False
     streams: int = 0
     answers: int = 0
     """Requests of the model that comes and goes, each with all its tokens."""
     lost: int = 0
 
-    def note_gap(self, gap_s: float, waited_s: float) -> None:
-        """`waited_s`: for a core."""
+    def note_gap(self, gap_s: float, cpu_s: float) -> None:
+        """`cpu_s`: CPU time of the process meanwhile, of all its threads."""
         (self.gaps_ms if self.churning else self.quiet_gaps_ms)[int(gap_s * 1e3)] += 1
         if self.churning:
-            self.own_gaps_ms[int(max(0.0, gap_s - waited_s) * 1e3)] += 1
+            self.busy_gaps_ms[int(min(gap_s, cpu_s) * 1e3)] += 1
 
     def slope(self, warm: int, level: float = 0.95) -> Slope:
         """Bytes of resident memory for each cycle after the first `warm`."""
@@ -68,57 +68,32 @@ def settled_bytes() -> int:
     return heap.resident_bytes()
 
 
-class CoreWaits:
-    """How long threads were ready to run, and waited for a core: what a machine does that others share."""
-
-    def __init__(self, threads: Iterable[int]) -> None:
-        """`threads`: their native ids."""
-        self._files = [os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY) for thread in threads]
-
-    def waited_s(self) -> float:
-        """Seconds of all of them since they began."""
-        return sum(int(os.pread(file, 100, 0).split()[1]) for file in self._files) / 1e9
-
-    def close(self) -> None:
-        for file in self._files:
-            os.close(file)
-
-
-def waits_of(model: str) -> CoreWaits:
-    """Those of this thread, and of a model's engine."""
-    engines = [each.native_id or 0 for each in threading.enumerate() if each.name == f"engine of {model}"]
-    return CoreWaits([threading.get_native_id(), *engines])
-
-
-def nothing(gap_s: float, waited_s: float) -> None:
+def nothing(gap_s: float, cpu_s: float) -> None:
     """Nobody looks."""
 
 
-async def tokens(
-    runtime: Runtime, count: int, gap: Callable[[float, float], None] = nothing, waits: CoreWaits | None = None
-) -> int:
+async def tokens(runtime: Runtime, count: int, gap: Callable[[float, float], None] = nothing) -> int:
     wish = Generate(
         request_id="a", prompt=TokenPrompt((1, 28, 30, 34, 40)), max_tokens=count, ignore_eos=True,
         sampling=Sampling(temperature=0),
     )  # fmt: skip
-    got, last, waited = 0, 0.0, 0.0
+    got, last, before_s = 0, 0.0, 0.0
     with await runtime.submit(wish) as answer:
         async for delta in answer:
-            now, until = trio.current_time(), 0.0 if waits is None else waits.waited_s()
+            now, cpu_s = trio.current_time(), time.process_time()
             if got:
-                gap(now - last, until - waited)
-            got, last, waited = got + len(delta.tokens), now, until
+                gap(now - last, cpu_s - before_s)
+            got, last, before_s = got + len(delta.tokens), now, cpu_s
     return got
 
 
 async def stream(manager: ModelManager, name: str, seen: Seen) -> None:
     """A client of the other model, until cancelled."""
     while True:
-        lease, waits = await manager.lease(name), waits_of(name)
+        lease = await manager.lease(name)
         try:
-            got = await tokens(lease.runtime, TOKENS, seen.note_gap, waits)
+            got = await tokens(lease.runtime, TOKENS, seen.note_gap)
         finally:
-            waits.close()
             lease.release()
         seen.streams += 1
         seen.lost += got != TOKENS
