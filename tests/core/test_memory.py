@@ -18,7 +18,7 @@ from trouper.protocol.health import MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
-from trouper.protocol.requests import BATCH_PRIORITY, MAX_PRIORITY
+from trouper.protocol.requests import BATCH_PRIORITY
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -33,7 +33,7 @@ def world(tokens: int | None, **settings: Any) -> CoreWorld:
     usual = {
         "kv_memory": None if tokens is None else ByteSize(100 * tokens), "completion_batch_size": 8, "no_ssd": True,
         "prefill_batch_size": 8, "prefill_step_size": 64, "max_queue_size": 50, "priority_max_wait_s": 60.0,
-        "cache_memory": ByteSize(0), "speculation": "off",
+        "cache_memory": ByteSize(0), "speculation": "off", "batch_min_rows": 1,
     }  # fmt: skip
     return CoreWorld(1, **({"kv": KV} | usual | settings))
 
@@ -221,34 +221,6 @@ def test_without_the_bound_the_lower_one_waits() -> None:
     assert not low.tokens
     for client in busy.clients:
         client.aborted = True
-    finish(busy)
-
-
-def test_requests_of_batches_never_become_overdue() -> None:
-    busy = world(None, completion_batch_size=1, priority_max_wait_s=0.05)
-    ask(busy, max_tokens=2)
-    [batch] = ask(busy, max_tokens=2, priority=BATCH_PRIORITY)
-    for _ in range(40):
-        ask(busy, max_tokens=2, priority=MAX_PRIORITY)
-        run(busy)
-    assert not batch.tokens
-    for client in busy.clients[2:]:
-        client.aborted = True
-    finish(busy)
-    assert len(batch.tokens) == 2
-
-
-@pytest.mark.parametrize(("rows", "batches"), [(1, 1), (2, 1), (4, 3)])
-def test_batches_leave_a_row_free(rows: int, batches: int) -> None:
-    busy = world(None, completion_batch_size=rows)
-    ask(busy, 6, max_tokens=30, priority=BATCH_PRIORITY)
-    run(busy, 3)
-    assert len(running(busy)) == batches
-    if rows > 1:
-        ask(busy, 2, max_tokens=30)
-        run(busy)
-        assert "6" in running(busy), "it needs not wait"
-        assert len(running(busy)) == rows
     finish(busy)
 
 

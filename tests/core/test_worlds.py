@@ -48,6 +48,7 @@ def test_the_worlds_have_everything_in_them() -> None:
             refused_for_memory=sum(code(client) == "context_length_exceeded" for client in world.clients),
             shortened=sum(client.max_tokens < (client.request.max_tokens or 0) for client in world.clients),
             overdue=world.overdue,
+            yielded=world.yielded,
             accepted_drafts=facts.speculation.accepted,
         )
     assert all(seen[name] > 10 for name in seen), seen

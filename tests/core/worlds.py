@@ -25,7 +25,7 @@ from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Breakers, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Failed, Finished, Progress, Reply
-from trouper.protocol.requests import Generate, TokenPrompt
+from trouper.protocol.requests import BATCH_PRIORITY, Generate, TokenPrompt
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -118,6 +118,7 @@ class CoreWorld:
             block_size=dice.choice((2, 4, 8)),
             kv_memory=dice.choice((None, ByteSize(dice.choice((2_500, 5_000, 12_000, 20_000, 30_000))))),
             priority_max_wait_s=dice.choice((0.0, 0.05, 1.0)),
+            batch_min_rows=dice.choice((1, 1, 2)),
             cache_memory=ByteSize(dice.choice((0, 3, 20, 1000)) * (400 + NODE_COST)),
             no_ssd=dice.random() < 0.3,
             ssd_cache_dir=Path("/nowhere"),
@@ -149,6 +150,8 @@ class CoreWorld:
         self.texts = [tuple(dice.randrange(1, 90) for _ in range(40)) for _ in range(3)]
         self.now = 0.0
         self.overdue = 0
+        self.yielded = 0
+        """Number of plans in which rows of batches run beside others."""
 
     def _guess(self, key: int, position: int) -> tuple[int, int]:
         dice = random.Random(key * 1000 + position)
@@ -190,7 +193,7 @@ class CoreWorld:
             max_tokens,
             speculation=self.dice.choice((None, "ngram", "off")),
             cache_salt=self.dice.choice(("", "", "other")),
-            priority=self.dice.choice((0, 0, 0, -1, 5)),
+            priority=self.dice.choice((0, 0, 0, -1, 5, BATCH_PRIORITY, BATCH_PRIORITY)),
         )
 
     def ask(self, prompt: tuple[int, ...], max_tokens: int, **more: Any) -> RecordingClient:
@@ -269,6 +272,7 @@ class CoreWorld:
         while (plan := core.schedule(self.now)) is not None:
             self.in_flight.append((plan, self.engine._compute(plan, 0.01)))
             self.check_memory()
+            self.check_yielding(plan)
             if not plan.has_work:
                 break
         core.publish()
@@ -315,6 +319,14 @@ class CoreWorld:
         block_bytes = sum(NODE_COST + kv.token_bytes * len(tokens) for tokens in self.engine.blocks.values())
         snapshot_bytes = kv.snapshot_bytes * len(self.engine.snapshots)
         assert row_bytes + block_bytes + snapshot_bytes <= limit, "rows and cached blocks are beyond the limit"
+
+    def check_yielding(self, plan: Plan) -> None:
+        """Batches have few rows beside others."""
+        rows = (*plan.decode, *(chunk.row for chunk in plan.prefill))
+        of_batches = [sequence.of_batch for sequence in self.core._batch.named(rows).values()]
+        least = self.settings.batch_min_rows
+        assert all(of_batches) or sum(of_batches) <= least, "rows of batches did not yield"
+        self.yielded += not all(of_batches) and sum(of_batches) > 0
 
     @staticmethod
     def _check_running(sequence: Sequence) -> None:

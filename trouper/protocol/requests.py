@@ -15,8 +15,8 @@ Speculation = Literal["auto", "ngram", "draft_model", "mtp", "off"]
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 """Bounds of `Generate.priority` that clients may send: 32 bits, which every client's integers hold."""
 BATCH_PRIORITY = MAX_PRIORITY + 1
-"""Priority of requests of batches, behind all that clients may send. Such a request waits without a limit, so it does not become overdue, and
-takes no room in the queue from others."""
+"""Priority of requests of batches, behind all that clients may send. Such a request waits without a limit, yields rows to others, and takes no
+room in the queue from them."""
 
 
 @attrs.frozen

@@ -74,6 +74,9 @@ class Settings:
     priority_max_wait_s: float = setting(
         60.0, "A request that waits for a row longer than this goes before those of any priority; 0: never.", 0
     )
+    batch_min_rows: int = setting(
+        1, "Rows that requests of batches keep while other requests run or wait; more are preempted.", 1, 4096
+    )
     max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
     default_max_tokens: int = setting(
         32768, "Most tokens of an answer when the request names no length; the context may leave fewer.", 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
+from trouper.actors.scheduling.batch_yielding import BatchYielding
 from trouper.actors.scheduling.chunk_sizer import free_rows
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.disk_tier import DiskTier
@@ -27,7 +28,6 @@ from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import Admit, ProposerName, Restore
 from trouper.protocol.replies import Progress
-from trouper.protocol.requests import BATCH_PRIORITY
 from trouper.protocol.settings import Settings
 
 
@@ -46,6 +46,11 @@ class Admission:
     counters: SchedulerCounters
     card: ModelCard
     settings: Settings
+    yielding: BatchYielding = attrs.field(init=False)
+
+    @yielding.default
+    def _make_yielding(self) -> BatchYielding:
+        return BatchYielding(self.kv_memory.preemption, self.counters, self.settings)
 
     def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
         """Admit as many sequences as there are free rows and memory. The first that does not fit ends it: a long prompt would wait for
@@ -59,7 +64,7 @@ class Admission:
         )
         admits: list[Admit] = []
         for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
-            if len(admits) == free or self._is_reserved(sequence) or not self.kv_memory.admits(sequence):
+            if len(admits) == free or not self.yielding.admits(sequence, now) or not self.kv_memory.admits(sequence):
                 break
             found = self._look_up(sequence)
             if found is None:
@@ -71,12 +76,6 @@ class Admission:
             admits.append(self._enter(sequence, found, now))
         self.kv_memory.bound_cache()
         return tuple(admits)
-
-    def _is_reserved(self, sequence: Sequence) -> bool:
-        """Whether the only free row is kept from this sequence: batches leave one row free, so that other requests need not wait for
-        the end of an answer that nobody waits for."""
-        is_last = 1 < self.settings.rows == self.batch.num_rows + 1
-        return is_last and sequence.request.priority == BATCH_PRIORITY
 
     def _look_up(self, sequence: Sequence) -> Found | None:
         """Look a sequence up in the cache. None while it waits."""

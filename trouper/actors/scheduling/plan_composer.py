@@ -50,10 +50,11 @@ class PlanComposer:
         before admission: room that they make is not promised to a row yet, and rows that leave are stored before they are
         dropped. Then sequences are admitted, so that they prefill in this step. Drafts are decided before the plan counts the
         decoding rows' tokens. A row whose last token is scheduled here is dropped by the next plan, before that token is
-        read. Rows and cached blocks are fitted into memory before anything is stored or enters, so that a row that is preempted is
+        read. Rows of batches yield before anything is counted. Rows and cached blocks are fitted into memory before anything is stored or enters, so that a row that is preempted is
         stored as any other that leaves. Evictions are collected last, since all earlier steps may evict.
         """
         self._relieve_pressure()
+        self.admission.yielding.yield_rows(now)
         self.kv_memory.relieve(now)
         loads, self.loads = tuple(self.loads), []
         stores = self._stores()

@@ -20,7 +20,7 @@ from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import NO_ROW, ProposerName, RowId
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Finished, Started, TokenLogprobs
-from trouper.protocol.requests import Generate
+from trouper.protocol.requests import BATCH_PRIORITY, Generate
 
 
 class DiskRead(Protocol):
@@ -118,6 +118,11 @@ class Sequence:
     def priority(self) -> float:
         """Lower goes first. A sequence that waited too long goes before those of any priority, from then on."""
         return -inf if self.overdue else self.request.priority
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether its request is of a batch."""
+        return self.request.priority == BATCH_PRIORITY
 
     @property
     def aborted(self) -> bool:

@@ -2,7 +2,7 @@
 
 Lower priorities go first, so a sequence could wait for ever while others of a lower number arrive. Therefore a sequence that has waited
 longer than `max_wait_s` is overdue: it goes before all that are not, and overdue sequences go in the order of their arrival. Those of
-batches never become overdue: nobody waits for them.
+batches become overdue one at a time, if none of them runs (`batch_yielding.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,16 @@ class WaitingQueue:
         """Whether a request is one too many. Requests of batches take no room from others, and their number is bounded where they come
         from."""
         return request.priority != BATCH_PRIORITY and len(self) - len(self._classes.get(BATCH_PRIORITY, ())) >= size
+
+    @property
+    def has_others(self) -> bool:
+        """Whether a sequence waits that is of no batch."""
+        return any(priority != BATCH_PRIORITY for priority in self._classes)
+
+    @property
+    def first_of_batches(self) -> Sequence | None:
+        """The sequence of a batch that enters next."""
+        return next(iter(self._classes.get(BATCH_PRIORITY, ())), None)
 
     def __iter__(self) -> Iterator[Sequence]:
         """By priority, whoever is overdue."""
@@ -75,8 +85,7 @@ class WaitingQueue:
         if len(self._classes) < 2 or not self._max_wait_s:
             return waiting
         for sequence in waiting:
-            waits = sequence.request.priority != BATCH_PRIORITY
-            sequence.overdue |= waits and now - sequence.queued_at > self._max_wait_s
+            sequence.overdue |= not sequence.of_batch and now - sequence.queued_at > self._max_wait_s
         return sorted(waiting, key=lambda sequence: (not sequence.overdue, sequence.overdue and sequence.arrived_at))
 
     def first(self, now: float) -> Sequence | None:
