@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ from examples import mounted, summarizer
 from examples.summarizer import Document, NotSummarized, Outcome, Pending, Summarized
 from tests.actors.bench import running
 from tests.fakes import FakeEngine
+from tests.web.batching import ended, output, request, started, strict
 from tests.web.serving import get, pace, receive_all
 from trouper import Runtime, ServerSettings, Settings
 from trouper.protocol.plans import Plan
@@ -127,9 +129,9 @@ async def fetch(port: int, request: bytes) -> tuple[int, bytes]:
     return int(head.split()[1]), body
 
 
-async def test_the_api_is_mounted_beside_pages_of_ones_own() -> None:
+async def test_the_api_is_mounted_beside_pages_of_ones_own(tmp_path: Path) -> None:
     leaving = trio.Event()
-    server = ServerSettings(port=0, api_key=("secret",))
+    server = ServerSettings(port=0, api_key=("secret",), batch_dir=tmp_path / "batches")
     async with trio.open_nursery() as nursery:
         start = partial(mounted.main, QUIET, server, engine=FakeEngine(before_step=pace), leaving=leaving)
         url: str = await nursery.start(start)
@@ -141,4 +143,12 @@ async def test_the_api_is_mounted_beside_pages_of_ones_own() -> None:
         assert (await fetch(port, get("/llm/v1/models")))[0] == 401
         assert (await fetch(port, get("/v1/models")))[0] == 404
         assert (await fetch(port, get("/llm/readyz")))[0] == 200
+        await trio.to_thread.run_sync(run_a_batch, f"http://127.0.0.1:{port}/llm/v1")
         leaving.set()
+
+
+def run_a_batch(base_url: str) -> None:
+    """The nursery that `create_app` gets runs it, and ends with the runtime: else the test would never end."""
+    with strict(base_url, "secret") as client:
+        batch = ended(client, started(client, [request("a"), request("b")]))
+        assert batch.status == "completed" and output(client, batch.output_file_id).keys() == {"a", "b"}

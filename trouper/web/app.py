@@ -27,7 +27,7 @@ from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
 from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
-from trouper.web.batches.batching import Batching
+from trouper.web.batches.batching import Batching, batching_of
 from trouper.web.batches.file_upload import UploadBody
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors
@@ -119,7 +119,7 @@ class App(QuartTrio):
     delivery: StepDelivery
     """Writes the text of streams where the server lends its writers; its `run` must run there."""
     batching: Batching | None
-    """Files and batches; the `run` of its worker must run where the server does."""
+    """Files and batches."""
 
 
 def create_app(
@@ -129,8 +129,8 @@ def create_app(
     observers: Sequence[RequestObserver] = (),
     clock: Callable[[], float] = trio.current_time,
 ) -> App:
-    """Build the app with the whole API. `background` runs work that outlives its connection; without a nursery, such
-    requests are refused. `observers` are called with the record of each request that has ended. `clock` gives the seconds of keys' limits. Raises
+    """Build the app with the whole API. `background` runs batches, until the models were drained, and work that outlives its connection; without
+    a nursery, such requests are refused. `observers` are called with the record of each request that has ended. `clock` gives the seconds of keys' limits. Raises
     `SettingsInvalid` for a bad key file."""
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
@@ -142,8 +142,7 @@ def create_app(
     metrics.accounts = partial(service.accounts.listed, keys)
     app.delivery = service.delivery
     service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
-    directory = settings.batches_dir
-    app.batching = metrics.batching = None if directory is None else Batching(service, app, directory)
+    app.batching = metrics.batching = batching_of(service, app, background)
     edge, dialects = (
         HttpEdge(service, keys, metrics),
         (OpenAi(service), Reranking(service), ModelOperations(service), Responses(service), Anthropic(service)),

@@ -52,8 +52,6 @@ async def serve_http(
         async with trio.open_nursery() as background:
             app = create_app(models, settings, background, observers, clock)
             background.start_soon(app.delivery.run)
-            if app.batching is not None:
-                background.start_soon(app.batching.worker.run)
             await _serve(app, listeners, settings, shutdown, task_status, direct=True)
             # A drained runtime has ended this work already; nothing outlives the server.
             background.cancel_scope.cancel()

@@ -71,7 +71,7 @@ class Batches:
     async def create(self) -> Response:
         parsed = await self._service.read(parse_batch)
         if not self._worker.runs:
-            message = "this server runs no batches: the program that it is part of did not start them"
+            message = "this server runs no batches: the program that it is part of gave `create_app` no nursery"
             raise RequestFailed(Problem(503, message, "server_error", None, "batches_unavailable"))
         await self._storage.open(create=False)
         owner = self._service.key_identity

@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
 from uuid import uuid4
@@ -171,12 +171,18 @@ class BatchWorker:
     async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
         """Run a request that ran when the process was killed, without another request of a batch beside it. So the one that kills it is
         found, and those that only ran beside it get their answers."""
+        async with self.all_slots():
+            await self._attempt(batch, lines, number)
+
+    @asynccontextmanager
+    async def all_slots(self) -> AsyncIterator[None]:
+        """Wait until no request runs, and let none begin meanwhile."""
         async with self._exclusive:
             with ExitStack() as slots:
                 for _ in range(self._rows):
                     await self._slots.acquire()
                     slots.callback(self._slots.release)
-                await self._attempt(batch, lines, number)
+                yield
 
     async def _run_line(self, batch: Batch, lines: InputLines, number: int, begun: trio.Semaphore) -> None:
         """Run a request until it has its answer. The slot that the caller has acquired is released while the request waits to run again."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import trio
 from prometheus_client.core import Metric
 
 from trouper.actors.runtime.served_models import named
@@ -22,6 +23,9 @@ from trouper.web.http.endpoints import Endpoint
 from trouper.web.metrics.batch_metrics import ANSWERED, BYTES, COUNT, RUNNING
 from trouper.web.service import Service
 
+LAST_ANSWERS_S = 1.0
+"""Time for writing the last answers after the models were drained."""
+
 
 class Batching:
     """Files and batches in one directory."""
@@ -36,6 +40,7 @@ class Batching:
             settings.max_body_bytes,
             check_model=self._check_model,
         )
+        self._finished = service.models.finished
         self._groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
 
     def _check_model(self, name: str, owner: str) -> None:
@@ -43,6 +48,16 @@ class Batching:
         entries = self._service.entries_for(self._service.keys.of_identity(owner) or ANYBODY)
         model, _ = adapter_names.split(name, entries)
         named(self._service.aliases.resolved(model or name), entries)
+
+    async def run(self) -> None:
+        """Run batches until the models have been drained, and a moment longer: answers that were complete by then are kept."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.worker.run)
+            await self._finished.wait()
+            with trio.move_on_after(LAST_ANSWERS_S):
+                async with self.worker.all_slots():
+                    pass
+            nursery.cancel_scope.cancel()
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return tuple(endpoint for group in self._groups for endpoint in group.endpoints())
@@ -67,3 +82,14 @@ class Batching:
         yield RUNNING.family([((), self.worker.counts.running)])
         yield ANSWERED.family(((outcome,), count) for outcome, count in self.worker.counts.outcomes.items())
         yield BYTES.family([((), self.storage.bytes)])
+
+
+def batching_of(service: Service, app: Asgi, background: trio.Nursery | None) -> Batching | None:
+    """Make files and batches of an app, and run batches where there is a nursery."""
+    directory = service.settings.batches_dir
+    if directory is None:
+        return None
+    batching = Batching(service, app, directory)
+    if background is not None:
+        background.start_soon(batching.run)
+    return batching
