@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,19 @@ def test_what_is_nested_too_deeply_for_a_template_is_a_bad_request(tmp_path: Pat
     with pytest.raises(RequestFailed) as caught:
         tokenizer.encode_chat([USER], tools=[deep])
     assert caught.value.problem.status == 400
+
+
+def test_a_chat_template_of_a_processor(tmp_path: Path) -> None:
+    """As older checkpoints of models that see have it. A tokenizer's own comes first."""
+    save_tokenizer(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    own = config.pop("chat_template")
+    write_json(tmp_path / "chat_template.json", {"chat_template": "{{ 'of the processor' }}"})
+    assert load(tmp_path)._wrapped.apply_chat_template([USER], tokenize=False) != "of the processor"
+    write_json(tmp_path / "tokenizer_config.json", config)
+    assert load(tmp_path)._wrapped.apply_chat_template([USER], tokenize=False) == "of the processor"
+    (tmp_path / "chat_template.jinja").write_text(own)
+    assert load(tmp_path)._wrapped.apply_chat_template([USER], tokenize=False) != "of the processor"
 
 
 def test_chat_template_or_none(byte_bpe: HubTokenizer, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_p
     """Load the directory's tokenizer. `configs` may name further tokens that end a turn; `tool_parser` and `reasoning_parser`
     are the settings of these names. Raises `ModelUnusable`."""
     try:
-        wrapped = load_tokenizer(directory)
+        wrapped = load_tokenizer(directory, _processor_template(directory))
         has_template = bool(wrapped.has_chat_template)
         render = partial(_rendered, wrapped)
         template = probe(render) if has_template else TemplateReport()
@@ -204,6 +204,16 @@ def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_p
         template=template,
         output_format=output_format,
     )
+
+
+def _processor_template(directory: Path) -> dict[str, str]:
+    """Return the chat template of older checkpoints of models that see: it is in their processor's file, which tokenizers do not read."""
+    file, own = directory / "chat_template.json", directory / "tokenizer_config.json"
+    if not file.exists() or (directory / "chat_template.jinja").exists():
+        return {}
+    if own.exists() and json.loads(own.read_text("utf-8")).get("chat_template"):
+        return {}
+    return {"chat_template": str(json.loads(file.read_text("utf-8"))["chat_template"])}
 
 
 def _rendered(wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
