@@ -168,7 +168,9 @@ def server(options: argparse.Namespace) -> Iterator[str]:
             yield f"http://127.0.0.1:{served.port}"
 
 
-def main() -> int:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """What follows `--` are flags of the server that is started."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="just bench-replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -182,8 +184,11 @@ def main() -> int:
     parser.add_argument("--time", type=float, default=1.0, help="how much faster requests come")
     parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS, help="tokens of one of the trace's blocks")
     parser.add_argument("--out", type=Path, help="also as JSON")
-    parser.add_argument("flags", nargs="*", help="of the server that is started, after --")
-    options = parser.parse_args()
+    return parser.parse_args(arguments[:end], argparse.Namespace(flags=tuple(arguments[end + 1 :])))
+
+
+def main() -> int:
+    options = parsed(sys.argv[1:])
     requests = read(options.file, Scale(options.lengths, options.time, options.block_tokens, TOKENS), options.requests)
     with server(options) as url:
         began = time.perf_counter()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from benchmarks.replay import Played, body_of, replay, summary
+from benchmarks.replay import Played, body_of, parsed, replay, summary
 from benchmarks.traces import format as traces
 from benchmarks.traces.format import Request, Scale, read, tokens_of, turns
 from tests.web.serving import serving
@@ -102,6 +102,12 @@ async def test_a_replay() -> None:
     assert second.cached_tokens >= 32
     assert 0 < found["hit rate"] <= found["hit rate, at most"] < 1
     assert all(value > 0 for value in found["first token of later turns, s"])
+
+
+def test_flags_of_the_server_stand_behind_two_dashes() -> None:
+    options = parsed(["trace.jsonl", "--lengths", "0.5", "--", "--self-check", "off"])
+    assert (options.file, options.lengths, options.flags) == (Path("trace.jsonl"), 0.5, ("--self-check", "off"))
+    assert parsed(["--requests", "3", "trace.jsonl"]).flags == ()
 
 
 def test_a_summary_of_nothing_and_of_errors_alone() -> None:
