@@ -8,6 +8,7 @@ without its end, which is cut off when the log is opened again: nobody relied on
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,22 +63,21 @@ class _Commit:
 
 
 class AnswerLog:
-    """The log, open for appending."""
+    """The log, to which records are appended."""
 
     def __init__(self, path: Path, *, sync: Sync = os.fsync) -> None:
         """`sync` makes what was written to a file descriptor durable."""
         self.path, self._sync = path, sync
         self._lock = trio.Lock()
         self._commit = _Commit()
-        self._fd = -1
+        self._closed = True
         self.bytes = 0
         """Length of the log up to the last record that is on disk."""
 
     def open(self) -> Iterator[LogSummary]:
-        """Open the log, or begin one, and yield its records. Cuts off a record without an end. Runs in a thread; raises `OSError`."""
-        new = not self.path.exists()
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, durable_files.FILE_MODE)
-        if new:
+        """Begin the log, or yield the records of the one that is there. Cuts off a record without an end. Runs in a thread; raises `OSError`."""
+        if not self.path.exists():
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, durable_files.FILE_MODE))
             durable_files.sync_directory(self.path.parent)
         self.bytes = 0
         decoder = msgspec.json.Decoder(LogSummary)
@@ -87,8 +87,8 @@ class AnswerLog:
                     break
                 yield decoder.decode(line)
                 self.bytes += len(line)
-        os.ftruncate(self._fd, self.bytes)
-        os.lseek(self._fd, self.bytes, os.SEEK_SET)
+        os.truncate(self.path, self.bytes)
+        self._closed = False
 
     async def append(self, *records: BatchRecord) -> None:
         """Return when the records are on disk. Those of tasks that wait together are synced once. A cancelled task's records are
@@ -108,14 +108,18 @@ class AnswerLog:
             raise OSError(*commit.error.args) from commit.error
 
     def _write(self, data: bytes) -> None:
-        """Append, or leave the log as it was."""
+        """Append, or leave the log as it was. It has a file descriptor only meanwhile, since any number of batches may wait at a time."""
+        if self._closed:
+            raise OSError(errno.EBADF, "the log is closed")
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
-            durable_files.write_all(self._fd, data)
-            self._sync(self._fd)
+            durable_files.write_all(fd, data)
+            self._sync(fd)
         except OSError:
-            os.ftruncate(self._fd, self.bytes)
-            os.lseek(self._fd, self.bytes, os.SEEK_SET)
+            os.ftruncate(fd, self.bytes)
             raise
+        finally:
+            os.close(fd)
         self.bytes += len(data)
 
     def outputs(self, *, ok: bool) -> Iterator[bytes]:
@@ -132,9 +136,8 @@ class AnswerLog:
                     yield bytes(record.output) + b"\n"
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Let nothing be appended any more."""
+        self._closed = True
 
 
 @attrs.define(eq=False)

@@ -20,6 +20,8 @@ from trouper.web.http.request_schema import TEXT, Json, ref
 from trouper.web.service import Service, as_json, now
 
 MAX_PAGE, DEFAULT_PAGE = 100, 20
+MAX_UNFINISHED = 1000
+"""Number of batches of a key that may wait or run at a time: each of them has tasks and an index of its requests in memory."""
 PAGE_QUERY: Json = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
     "after": TEXT,
@@ -41,6 +43,7 @@ class Batches:
                 summary="Answer the requests of a file, when nobody else asks",
                 request=BatchRequest,
                 answer=ref("Batch"),
+                also=(429, 503),
             ),
             ENDPOINT(
                 method="GET",
@@ -79,6 +82,9 @@ class Batches:
         if file.purpose != "batch":
             message = f"input_file_id: the purpose of this file is {file.purpose}, not batch"
             raise bad_request(message, "input_file_id", "invalid_value")
+        if self._storage.unfinished(owner) >= MAX_UNFINISHED:
+            message = f"{MAX_UNFINISHED} batches of this key have not ended; wait for the end of one, or cancel one"
+            raise RequestFailed(Problem(429, message, "rate_limit_error", None, "too_many_batches", retry_after_s=60))
         created_at = now()
         spec = BatchSpec(
             id=f"batch_{uuid4().hex}",

@@ -10,7 +10,8 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,9 @@ from trouper.web.batches.stored_files import FileStore
 log = logging.getLogger("trouper.batches")
 MAX_ENDED = 10_000
 """Number of ended batches that are remembered; the oldest are forgotten at a start. Their files stay."""
+NO_ROOM = "there is no room for answers; delete files, or start the server with a larger --batch-max-bytes"
+ROOM_S = 0.5
+"""Time until requests without room for their answers look again."""
 RETRY_S = 5.0
 """Time until a directory that another server has, or that cannot be read, is tried again."""
 
@@ -40,17 +44,48 @@ class BatchStorage:
         self.opened = trio.Event()
         self.problem = ""
         """Why the directory cannot be used; empty if it can."""
+        self.waiting = 0
+        """Number of requests that wait for room."""
+        self._reserved = 0
         self._opening = trio.Lock()
         self._lock_fd = -1
 
     @property
+    def _log_bytes(self) -> int:
+        return sum(batch.log.bytes for batch in self.batches.values() if not batch.ended)
+
+    @property
     def bytes(self) -> int:
         """Bytes of files and logs."""
-        return self.files.total_bytes + sum(batch.log.bytes for batch in self.batches.values() if not batch.ended)
+        return self.files.total_bytes + self._log_bytes
 
     @property
     def room(self) -> int:
-        return max(0, self.max_bytes - self.bytes)
+        """Bytes that are left. A batch that has not ended has as many as its log for the files that it will leave."""
+        return max(0, self.max_bytes - self.files.total_bytes - 2 * self._log_bytes - self._reserved)
+
+    async def has_room(self, size: int) -> None:
+        """Wait until there is room for `size` bytes."""
+        if self.room >= size:
+            return
+        if not self.waiting:
+            log.warning("batches: %s", NO_ROOM)
+        self.waiting += 1
+        try:
+            while self.room < size:  # noqa: ASYNC110 - files, logs and uploads change it in many places
+                await trio.sleep(ROOM_S)
+        finally:
+            self.waiting -= 1
+
+    @asynccontextmanager
+    async def reserved(self, size: int) -> AsyncIterator[None]:
+        """Wait until there is room for `size` bytes, and reserve it until they are written."""
+        await self.has_room(size)
+        self._reserved += size
+        try:
+            yield
+        finally:
+            self._reserved -= size
 
     async def open(self, *, create: bool) -> bool:
         """Take the directory, unless that is done. Returns whether it is there; `create` makes it. Raises `RequestFailed` (503) if
@@ -162,6 +197,10 @@ class BatchStorage:
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
             raise RequestFailed(Problem(404, message, "invalid_request_error", None, "batch_not_found"))
         return batch
+
+    def unfinished(self, owner: str) -> int:
+        """Number of batches of this owner that have not ended."""
+        return sum(batch.spec.owner == owner and not batch.ended for batch in self.batches.values())
 
     def reads(self, file_id: str) -> bool:
         """Whether a batch that has not ended needs this file."""

@@ -30,8 +30,8 @@ from trouper.protocol.problems import RequestFailed
 from trouper.web.batches.answer_log import BatchRecord
 from trouper.web.batches.batch_record import Batch
 from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
-from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, validated
-from trouper.web.batches.line_runner import LineRunner
+from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, RunLine, validated
+from trouper.web.batches.line_runner import LineResponse, LineRunner
 from trouper.web.batches.output_lines import code_of, error_line, output_line
 from trouper.web.batches.stored_files import StoredFile
 from trouper.web.service import now
@@ -43,6 +43,8 @@ CRASHED = "engine_stopped"
 """Code of a response that counts as an attempt: the engine stopped while the request ran, perhaps because of it."""
 NO_MEMORY = "out_of_memory"
 """Code of a response that counts as an attempt, and is the answer after the last one."""
+MIN_ROOM = 1024
+"""Bytes that must be left on disk for a request to begin, and besides its answer."""
 AGAIN_S, MAX_AGAIN_S = 0.5, 30.0
 """Time until a request that was refused for the moment runs again; it doubles each time."""
 OUTCOMES = ("completed", "failed", "again")
@@ -205,6 +207,7 @@ class BatchWorker:
     async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> bool:
         """Run a request once. Returns whether it has an answer now."""
         line = await trio.to_thread.run_sync(lines.read, number)
+        await self._storage.has_room(MIN_ROOM)  # An answer that cannot be kept would be computed in vain.
         request_id = uuid4().hex
         if batch.progress.attempts.get(number, 0) >= MAX_ATTEMPTS:
             message = f"the request was run {MAX_ATTEMPTS} times, and each time the server ended before its answer"
@@ -212,24 +215,28 @@ class BatchWorker:
             await self._answer(batch, BatchRecord(answer=number, ok=False, output=output))
             return True
         await batch.record(BatchRecord(attempt=number))
+        try:
+            response = await self._respond(batch, line, request_id)
+            code = code_of(response) if response.status >= 500 else None
+            if code == CRASHED or (code == NO_MEMORY and batch.progress.attempts[number] < MAX_ATTEMPTS):
+                return False
+            if response.status in (429, 503) and code != NO_MEMORY:
+                await batch.record(BatchRecord(returned=number))
+                return False
+            output = output_line(request_id, line.custom_id, response)
+            async with self._storage.reserved(2 * len(bytes(output)) + MIN_ROOM):  # In the log, and in the output file.
+                await self._answer(batch, BatchRecord(answer=number, ok=response.status < 400, output=output))
+        except trio.Cancelled:  # While it ran or waited for room, not during an append: those are shielded.
+            await batch.record(BatchRecord(returned=number))
+            raise
+        return True
+
+    async def _respond(self, batch: Batch, line: RunLine, request_id: str) -> LineResponse:
         self.counts.running += 1
         try:
-            body, owner = bytes(line.body), batch.spec.owner
-            response = await self._runner.run(batch.spec.endpoint, body, request_id, owner)
-        except trio.Cancelled:
-            await batch.record(BatchRecord(returned=number))  # Shielded: an append completes.
-            raise
+            return await self._runner.run(batch.spec.endpoint, bytes(line.body), request_id, batch.spec.owner)
         finally:
             self.counts.running -= 1
-        code = code_of(response) if response.status >= 500 else None
-        if code == CRASHED or (code == NO_MEMORY and batch.progress.attempts[number] < MAX_ATTEMPTS):
-            return False
-        if response.status in (429, 503) and code != NO_MEMORY:
-            await batch.record(BatchRecord(returned=number))
-            return False
-        output = output_line(request_id, line.custom_id, response)
-        await self._answer(batch, BatchRecord(answer=number, ok=response.status < 400, output=output))
-        return True
 
     async def _answer(self, batch: Batch, record: BatchRecord) -> None:
         await batch.record(record)
@@ -270,7 +277,11 @@ class BatchWorker:
         """Cancel a batch: no request of it runs any more. Raises `OSError`."""
         if batch.status not in ("validating", "in_progress"):
             return
-        await batch.record(BatchRecord(status="cancelling", at=now()))
+        try:
+            await batch.record(BatchRecord(status="cancelling", at=now()))
+        except OSError:
+            if not batch.ended:  # It has ended meanwhile, and its log with it.
+                raise
         if batch.scope is not None:
             batch.scope.cancel(reason="the batch was cancelled")
 

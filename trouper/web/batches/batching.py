@@ -15,7 +15,7 @@ from trouper.protocol.key_options import ANYBODY
 from trouper.web import adapter_names
 from trouper.web.batches.batch_record import STATUSES
 from trouper.web.batches.batch_routes import Batches
-from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.batch_storage import NO_ROOM, BatchStorage
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.file_routes import Files
 from trouper.web.batches.line_runner import Asgi, LineRunner
@@ -70,7 +70,7 @@ class Batching:
             "requests": dict(self.worker.counts.outcomes),
             "files": len(self.storage.files),
             "bytes": self.storage.bytes,
-            "problem": self.storage.problem,
+            "problem": self.storage.problem or (NO_ROOM if self.storage.waiting else ""),
         }
 
     def _statuses(self) -> dict[str, int]:

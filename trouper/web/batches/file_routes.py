@@ -96,7 +96,7 @@ class Files:
             raise RequestFailed(Problem(415, message, "invalid_request_error", None, "unsupported_media_type"))
         await self._storage.open(create=True)
         settings = self._service.settings
-        form = UploadForm(boundary, self._storage.files, self._storage.room, settings.max_file_bytes)
+        form = UploadForm(boundary, self._storage.files, lambda: self._storage.room, settings.max_file_bytes)
         owner = self._service.key_identity
         try:
             await form.receive(cast("UploadBody", request.body), settings.body_timeout_s)
@@ -105,7 +105,7 @@ class Files:
                 file = await self._keep(upload, form.filename, owner)
         finally:
             if form.upload is not None:
-                form.upload.abort()
+                self._storage.files.end(form.upload)
         return as_json(file.body())
 
     def _checked(self, form: UploadForm) -> Upload:

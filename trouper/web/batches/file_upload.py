@@ -54,8 +54,8 @@ class UploadBody(TrioBody):
 class UploadForm:
     """The form while it is received."""
 
-    def __init__(self, boundary: str, files: FileStore, room: int, max_file_bytes: int) -> None:
-        """`room`: bytes that are left for all files."""
+    def __init__(self, boundary: str, files: FileStore, room: Callable[[], int], max_file_bytes: int) -> None:
+        """`room` returns how many bytes are left for all files, beside those that were received."""
         self._decoder = MultipartDecoder(boundary.encode(), MAX_HEAD, max_parts=MAX_PARTS)
         self._files, self._room, self._max_file_bytes = files, room, max_file_bytes
         self._field: str | None = None
@@ -116,7 +116,7 @@ class UploadForm:
         if name != "file" or self.upload is not None:
             raise bad_request("send one file, in the field `file`", name, INVALID)
         self.filename = filename[:255]
-        self.upload = await trio.to_thread.run_sync(self._files.begin)
+        self.upload = await self._files.begin()
 
     async def _add(self, data: bytes) -> None:
         if self._field is not None:
@@ -124,17 +124,18 @@ class UploadForm:
             if len(self.fields[self._field]) > MAX_FIELD:
                 raise bad_request(f"{self._field[:80]} is too long", self._field[:80], INVALID)
         elif self.upload is not None:
+            self._check_size(self.upload.received, len(data))
+            self.upload.received += len(data)
             self._pending += data
-            self._check_size(self.upload.size + len(self._pending))
             if len(self._pending) >= MAX_BUFFERED:
                 await self._flush(self.upload)
 
-    def _check_size(self, size: int) -> None:
-        if size > self._max_file_bytes:
+    def _check_size(self, size: int, added: int) -> None:
+        if size + added > self._max_file_bytes:
             raise too_large(
                 f"the file is larger than {self._max_file_bytes} bytes (--max-file-bytes)", "file_too_large"
             )
-        if size > self._room:
+        if added > self._room():
             message = (
                 "there is no room for the file: delete others, or start the server with a larger --batch-max-bytes"
             )

@@ -58,7 +58,9 @@ class Upload:
     path: Path
     _fd: int
     size: int = 0
-    """Bytes that were received."""
+    """Bytes that were written."""
+    received: int = 0
+    """Bytes that were received, for which there must be room."""
 
     def write(self, data: memoryview) -> None:
         """Raises `OSError`."""
@@ -85,14 +87,15 @@ class FileStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[str, StoredFile] = {}
+        self._uploads: set[Upload] = set()
 
     def __len__(self) -> int:
         return len(self._files)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the content of all files."""
-        return sum(file.bytes for file in self._files.values())
+        """Bytes of the content of all files, and of those that are being received."""
+        return sum(file.bytes for file in self._files.values()) + sum(upload.received for upload in self._uploads)
 
     def load(self) -> None:
         """Read what an earlier process has left, and remove what it left half written."""
@@ -104,11 +107,19 @@ class FileStore:
             if path.name.removesuffix(".json") not in self._files:
                 path.unlink(missing_ok=True)
 
-    def begin(self) -> Upload:
-        """Begin a file of a client."""
+    async def begin(self) -> Upload:
+        """Begin a file of a client. It counts until `end`."""
         identifier = new_file_id()
         path = self._directory / identifier
-        return Upload(identifier, path, durable_files.create(durable_files.part_of(path)))
+        fd = await trio.to_thread.run_sync(durable_files.create, durable_files.part_of(path))
+        upload = Upload(identifier, path, fd)
+        self._uploads.add(upload)
+        return upload
+
+    def end(self, upload: Upload) -> None:
+        """End an upload. What was received is dropped, unless it has its name already."""
+        self._uploads.discard(upload)
+        upload.abort()
 
     async def add(self, file: StoredFile) -> None:
         """Write the description of a file whose content is there: from now on it exists."""

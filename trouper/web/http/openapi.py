@@ -47,7 +47,7 @@ REASONS = {
     413: "The body is too large.",
     415: "The body's Content-Type is not JSON, or its Content-Encoding neither gzip nor zstd.",
     422: "It makes the engine crash, also when it runs alone (request_crashes_engine), or cannot be prepared (intake_failed).",
-    429: "The queue is full; Retry-After says when to come again.",
+    429: "The queue is full, or a limit is met; Retry-After says when to come again.",
     499: "It was cancelled by its id.",
     500: "The server failed.",
     503: "The server drains, restarts, or had no room in time.",

@@ -1,0 +1,118 @@
+"""What batches take on disk, file descriptors and memory is bounded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import trio
+from openai.types import Batch
+
+from tests.web.batching import ended, lines, output, request, started, strict
+from tests.web.serving import Served, exchange, get, open_files, post, receive_all, serving
+from tests.web.test_batches import END, FORM, PURPOSE, using
+from tests.web.test_key_limits import FastClock
+from tests.web.test_key_rights import key_file
+from trouper.web.batches import batch_routes, batch_storage, batch_worker
+
+UPLOAD = PURPOSE + b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+
+
+async def batches_of(served: Served) -> dict[str, Any]:
+    health: dict[str, Any] = json.loads((await exchange(served, get("/health")))[2])["batches"]
+    return health
+
+
+async def test_uploads_at_the_same_time_share_the_room(tmp_path: Path) -> None:
+    body = UPLOAD + b"x" * 3000 + b"\r\n" + END
+    async with serving(batch_dir=tmp_path, batch_max_bytes=5000) as served, await served.connect() as first:
+        await first.send_all(post("/v1/files", body, FORM + "Connection: close\r\n")[:-100])
+        with trio.fail_after(60):
+            while (await batches_of(served))["bytes"] < 2500:  # noqa: ASYNC110 - sockets announce nothing
+                await trio.sleep(0.01)
+        status, _, answer = await exchange(served, post("/v1/files", body, FORM))
+        assert (status, json.loads(answer)["error"]["code"]) == (413, "no_room_for_file")
+        await first.send_all(body[-100:])
+        assert (await receive_all(first)).startswith(b"HTTP/1.1 200")
+        assert (await batches_of(served))["bytes"] == 3000
+
+
+def taken(directory: Path) -> int:
+    """Bytes of files and logs, and of the output files that will be made of these."""
+    logs = [*(directory / "batches").rglob("log.jsonl")]
+    paths = [path for path in (directory / "files").iterdir() if path.suffix != ".json"]
+    return sum(path.stat().st_size for path in [*paths, *logs, *logs])
+
+
+async def test_answers_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_storage, "ROOM_S", 0.01)
+    requests, limit, taken_bytes = [request(f"r{number}") for number in range(20)], 50_000, list[int]()
+
+    async with serving(batch_dir=tmp_path, batch_max_bytes=limit, batch_rows=4) as served:
+        with strict(served.base_url) as client:
+            filler = await trio.to_thread.run_sync(
+                lambda: client.files.create(file=b"x" * (limit - len(lines(requests)) - 8000), purpose="batch")
+            )
+            batch = await trio.to_thread.run_sync(started, client, requests)
+            with trio.fail_after(60):
+                while not (problem := (await batches_of(served))["problem"]):
+                    taken_bytes.append(taken(tmp_path))
+            assert "--batch-max-bytes" in problem
+            assert len(requests) > len(log_of(tmp_path, batch.id)) > 0
+            taken_bytes.append(taken(tmp_path))
+            await trio.to_thread.run_sync(client.files.delete, filler.id)
+            batch = await trio.to_thread.run_sync(ended, client, batch)
+            found = await trio.to_thread.run_sync(output, client, batch.output_file_id)
+        assert (batch.status, len(found)) == ("completed", len(requests))
+        assert (await batches_of(served))["problem"] == ""
+    assert max(taken_bytes) <= limit
+
+
+def log_of(directory: Path, batch_id: str) -> list[bytes]:
+    """Its answers."""
+    log = directory / "batches" / batch_id / "log.jsonl"
+    return [line for line in log.read_bytes().splitlines() if b'"answer"' in line]
+
+
+async def test_a_batch_that_waits_for_room_can_be_cancelled(tmp_path: Path) -> None:
+    requests = [request(f"r{number}") for number in range(3)]
+    async with serving(batch_dir=tmp_path, batch_max_bytes=len(lines(requests)) + 500) as served:
+        with strict(served.base_url) as client:
+            batch = await trio.to_thread.run_sync(started, client, requests)
+            with trio.fail_after(60):
+                while not (await batches_of(served))["problem"]:
+                    pass
+            await trio.to_thread.run_sync(client.batches.cancel, batch.id)
+            assert (await trio.to_thread.run_sync(ended, client, batch)).status == "cancelled"
+        assert (await batches_of(served))["problem"] == ""
+
+
+def again(client: openai.OpenAI, file_id: str) -> Batch:
+    return client.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+async def test_batches_that_wait_hold_no_files_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_worker, "AGAIN_S", 600)
+    monkeypatch.setattr(batch_routes, "MAX_UNFINISHED", 20)
+    file = key_file(tmp_path, "sk-a requests_per_minute=1\nsk-b\n")
+    async with serving(api_key_file=file, clock=FastClock(), batch_dir=tmp_path / "batches", batch_rows=2) as served:
+
+        def use(limited: openai.OpenAI) -> None:
+            assert ended(limited, started(limited, [request("r")])).status == "completed", "all that the key may"
+            batches = [started(limited, [request("r")])]
+            before = open_files()
+            batches += [again(limited, batches[0].input_file_id) for _ in range(19)]
+            assert open_files() <= before + 5
+            with pytest.raises(openai.RateLimitError, match="20 batches") as refused:
+                started(limited, [request("r")])
+            assert refused.value.code == "too_many_batches"
+            with strict(served.base_url, "sk-b") as other:
+                assert ended(other, started(other, [request("r")])).status == "completed"
+            limited.batches.cancel(batches[5].id)
+            ended(limited, batches[5])
+            started(limited, [request("r")])
+
+        await using(served, use, "sk-a")
