@@ -65,6 +65,45 @@ def test_kinds_and_quantization_by_the_config(shelf: Path) -> None:
     assert (listed(shelf)["plain"]["kind"], listed(shelf)["plain"]["quantization"]) == ("embedder", "4-bit")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"model_type": "llama", "text_config": "x"}',
+        '{"model_type": "llama", "quantization": "4bit"}',
+        '{"model_type": "llama", "architectures": 1, "text_config": []}',
+        "[" * 100_000,
+        "[]",
+    ],
+)
+def test_an_odd_model_is_listed_and_the_others_too(shelf: Path, config: str) -> None:
+    """Found by review: any of these ended the command, and a server with --models-from."""
+    (shelf / "plain" / "config.json").write_text(config)
+    found = listed(shelf)
+    assert sorted(found) == ["owner/vectors", "plain", "torn"]
+    assert found["owner/vectors"]["problem"] == "" and found["plain"]["architecture"] in ("llama", "unknown")
+    assert (found["plain"]["problem"] == "") == ("llama" in config)
+
+
+def test_a_file_that_vanishes_during_a_scan_ends_nothing(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = Path.stat
+
+    def vanishing(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "tokenizer.json":
+            raise PermissionError(path)
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", vanishing)
+    assert [files.name for files in ModelScan([str(shelf)]).models()] == ["owner/vectors", "plain", "torn"]
+
+
+def test_a_damaged_reference_means_the_newest_snapshot(tmp_path: Path) -> None:
+    repository = tmp_path / "models--owner--tiny"
+    save("llama", repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_bytes(b"\xff\xfe")
+    assert [files.name for files in ModelScan([str(tmp_path)]).models()] == ["owner/tiny"]
+
+
 def test_a_scan_reads_only_what_has_changed(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = ModelScan([str(shelf)])
     assert len(scan.models()) == 3

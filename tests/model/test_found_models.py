@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import attrs
+import pytest
 import trio
 
 from tests.actors.test_model_manager import manager_of, states
@@ -43,6 +44,68 @@ async def test_what_scans_find_comes_and_goes(autojump_clock: object, tmp_path: 
         nursery.cancel_scope.cancel()
 
 
+async def test_a_scan_that_fails_is_tried_again(autojump_clock: object, tmp_path: Path) -> None:
+    shelf: list[ScannedModel] = []
+
+    async def scan() -> list[ScannedModel]:
+        await trio.lowlevel.checkpoint()
+        if not shelf:
+            raise PermissionError("not yours")
+        return shelf
+
+    async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
+        nursery.start_soon(keep_found, manager, scan, 60.0)
+        await trio.sleep(2 * RESCAN_S)
+        shelf.append(found("middle", tmp_path))
+        await trio.sleep(RESCAN_S)
+        assert [entry.names for entry in manager.entries()] == [("small",), ("middle",)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_model_whose_cache_has_a_new_commit_is_loaded_from_there(
+    autojump_clock: object, tmp_path: Path
+) -> None:
+    shelf = [found("middle", tmp_path / "old")]
+
+    async def scan() -> list[ScannedModel]:
+        await trio.lowlevel.checkpoint()
+        return list(shelf)
+
+    async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
+        nursery.start_soon(keep_found, manager, scan, 60.0)
+        await trio.sleep(1)
+        model = manager.find("middle")
+        assert model.settings.model == str(tmp_path / "old")
+        model.state, shelf[:] = "loading", [found("middle", tmp_path / "new")]
+        await trio.sleep(RESCAN_S)
+        assert model.settings.model == str(tmp_path / "old"), "it is being loaded from there"
+        model.state = "asleep"
+        await trio.sleep(RESCAN_S)
+        assert model.settings.model == str(tmp_path / "new")
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("speculation", ["draft_model", "mtp", "ngram"])
+async def test_drafts_of_the_default_model_are_not_those_of_a_found_one(
+    autojump_clock: object, tmp_path: Path, speculation: str
+) -> None:
+    """Found by review: the settings of a found model were invalid, which ended the server."""
+
+    async def scan() -> list[ScannedModel]:
+        await trio.lowlevel.checkpoint()
+        return [found("middle", tmp_path)]
+
+    async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
+        default = manager.models[0]
+        default.settings = attrs.evolve(default.settings, draft_model="tiny", speculation=speculation)
+        nursery.start_soon(keep_found, manager, scan, 60.0)
+        await trio.sleep(1)
+        settings = manager.find("middle").settings
+        assert settings.draft_model is None
+        assert settings.speculation == ("ngram" if speculation == "ngram" else "auto")
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_model_of_a_directory_is_served_on_request(tmp_path: Path) -> None:
     (save("qwen3", tmp_path / "shelf" / "owner" / "vectors") / "modules.json").write_text("[]")
     default = str(save("llama", tmp_path / "default"))
@@ -69,6 +132,7 @@ async def test_a_model_of_a_directory_is_served_on_request(tmp_path: Path) -> No
             status, body = await ask(served, wish)
             assert (status, body["model"], body["usage"]["completion_tokens"]) == (200, "owner/vectors", 3)
             assert (await ask(served, wish | {"model": "owner/nobody"}))[0] == 404
+            assert manager.entries()[1].names == ("owner/vectors",), "its directory is no name that a key could match"
         assert await manager.drain(10)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelUnusable(f"{path} is not a JSON object")
     return content
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Part of a config; empty if there is none, or if it is no JSON object."""
+    found = config.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -76,7 +82,7 @@ def stored_bytes(tensors: dict[str, Any]) -> int:
 
 def float32_bytes(tensors: dict[str, Any], config: dict[str, Any]) -> int:
     """Bytes of all tensors after they are converted to float32."""
-    group_size = (config.get("quantization") or {}).get("group_size", GROUP_SIZE)
+    group_size = section(config, "quantization").get("group_size", GROUP_SIZE)
     return sum(_float32_bytes(name, tensor, group_size) for name, tensor in tensors.items())
 
 

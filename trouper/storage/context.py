@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trouper.storage.checkpoint_files import section
+
 CONTEXT_KEYS = (
     "max_position_embeddings",
     "model_max_length",
@@ -24,7 +26,7 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def _nested(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
-    for level in (config, config.get("text_config") or {}):
+    for level in (config, section(config, "text_config")):
         for key in keys:
             if isinstance(value := level.get(key), int) and value > 0:
                 return value

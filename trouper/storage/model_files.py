@@ -10,7 +10,7 @@ import attrs
 
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import float32_bytes, header_of, read_json, stored_bytes, tensors_of, weight_files
-from trouper.storage.context import context_length
+from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
 
 Kind = Literal["generator", "embedder"]
 EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
@@ -50,6 +50,25 @@ class ModelFiles:
 
 def read_model_files(name: str, directory: Path) -> ModelFiles:
     """Describe a directory that has a config.json. What is missing or damaged becomes `problem`."""
+    try:
+        return _described(name, directory)
+    except Exception as error:  # noqa: BLE001 - any bytes may be in the files: whatever they raise, the other models are served
+        return ModelFiles(
+            name=name,
+            directory=directory,
+            kind="generator",
+            architecture="unknown",
+            context_length=UNBOUNDED_CONTEXT,
+            quantization="unknown",
+            stored_bytes=0,
+            float32_bytes=0,
+            chats=False,
+            used_at=0.0,
+            problem=f"{directory} cannot be read: {type(error).__name__}: {error}",
+        )
+
+
+def _described(name: str, directory: Path) -> ModelFiles:
     config: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     problem = ""

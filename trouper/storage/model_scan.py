@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trouper.protocol.settings import HUB_CACHE
@@ -51,8 +52,7 @@ class ModelScan:
 def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
     """The name and directory of each model below `root`: a hub cache, or directories with a config.json, at most two levels deep."""
     for repository in sorted(root.glob(SNAPSHOTS)):
-        snapshot = _snapshot(repository)
-        if snapshot is not None and (snapshot / "config.json").exists():
+        if (snapshot := _snapshot(repository)) is not None:
             yield repository.name.removeprefix("models--").replace("--", "/"), snapshot
     for pattern in ("*/config.json", "*/*/config.json"):
         for config in sorted(root.glob(pattern)):
@@ -62,19 +62,26 @@ def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _snapshot(repository: Path) -> Path | None:
-    """The snapshot that `main` refers to, else the newest one."""
+    """The snapshot that `main` refers to, else the newest one; None: there is none that has a config.json and can be read."""
     snapshots = repository / "snapshots"
     try:
-        current = snapshots / (repository / "refs" / "main").read_text().strip()
-        if current.is_dir():
-            return current
-    except OSError:
-        pass
-    present = [path for path in snapshots.glob("*") if path.is_dir()]
-    return max(present, key=lambda path: path.stat().st_mtime, default=None)
+        with suppress(OSError, ValueError):
+            current = snapshots / (repository / "refs" / "main").read_text().strip()
+            if current.is_dir():
+                return current if (current / "config.json").exists() else None
+        present = [path for path in snapshots.glob("*") if path.is_dir()]
+        newest = max(present, key=lambda path: path.stat().st_mtime, default=None)
+        return newest if newest is not None and (newest / "config.json").exists() else None
+    except OSError:  # It is not ours to read, or it was removed meanwhile.
+        return None
 
 
 def _state(directory: Path) -> tuple[float, ...]:
-    """What changes when a file of the model does."""
-    stats = [path.stat() for path in sorted(directory.glob("*")) if path.is_file()]
-    return tuple(value for stat in stats for value in (stat.st_mtime, float(stat.st_size)))
+    """What changes when a file of the model does. A file that vanishes meanwhile, or is not ours to read, is none."""
+    values: list[float] = []
+    for path in sorted(directory.glob("*")):
+        with suppress(OSError):
+            if path.is_file():
+                stat = path.stat()
+                values += (stat.st_mtime, float(stat.st_size))
+    return tuple(values)

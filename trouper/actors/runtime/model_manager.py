@@ -162,7 +162,8 @@ class ModelManager:
             model.state, model.ended = "loading", trio.Event()
             model.runtime = await self._started(model)
             model.weights_bytes = model.runtime.model.weights_bytes
-            model.names = tuple(dict.fromkeys([*model.names, model.runtime.model.id]))
+            if model.files is None:  # The id of one that was found is its directory, which is nobody's name for it.
+                model.names = tuple(dict.fromkeys([*model.names, model.runtime.model.id]))
             model.state, model.used_at = "ready", trio.current_time()
 
     async def _started(self, model: ManagedModel) -> Runtime:
