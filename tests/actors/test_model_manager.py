@@ -45,6 +45,8 @@ class World:
     """Whether the broken model can be loaded."""
     cause: OSError | None = None
     """Why not."""
+    error: Exception | None = None
+    """What loading the broken model raises, if that is not `ModelUnusable`."""
 
     async def start(self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]) -> None:
         name = settings.model or "none"
@@ -59,6 +61,8 @@ class World:
             async def load(self) -> LoadedModel:
                 await world.may_load.wait()
                 if name == "broken" and not world.repaired:
+                    if world.error is not None:
+                        raise world.error
                     raise ModelUnusable("no weights") from world.cause
                 world.events.append(f"+{name}")
                 return LoadedModel(attrs.evolve(card(), id=name, weights_bytes=WEIGHTS[name]), self.tokenizer)

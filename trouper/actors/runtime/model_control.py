@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import Context
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ class ModelControl:
     def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
         self._manager.refuse_if_draining()
         operation = Operation(model.names[0])
-        self._manager.nursery.start_soon(_run, operation, work)
+        Context().run(self._manager.nursery.start_soon, _run, operation, work)  # The request's context ends with it.
         return operation
 
     async def _load(self, model: ManagedModel) -> None:
@@ -104,6 +105,9 @@ class ModelControl:
     async def _unload(self, model: ManagedModel, after: State, *, force: bool) -> None:
         manager = self._manager
         while model.state in ("waiting", "loading", "unloading"):
+            if force and model.state == "unloading" and model.runtime is not None:
+                await manager.unload(model, after, at_once=True)
+                return
             await manager.changed.wait()
         if model.state in AWAY:
             model.state = "unloaded" if after == "unloaded" else model.state
@@ -111,11 +115,11 @@ class ModelControl:
         if model.pinned and not force:
             message = f"{model.names[0]} is pinned: release it (POST /v1/models/pin), or send force"
             raise RequestFailed(Problem(409, message, "invalid_request_error", "model", code="model_pinned"))
-        model.state = "unloading"  # Requests that come now wait, and load it again.
+        model.state, runtime = "unloading", model.runtime  # Requests that come now wait, and load it again.
         manager.notify()
-        while not force and model.running and model.runtime is not None:
+        while not force and model.running and model.runtime is runtime:
             await manager.changed.wait()
-        if model.runtime is not None:
+        if runtime is not None and model.runtime is runtime:
             await manager.unload(model, after, at_once=force)
 
     async def put_idle_to_sleep(self) -> None:

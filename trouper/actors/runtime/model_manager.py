@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
+from math import inf
 from typing import Protocol
 
 import trio
@@ -16,22 +18,22 @@ import trio
 from trouper.actors.runtime.found_models import Scan, keep_found
 from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.model_control import ModelControl
+from trouper.actors.runtime.model_room import has_room_now, make_room, until_room
 from trouper.actors.runtime.model_unloading import (
     AWAY,
     LoadLimits,
     ManagedModel,
-    fits_now,
-    has_room,
+    entry_of,
     load_problem,
     loaded,
     managed,
-    next_to_unload,
+    unforeseen,
 )
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Lease, ModelEntry, State, model_not_found
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model_options import ModelOptions
-from trouper.protocol.names import adapters_of, names_of, require_names
+from trouper.protocol.names import names_of, require_names
 from trouper.protocol.problems import DRAINING, ActorFailed, ModelUnusable, Problem, RequestFailed
 from trouper.protocol.settings import Settings
 
@@ -70,15 +72,8 @@ class ModelManager:
         self.draining, self.finished = False, trio.Event()
 
     def entries(self) -> Sequence[ModelEntry]:
-        return tuple(self._entry(model) for model in self.models)
-
-    def _entry(self, model: ManagedModel) -> ModelEntry:
-        progress = self._progress.of(model.settings.model) if model.state == "loading" else None
-        return ModelEntry(
-            model.names, model.state, model.runtime, model.waiting, model.problem,
-            pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, progress=progress,
-            adapters=tuple(adapters_of(model.settings.adapter)), files=model.files, fits=fits_now(self.models, model, self.limits),
-        )  # fmt: skip
+        held = loaded(self.models)
+        return tuple(entry_of(model, held, self.limits, self._progress) for model in self.models)
 
     async def lease(self, name: str | None) -> Lease:
         """Wait until the model is loaded, or has room to be loaded (--queue-timeout-s), and return a lease on it."""
@@ -97,10 +92,16 @@ class ModelManager:
 
     async def _wait_until_ready(self, model: ManagedModel) -> None:
         self.refuse_if_draining()
+        limit_s = model.settings.queue_timeout_s or inf
+        give_up_at = trio.current_time() + limit_s
         while model.state != "ready":
             self._request_load(model)
-            await self.changed.wait()
+            with trio.move_on_at(give_up_at if model.state == "unloading" else inf):
+                await self.changed.wait()
             self.refuse_if_draining()
+            if model.state == "unloading" and trio.current_time() >= give_up_at:
+                message = f"{model.names[0]} is being unloaded, and its requests have not ended for {limit_s:g} s"
+                raise RequestFailed(Problem(503, message, "server_error", "model", "queue_timeout", retry_after_s=5))
             if model.problem is not None:
                 raise RequestFailed(model.problem)
 
@@ -130,41 +131,51 @@ class ModelManager:
     # -- loading ---------------------------------------------------------------------------------
 
     def _request_load(self, model: ManagedModel) -> None:
-        """Start loading in a separate task, which continues when the client aborts. Raises the problem of the last attempt if that
-        was recent."""
+        """Start loading in a separate task, which continues when the client aborts, and has none of its context variables. Raises the
+        problem of the last attempt if that was recent."""
         if model.state not in AWAY:
             return
         if model.problem is not None and trio.current_time() < model.unusable_until:
             raise RequestFailed(model.problem)
         model.state, model.problem = "waiting", None
-        self.nursery.start_soon(self._load_or_note_problem, model)
+        Context().run(self.nursery.start_soon, self._load_or_note_problem, model)
 
     async def _load_or_note_problem(self, model: ManagedModel) -> None:
         try:
             await self.load(model)
-        except ModelUnusable as unusable:
-            log.warning("%s cannot be loaded: %s", model.names[0], unusable)
-            model.problem = load_problem(unusable)
-            model.unusable_until = trio.current_time() + (RETRY_S if model.problem.retry_after_s is None else 0)
         except RequestFailed as refused:
             model.problem = refused.problem
+        except Exception as error:  # noqa: BLE001 - whatever a model's files and code raise, the other models go on.
+            self._note_problem(model, error)
         finally:
             if model.state != "ready":
                 model.state = "unloaded"
             self.notify()
 
+    def _note_problem(self, model: ManagedModel, error: Exception) -> None:
+        traceback = None if isinstance(error, ModelUnusable) else error
+        model.problem = load_problem(error)
+        log.warning("%s cannot be loaded: %s", model.names[0], model.problem.message, exc_info=traceback)
+        model.unusable_until = trio.current_time() + (RETRY_S if model.problem.retry_after_s is None else 0)
+
     async def load(self, model: ManagedModel) -> None:
-        """Load a model; one at a time. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
-        async with self._loader:
-            if len(self.models) > 1:
-                model.weights_bytes = await self.measured(model)
-                await self._make_room(model)
-            model.state, model.ended = "loading", trio.Event()
-            model.runtime = await self._started(model)
-            model.weights_bytes = model.runtime.model.weights_bytes
-            if model.files is None:  # The id of one that was found is its directory, which is nobody's name for it.
-                model.names = tuple(dict.fromkeys([*model.names, model.runtime.model.id]))
-            model.state, model.used_at = "ready", trio.current_time()
+        """Load a model, one at a time, unless nobody waits for it any more before there is room. Raises `ModelUnusable`, or `RequestFailed`
+        (503) if there is no room for it."""
+        if len(self.models) > 1:
+            model.weights_bytes = await self.measured(model)
+        while await until_room(self, model):
+            async with self._loader:
+                if await make_room(self, model):
+                    await self._load_now(model)
+                    return
+
+    async def _load_now(self, model: ManagedModel) -> None:
+        model.state, model.ended = "loading", trio.Event()
+        model.runtime = await self._started(model)
+        model.weights_bytes = model.runtime.model.weights_bytes
+        if model.files is None:  # The id of one that was found is its directory, which is nobody's name for it.
+            model.names = tuple(dict.fromkeys([*model.names, model.runtime.model.id]))
+        model.state, model.used_at = "ready", trio.current_time()
 
     async def _started(self, model: ManagedModel) -> Runtime:
         try:
@@ -197,23 +208,6 @@ class ModelManager:
             model.ended.set()
             self.notify()
 
-    async def _make_room(self, model: ManagedModel) -> None:
-        """Unload idle models until `model` fits. Raises `RequestFailed` (503) when the others were in use for --queue-timeout-s."""
-        limit_s = model.settings.queue_timeout_s or float("inf")
-        with trio.move_on_after(limit_s):
-            while not self._has_room(model):
-                idle = next_to_unload(self.models)
-                if idle is not None:
-                    await self.unload(idle)
-                else:
-                    await self.changed.wait()
-            return
-        message = f"{model.names[0]} is not loaded, and the other models were in use for {limit_s:g} s (--model-memory)"
-        raise RequestFailed(Problem(503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5))
-
-    def _has_room(self, model: ManagedModel) -> bool:
-        return has_room([other for other in loaded(self.models) if other is not model], model, self.limits)
-
     async def unload(self, model: ManagedModel, after: State = "unloaded", *, at_once: bool = False) -> None:
         """End the graph of a model, which has then written its blocks to disk and freed its memory. `at_once`: end its requests, too."""
         assert model.runtime is not None, "it is ready"
@@ -229,13 +223,18 @@ class ModelManager:
         """Load the models after the first, in order, as long as no other must be unloaded for them."""
         for model in self.models[1:]:
             model.weights_bytes = await self._measured_or_none(model)
-            if model.state == "unloaded" and model.weights_bytes and self._has_room(model):
+            if model.state == "unloaded" and model.weights_bytes and has_room_now(self, model):
                 model.state = "waiting"
                 await self._load_or_note_problem(model)
 
     async def measured(self, model: ManagedModel) -> int:
         """Bytes of a model's weights. Raises `ModelUnusable`."""
-        return await self._measure(model.settings)
+        try:
+            return await self._measure(model.settings)
+        except ModelUnusable:
+            raise
+        except Exception as error:
+            raise unforeseen(error) from error
 
     async def _measured_or_none(self, model: ManagedModel) -> int:
         """Bytes of a model's weights; 0 if it cannot be loaded, in which case a request for it gets the reason."""

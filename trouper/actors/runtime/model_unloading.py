@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 
 import attrs
 import trio
 
+from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.served_models import State
+from trouper.actors.runtime.served_models import ModelEntry, State
+from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
+from trouper.protocol.names import adapters_of
 from trouper.protocol.problems import ModelUnusable, Problem
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
@@ -60,6 +64,11 @@ class ManagedModel:
         """Whether the model may be unloaded without disturbing anybody."""
         return self.state == "ready" and not self.leases and not self.pinned
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the model stays loaded until it is released."""
+        return self.state == "ready" and self.pinned
+
 
 @attrs.frozen
 class LoadLimits:
@@ -93,7 +102,15 @@ def loaded(models: Sequence[ManagedModel]) -> list[ManagedModel]:
 
 def lacking_room(models: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:
     """Why a model would not fit although all idle ones made room; "" if it would."""
-    held = [model for model in loaded(models) if model is not new and not model.is_idle]
+    return _lack([model for model in loaded(models) if model is not new and not model.is_idle], new, limits)
+
+
+def lacking_after_pinned(models: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:
+    """Why a model would not fit although all that are not pinned made room; "" if it would."""
+    return _lack([model for model in loaded(models) if model is not new and model.is_kept], new, limits)
+
+
+def _lack(held: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:
     if has_room(held, new, limits):
         return ""
     used = sum(model.weights_bytes for model in held)
@@ -105,7 +122,7 @@ def lacking_room(models: Sequence[ManagedModel], new: ManagedModel, limits: Load
     free = max(0, limits.weights_bytes - used)
     return (
         f"{new.names[0]} needs {new.weights_bytes / 1e9:.2f} GB for its weights, and {free / 1e9:.2f} of "
-        f"{limits.weights_bytes / 1e9:.2f} GB (--model-memory) are free or idle: unload {holders}"
+        f"{limits.weights_bytes / 1e9:.2f} GB (--model-memory) are left beside {holders}, which would have to be unloaded"
     )
 
 
@@ -120,10 +137,29 @@ def fits_now(models: Sequence[ManagedModel], model: ManagedModel, limits: LoadLi
     return None if not model.weights_bytes else not lacking_room(models, model, limits)
 
 
-def load_problem(error: ModelUnusable) -> Problem:
+def entry_of(
+    model: ManagedModel, held: Sequence[ManagedModel], limits: LoadLimits, progress: LoadProgress
+) -> ModelEntry:
+    """A model as clients may request it, beside those that are loaded."""
+    return ModelEntry(
+        model.names, model.state, model.runtime, model.waiting, model.problem,
+        pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes,
+        progress=progress.of(model.settings.model) if model.state == "loading" else None,
+        adapters=tuple(adapters_of(model.settings.adapter)), files=model.files, fits=partial(fits_now, held, model, limits),
+    )  # fmt: skip
+
+
+def unforeseen(error: Exception) -> ModelUnusable:
+    """What to say of an exception that nobody foresaw: any code of an architecture, and any bytes of a file, may have raised it."""
+    cause = innermost(error)
+    return ModelUnusable(f"{type(cause).__name__}: {cause}")
+
+
+def load_problem(error: Exception) -> Problem:
     """Why a model cannot be loaded. With `retry_after_s` the reason passes, and the next request may try again."""
-    status, retry_after_s = (503, 1) if lacked_descriptors(error) else (500, None)
-    return Problem(status, str(error), "server_error", "model", code="model_unusable", retry_after_s=retry_after_s)
+    unusable = error if isinstance(error, ModelUnusable) else unforeseen(error)
+    status, retry_after_s = (503, 1) if lacked_descriptors(innermost(error)) else (500, None)
+    return Problem(status, str(unusable), "server_error", "model", code="model_unusable", retry_after_s=retry_after_s)
 
 
 def lacked_descriptors(error: BaseException | None) -> bool:

@@ -57,8 +57,13 @@ class ModelEntry:
     """Names of its LoRA adapters."""
     files: ModelFiles | None = None
     """What the model's files say; None for a model that --model names."""
-    fits: bool | None = None
-    """Whether it could be loaded now without disturbing others; None while its size is unknown."""
+    _fits: Callable[[], bool | None] = attrs.field(default=lambda: None, eq=False, repr=False)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it could be loaded now without disturbing others; None while its size is unknown. It is computed when asked for: requests
+        look through the entries for names."""
+        return self._fits()
 
     @property
     def is_unused(self) -> bool:

@@ -30,8 +30,8 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
         sizes = {"max_model_len": files.context_length, **sizes, "kind": files.kind, "quantization": files.quantization}
     if listed.weights_bytes:
         sizes["weights_bytes"] = listed.weights_bytes
-    if listed.fits is not None:
-        sizes["fits"] = listed.fits
+    if (fits := listed.fits) is not None:
+        sizes["fits"] = fits
     state = {"loaded": listed.state == "ready", "state": listed.state, "pinned": listed.pinned, "ttl_s": listed.ttl_s}
     return openai | sizes | state | anthropic
 

@@ -1,0 +1,58 @@
+"""Room for a model that is to be loaded: waiting for it, and unloading idle models for it. A model that waits does not keep others from
+being loaded, and nothing is unloaded unless all idle models together make enough room."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import trio
+
+from trouper.actors.runtime.model_unloading import (
+    ManagedModel,
+    has_room,
+    lacking_after_pinned,
+    lacking_room,
+    loaded,
+    next_to_unload,
+)
+from trouper.protocol.problems import Problem, RequestFailed
+
+if TYPE_CHECKING:
+    from trouper.actors.runtime.model_manager import ModelManager
+
+
+def has_room_now(manager: ModelManager, model: ManagedModel) -> bool:
+    """Whether a model fits beside those that are loaded."""
+    return has_room([other for other in loaded(manager.models) if other is not model], model, manager.limits)
+
+
+async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
+    """Wait until a model would fit if all idle ones were unloaded. False: nobody waits for it any more. Raises `RequestFailed` (503): at once
+    if it does not fit beside the pinned models, else when the others were in use for --queue-timeout-s."""
+    limit_s = model.settings.queue_timeout_s or inf
+    with trio.move_on_after(limit_s):
+        while lacking_room(manager.models, model, manager.limits):
+            if reason := lacking_after_pinned(manager.models, model, manager.limits):
+                raise _refused(reason)
+            if not model.waiting:
+                return False
+            await manager.changed.wait()
+        return True
+    raise _refused(
+        f"{model.names[0]} is not loaded, and the other models were in use for {limit_s:g} s (--model-memory)"
+    )
+
+
+async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
+    """Unload idle models, those that were not used for longest first, until a model fits. False: too many are in use again."""
+    while not has_room_now(manager, model):
+        idle = next_to_unload(manager.models)
+        if idle is None or lacking_room(manager.models, model, manager.limits):
+            return False
+        await manager.unload(idle)
+    return True
+
+
+def _refused(message: str) -> RequestFailed:
+    return RequestFailed(Problem(503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5))
