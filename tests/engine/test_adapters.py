@@ -23,6 +23,7 @@ from tests.engine.test_drafts import foretelling
 from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
+from trouper.engine.loading.adapter_loading import load_adapters
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.lora.lora_layers import LowRank, install
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters
@@ -174,6 +175,41 @@ def test_what_is_no_plain_lora_is_refused_by_name(change: dict[str, Any], messag
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(ModelUnusable, match=message):
         find_adapter("it", str(directory))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"alpha_pattern": ["x"]}, {"alpha_pattern": {"*": 1}}, {"lora_alpha": "x"}, {"lora_alpha": 10**400}],
+    ids=["list", "pattern", "text", "huge"],
+)
+def test_what_gives_no_scale_is_that_adapters_fault(change: dict[str, Any], tmp_path: Path) -> None:
+    """Found by review: anything but `ModelUnusable` ended the other models, too."""
+    model = build("llama")
+    directory = save_adapter(model, tmp_path / "it", 1, form="peft")
+    config = directory / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(ModelUnusable, match=r"--adapter it=.*gives no scale"):
+        read_adapter(find_adapter("it", str(directory)), model)
+
+
+def test_adapters_without_memory_are_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[metal::malloc] Unable to allocate")
+
+    model = build("llama")
+    found = find_adapter("it", str(save_adapter(model, tmp_path / "it", 1)))
+    monkeypatch.setattr("trouper.engine.loading.adapter_loading.install", full)
+    with pytest.raises(ModelUnusable, match=r"given its adapters: .*Unable to allocate"):
+        load_adapters([found], model, lambda _: None)
+
+
+def test_a_truncated_adapter_is_refused_by_name(tmp_path: Path) -> None:
+    model = build("llama")
+    directory = save_adapter(model, tmp_path / "it", 1)
+    weights = directory / "adapters.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelUnusable, match=r"--adapter it=.*cannot be read"):
+        read_adapter(find_adapter("it", str(directory)), model)
 
 
 def test_another_models_adapter_is_refused(tmp_path: Path) -> None:

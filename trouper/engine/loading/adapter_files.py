@@ -149,7 +149,7 @@ def _scale(found: FoundAdapter, layer: str, rank: int) -> float:
             return float(found.config["lora_parameters"]["scale"])
         alpha = _by_pattern(found.config.get("alpha_pattern"), layer, found.config.get("lora_alpha", 8))
         return float(alpha) / (math.sqrt(rank) if found.config.get("use_rslora") else rank)
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # any JSON may be in the file: whatever it raises, it gives no number
         raise found.unusable(f"{CONFIG} gives no scale: {line_of(error)}") from error
 
 

@@ -34,7 +34,10 @@ def load_adapters(
     if not found:
         return ()
     read = [read_adapter(adapter, model) for adapter in found]
-    install(model, read)
+    try:
+        install(model, read)
+    except Exception as error:  # MLX raises what it likes where there is no memory
+        raise ModelUnusable(f"--adapter: the model cannot be given its adapters: {line_of(error)}") from error
     cards = tuple(
         AdapterCard(
             name=adapter.name,
