@@ -64,7 +64,7 @@ def judged(question: Question, heard: Heard, faults: Sequence[Fault]) -> tuple[s
     if heard.status == 200 and not failed(heard) and whole(wish, heard):
         said = answer_of(wish, heard)
         return "right", "" if equal(question.answer, said) else f"a wrong answer: {wish}: {said}, not {question.answer}"
-    if equal(question.answer, answer_of(wish, heard)) and heard.status == 400:
+    if heard.status == 400 and equal(question.answer, answer_of(wish, heard)):
         return "right", ""
     if heard.status in (0, 200) and not failed(heard):
         if not continued(question, heard):

@@ -64,6 +64,7 @@ class TestJudged:
         assert "nothing was killed" in judged(STREAMED, streamed("ab", end=False), SLOW)[1]
         assert "no part" in judged(STREAMED, streamed("ax", end=False), KILLED)[1]
         assert "nothing was killed" in judged(WHOLE, Heard(0), SLOW)[1]
+        assert judged(WHOLE, Heard(200, b'{"choices": ['), KILLED) == ("cut", ""), "in the middle of its only object"
 
     def test_errors(self) -> None:
         error = Heard(503, b'{"error": {"message": "it leaves", "code": "draining"}}')
