@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from tests.actors.bench import generate, running
 from tests.actors.test_recovery import problem_of, recovery_of, slow, tokens_of
-from tests.fakes import FakeEngine, FakeRow
+from tests.fakes import FakeEngine, FakeRow, immortal
 from trouper import Answer, RequestFailed, Runtime, TokenPrompt
 from trouper.actors.scheduling.allocation_failures import BOUND_S, AllocationFailures
 from trouper.actors.scheduling.crash_attribution import Content, Involved, Standing
@@ -85,6 +85,20 @@ async def test_the_bound_ends_with_its_time(autojump_clock: MockClock) -> None:
         await all_of(runtime, 1)
         assert recovery_of(runtime).bound_bytes == 0
         assert runtime.health().scheduler.kv_limit_bytes == 10**6
+
+
+async def test_a_prompt_beyond_the_bound_is_answered_whole(autojump_clock: MockClock) -> None:
+    """The bound ends in minutes; an answer that the context has no room for would be refused for good."""
+    engine = little()
+    async with running(engine, speculation="off", kv_memory=ByteSize(10**6)) as runtime:
+        await all_of(runtime, 12)
+        engine.dies = immortal
+        bound = recovery_of(runtime).bound_bytes
+        prompt = tuple(place % 250 for place in range(3000))
+        assert 0 < bound < 100 * len(prompt)
+        answer = await runtime.submit(generate(prompt=TokenPrompt(prompt), max_tokens=30))
+        assert len(await tokens_of(answer)) == 30
+        assert recovery_of(runtime).bound_bytes == bound
 
 
 async def test_an_engine_without_memory_for_anything_ends(autojump_clock: MockClock) -> None:

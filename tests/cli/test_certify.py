@@ -157,6 +157,13 @@ def test_what_is_newly_broken_is_named(
     assert code == 1
     broken = certificate["sections"][0]["promises"][0]["text"]
     assert f"newly broken: exactness: {broken}; families" in text
+    unknown = copy.deepcopy(certificate)
+    unknown["sections"][0]["promises"][0]["held"] = None
+    (tmp_path / "unknown.json").write_text(json.dumps(unknown))
+    worse["sections"][1]["status"] = "held"
+    (tmp_path / "wrong.json").write_text(json.dumps(worse))
+    code, text = compare(tmp_path / "unknown.json", tmp_path / "wrong.json")
+    assert code == 0, "the first does not say that it held"
     code, text = compare(tmp_path / "worse.json", tmp_path / "worse.json")
     assert code == 0, "it was broken before"
 
@@ -184,12 +191,19 @@ def raising(run: SectionRun) -> None:
     raise ExceptionGroup("several", [ValueError("it broke\nin two lines")])
 
 
+def unfinished(run: SectionRun) -> None:
+    run.result.promise("three", held=None, measured="0 models")
+
+
 def needless(run: SectionRun) -> None:
     raise NotApplicable("nothing to see")
 
 
 def test_a_section_that_fails_does_not_stop_the_others(model: Path) -> None:
-    entries = {function.__name__: (function.__name__, 1.0, function) for function in (raising, wrong, needless, fine)}
+    entries = {
+        function.__name__: (function.__name__, 1.0, function)
+        for function in (raising, wrong, unfinished, needless, fine)
+    }
     shown: list[str] = []
     plan = CertifyPlan(
         model=str(model), minutes=1.0, quick=True, only=tuple(entries), command="trouper certify",
@@ -200,12 +214,13 @@ def test_a_section_that_fails_does_not_stop_the_others(model: Path) -> None:
     assert found == {
         "raising": ("failed", "ValueError: it broke in two lines"),
         "wrong": ("broken", ""),
+        "unfinished": ("failed", "nothing was compared in its time; give it more by --minutes"),
         "needless": ("not run", "nothing to see"),
         "fine": ("held", ""),
     }
     assert not held(certificate)
     assert line_of(certificate).startswith(
-        "1 of 2 promises were broken (wrong: two) and raising could not be run to the end on "
+        "1 of 2 promises were broken (wrong: two) and raising, unfinished could not be run to the end on "
     )
     assert shown[0] == "device" and set(shown) == {"device", *entries}
 

@@ -207,3 +207,17 @@ def test_an_aborted_request_reserves_nothing() -> None:
     reservation.end(record(0, 0))
     assert reservation.admit(50, 50, True) == 50
     assert account.tokens.taken() == 0
+
+
+def test_what_a_key_without_limits_has_used_is_forgotten() -> None:
+    """Else every request of a server without keys would leave some bytes for ever."""
+    clock = FastClock()
+    account = KeyAccounts(clock).of(ApiKey("sk-free"))
+    for _ in range(100):
+        account.begin("fake")
+        reserved = account.reserve("fake")
+        reserved.admit(10, 5, named=True)
+        reserved.end(record(10, 5))
+        clock.now += WINDOW_S / 2
+    assert len(account.requests._past) <= 2 and len(account.tokens._past) <= 2
+    assert account.usage["fake"].requests == 100

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import FakeEngine
-from tests.web.serving import Served, exchange, get, post, serving
+from tests.web.serving import Served, exchange, get, post, receive_all, serving
 from tests.web.test_several_models import serving_several
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.api_keys import Keys
@@ -253,6 +254,24 @@ async def test_a_server_takes_new_keys_while_it_runs(tmp_path: Path) -> None:
             while (await exchange(served, get("/v1/models", bearer("sk-other"))))[0] != 200:  # noqa: ASYNC110
                 await trio.sleep(0.05)
         assert (await exchange(served, get("/v1/models", bearer("sk-old"))))[0] == 401
+
+
+async def test_a_key_that_is_removed_while_its_body_comes_gains_nothing(tmp_path: Path) -> None:
+    """The request goes on with what it was let in with: the model is not one of the key's."""
+    file = key_file(tmp_path, "sk-gone models=another\nsk-stays\n")
+    async with serving(FakeEngine(), api_key_file=file) as served, await served.connect() as client:
+        head, _, body = post("/v1/chat/completions", CHAT, bearer("sk-gone") + "Connection: close\r\n").partition(
+            b"\r\n\r\n"
+        )
+        await client.send_all(head + b"\r\n\r\n" + body[:5])
+        await wait_all_tasks_blocked(0.1)  # It is let in, and waits for its body.
+        file.write_text("sk-stays\n")
+        with trio.fail_after(60):
+            while (await exchange(served, get("/v1/models", bearer("sk-gone"))))[0] != 401:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        await client.send_all(body[5:])
+        received = await receive_all(client)
+        assert received.startswith(b"HTTP/1.1 404 "), received
 
 
 async def test_a_key_sees_its_own_responses_only(tmp_path: Path) -> None:

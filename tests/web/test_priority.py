@@ -113,10 +113,3 @@ def test_options_that_cannot_be(line: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match=f"--api-key-file.*{said}") as refused:
         Keys.of(ServerSettings(api_key_file=file))
     assert "sk-secret" not in str(refused.value)
-
-
-def test_the_priority_of_a_stranger_is_0(key_file: Path) -> None:
-    keys = Keys.of(ServerSettings(api_key=("sk-flag",), api_key_file=key_file))
-    assert keys.priority_of("Bearer sk-batch", None) == keys.priority_of(None, "sk-batch") == 7
-    for key in ("sk-flag", "sk-wrong", "", None, "\ud800"):
-        assert keys.priority_of(None, key) == 0

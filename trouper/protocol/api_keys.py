@@ -112,21 +112,6 @@ class Keys:
     def let_in(self, authorization: str | None, api_key: str | None) -> bool:
         return self.find(authorization, api_key) is not None
 
-    def priority_of(self, authorization: str | None, api_key: str | None) -> int:
-        """Return the default priority of a request's key."""
-        key = self.find(authorization, api_key)
-        return 0 if key is None else key.priority
-
-    def identity_of(self, authorization: str | None, api_key: str | None) -> str:
-        """Return what stands for a request's key where the key itself must not be stored: its name, so that a key may be replaced by
-        another one of this name, or its digest. Empty for a request without an accepted key."""
-        key = self.find(authorization, api_key)
-        return "" if key is None or key is ANYBODY else key.identity
-
-    def accepts(self, identity: str) -> bool:
-        """Whether requests that were accepted with this identity once would be accepted now."""
-        return self.of_identity(identity) is not None
-
     def problem(self, path: str, authorization: str | None, api_key: str | None) -> Problem | None:
         """Return the reason to refuse the request, or None."""
         if path in OPEN_PATHS or path.startswith(ASSETS) or self.let_in(authorization, api_key):

@@ -197,8 +197,9 @@ class HttpEdge:
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
         self._keys.reload(trio.current_time())
-        if (owner := self._service.batch_owner) is not None:
-            problem = KEY_REMOVED if (key := self._keys.of_identity(owner)) is None else self._missing_right(key)
+        key = self._service.key  # Found before the body is awaited: the file of keys may change meanwhile.
+        if self._service.batch_owner is not None:
+            problem = KEY_REMOVED if key is None else self._missing_right(key)
             return None if problem is None else self._refused(problem)
         if (problem := self._cors.problem(request)) is not None:
             return self._refused(problem)
@@ -215,7 +216,7 @@ class HttpEdge:
         path = CLOSED if closed else request.path
         if (problem := self._keys.problem(path, authorization, api_key)) is not None or not closed:
             return problem
-        key = self._keys.find(authorization, api_key)
+        key = self._service.key
         return None if key is None else self._missing_right(key)
 
     def _missing_right(self, key: ApiKey) -> Problem | None:

@@ -79,7 +79,7 @@ class Recovery:
             what = f"caused by content {verdict.convicted.hex()[:12]}, which is refused from now on"
         if no_memory and (bound := self.allocations.bound_bytes):
             what += (
-                f", and the device had no memory: rows and cached blocks have {bound / 1e6:.0f} MB for {BOUND_S:.0f} s"
+                f", and the device had no memory: rows and cached blocks have {bound / 1e6:.3g} MB for {BOUND_S:.0f} s"
             )
         log.warning("the engine restarts after %s; %s; %d requests go on", cause, what, len(self._carried))
         return verdict

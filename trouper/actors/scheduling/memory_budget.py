@@ -66,18 +66,22 @@ class MemoryBudget:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Limit on the bytes of rows and cached blocks. None: no bound, since the device's limit or a row's bytes are unknown."""
+        """Limit on the bytes of rows and cached blocks at present. None: no bound, since the device's limit or a row's bytes are unknown."""
+        if not self.kv.row_bytes(1):
+            return None
+        passing = (self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes or None)
+        bounds = [bound for bound in (self._lasting_bytes, *passing) if bound is not None]
+        return min(bounds, default=None)
+
+    @property
+    def _lasting_bytes(self) -> int | None:
+        """The limit without the bounds of a failed allocation and of the system's memory pressure, which hold for minutes only."""
         if not self.kv.row_bytes(1):
             return None
         memory = self.memory.latest
         fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.margin_bytes
         device = (int(memory.limit_bytes * self.memory_fraction) - fixed_bytes) // self.sharers
-        known = (
-            self.kv_memory,
-            device if device > 0 else None,
-            self.allocations.bound_bytes,
-            memory.pressure_bound_bytes or None,
-        )
+        known = (self.kv_memory, device if device > 0 else None)
         bounds = [bound for bound in known if bound is not None]
         return min(bounds, default=None)
 
@@ -98,8 +102,8 @@ class MemoryBudget:
 
     def restrict(self, sequence: Sequence) -> Problem | None:
         """Reduce the length of an answer that would outgrow the limit even if the sequence ran alone. Returns a problem if not even the
-        prompt and one token fit."""
-        limit = self.limit_bytes
+        prompt and one token fit. Bounds that hold for minutes only do not count: they end, and a sequence alone may enter whatever it is."""
+        limit = self._lasting_bytes
         fitting = None if limit is None else self.kv.max_tokens(limit)
         if fitting is None:
             return None

@@ -22,7 +22,7 @@ CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
 PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
-FUSE = "merge it into a model of its own, or serve it with --adapter-path"
+FUSE = "merge it into a model of its own; one that mlx-lm wrote can also be served with --adapter-path"
 """Remedy for what is no plain LoRA."""
 
 

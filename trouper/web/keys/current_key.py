@@ -26,9 +26,16 @@ class CurrentKey(CurrentRequest):
 
     @property
     def key(self) -> ApiKey | None:
-        """The key of this request, or of the batch that it is a line of; None for a request to an open endpoint without one."""
+        """The key of this request, or of the batch that it is a line of; None for a request to an open endpoint without one. The same
+        throughout the request, which goes on with what it was let in with if the key is removed meanwhile."""
         if not has_request_context():
             return ANYBODY
+        state = self._state
+        if "key" not in state:
+            state["key"] = self._found()
+        return cast("ApiKey | None", state["key"])
+
+    def _found(self) -> ApiKey | None:
         if self.batch_owner is not None:
             return self.keys.of_identity(self.batch_owner)
         return self.keys.find(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))

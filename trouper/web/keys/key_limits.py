@@ -34,20 +34,25 @@ class SlidingWindow:
 
     def taken(self) -> int:
         """Return what counts now."""
-        now = self._clock()
+        self._forget(self._clock())
+        return self._held + self._used
+
+    def _forget(self, now: float) -> None:
         while self._past and now - self._past[0][0] >= WINDOW_S:
             self._used -= self._past.popleft()[1]
-        return self._held + self._used
 
     def hold(self, amount: int) -> None:
         self._held += amount
 
     def settle(self, held: int, used: int) -> None:
-        """Let `held` go; `used` of it counts for WINDOW_S from now on."""
+        """Let `held` go; `used` of it counts for WINDOW_S from now on. What no longer counts is forgotten here, too: nobody asks for what is
+        taken of a key without limits."""
+        now = self._clock()
+        self._forget(now)
         self._held -= held
         if used:
             self._used += used
-            self._past.append((self._clock(), used))
+            self._past.append((now, used))
 
     def wait_s(self, amount: int, limit: int) -> float:
         """Return the seconds until `amount` fits, if nothing else is taken; 0: it fits now. A second, if that depends on what runs."""

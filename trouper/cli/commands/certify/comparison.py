@@ -45,7 +45,7 @@ class CertificatePair:
         broken = [
             f"{name}: {text}"
             for (name, text), held in after.items()
-            if held is False and before.get((name, text)) is not False
+            if held is False and before.get((name, text)) is True
         ]
         ran = {section["name"] for section in self.first["sections"] if section["status"] == "held"}
         return broken + [s["name"] for s in self.second["sections"] if s["status"] == "failed" and s["name"] in ran]

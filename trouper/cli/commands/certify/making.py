@@ -125,7 +125,10 @@ def _run(
     plan.show(name, 0.0, title)
     try:
         section(run)
-        result.status = "broken" if any(promise.held is False for promise in result.promises) else "held"
+        held = [promise.held for promise in result.promises]
+        result.status = "broken" if False in held else "held" if True in held or not held else "failed"
+        if result.status == "failed":
+            result.problem = "nothing was compared in its time; give it more by --minutes"
     except NotApplicable as reason:
         result.problem = str(reason)
     except Exception as error:  # noqa: BLE001 - a section that fails does not stop the others
