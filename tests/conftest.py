@@ -24,7 +24,10 @@ settings.register_profile("trouper", deadline=None)
 settings.register_profile("unshrunk", deadline=None, database=None, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("unshrunk" if os.environ.get("TROUPER_UNSHRUNK") else "trouper")
 
-SLOW = {"test_kill_loop.py", "model", "ranks", "real", "crash"}
+SLOW = {
+    "test_certify.py", "test_kill_loop.py", "test_batch_kill.py", "test_doctor_for_agents.py", "test_models_command.py",
+    "model", "ranks", "real", "crash", "mutants", "soak", "chaos", "clients", "abuse", "scripted", "model_cycles", "packaging",
+}  # fmt: skip
 """Files, and directories of files, of few tests that take long: begun last, as small files would be, they would be waited for
 by an idle worker."""
 

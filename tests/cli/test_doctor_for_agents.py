@@ -61,6 +61,8 @@ def test_a_model_that_will_do(family: str, tmp_path: Path) -> None:
     adapted = " ".join(message for _, message, _ in found["template"])
     assert ("later_system" in adapted) == (family == "qwen3_5")
     assert "131,072" in found["context"][0][1]
+    if family != "qwen3":
+        return  # The context is examined in the same way.
     found = examined("--model", str(directory), "--max-kv-size", "4096")
     assert "4,096" in found["context"][0][1] and found["context"][0][0] == "warn"
 
