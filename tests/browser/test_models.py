@@ -74,7 +74,7 @@ async def test_why_a_model_cannot_be_loaded_is_said(browser: Browser) -> None:
         await offers(page, "large", "Pin")
         await press_when_there(page, "Load middle")
         await page.reads("#models [role=alert]", "middle: middle needs")
-        await page.reads("#models [role=alert]", "unload large (pinned)")
+        await page.reads("#models [role=alert]", "large (pinned)")
 
 
 async def press_when_there(page: Page, button: str) -> None:
