@@ -51,7 +51,7 @@ async def test_answers_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(batch_storage, "ROOM_S", 0.01)
     requests, limit, taken_bytes = [request(f"r{number}") for number in range(20)], 50_000, list[int]()
 
-    async with serving(batch_dir=tmp_path, batch_max_bytes=limit, batch_rows=4) as served:
+    async with serving(batch_dir=tmp_path, batch_max_bytes=limit, batch_rows=1) as served:
         with strict(served.base_url) as client:
             filler = await trio.to_thread.run_sync(
                 lambda: client.files.create(file=b"x" * (limit - len(lines(requests)) - 8000), purpose="batch")
