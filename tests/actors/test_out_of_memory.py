@@ -77,6 +77,22 @@ async def test_a_row_that_finds_no_memory_alone_is_answered_503_and_costs_the_ot
         assert runtime.health().ready
 
 
+async def test_a_row_without_memory_ends_beside_rows_that_are_about_to_end(autojump_clock: MockClock) -> None:
+    """It entered while the last token of another row was computed. Its step failed, that token was lost, and both began again, for ever."""
+
+    def too_long(rows: Sequence[FakeRow]) -> bool:
+        return any(len(row.prompt) > FITTING for row in rows)
+
+    engine = FakeEngine(before_step=slow, dies=too_long, death=OutOfDeviceMemory)
+    async with running(engine, speculation="off", kv_memory=ByteSize(10**6)) as runtime:
+        short = await runtime.submit(generate("short", prompt=TokenPrompt((*range(8),)), max_tokens=3))
+        huge = await runtime.submit(generate("huge", prompt=TokenPrompt(HUGE), max_tokens=3))
+        with trio.fail_after(BOUND_S / 2):
+            assert len(await tokens_of(short)) == 3
+            assert await problem_of(huge) == "out_of_memory"
+        assert recovery_of(runtime).crashes <= 4
+
+
 async def test_the_bound_ends_with_its_time(autojump_clock: MockClock) -> None:
     async with running(little(), speculation="off", kv_memory=ByteSize(10**6)) as runtime:
         await all_of(runtime, 12)

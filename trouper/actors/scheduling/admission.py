@@ -64,7 +64,9 @@ class Admission:
         )
         admits: list[Admit] = []
         for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
-            if len(admits) == free or not self.yielding.admits(sequence, now) or not self.kv_memory.admits(sequence):
+            if len(admits) == free or not self.yielding.admits(sequence, now):
+                break
+            if not self.kv_memory.admits(sequence, idle=idle and not admits):
                 break
             found = self._look_up(sequence)
             if found is None:
