@@ -272,7 +272,7 @@ async def test_kv_memory_its_banks_and_preempted_rows_are_shown(browser: Browser
 
 FIGURES = "[...document.querySelectorAll('#figures dd')].map(one => one.textContent)"
 SEEN = "[...document.querySelectorAll('#main > section')].filter(one => one.offsetParent).map(one => one.classList[0])"
-ALL = ["batch", "kv", "rates", "actors", "tiers", "requests", "chat"]
+ALL = ["batch", "kv", "rates", "actors", "tiers", "requests", "models", "chat"]
 
 
 async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:
@@ -285,11 +285,11 @@ async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser:
         await choose(page, "middle")
         await page.reads("#status", "Not loaded (unloaded)")
         await page.until(f"{FIGURES}.every(one => one === '–')")
-        assert await page.run(f"return {SEEN}") == ["requests", "chat"]
+        assert await page.run(f"return {SEEN}") == ["requests", "models", "chat"]
         assert await page.run("return document.querySelector('#about').textContent.includes('fake')") is False
         await page.open()
         await choose(page, "middle")
-        await page.until(f"{SEEN}.length === 2")
+        await page.until(f"{SEEN}.length === 3")
         await page.type("#prompt", "Hi\n")
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "0")
@@ -315,7 +315,7 @@ async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not
         await page.open()
         await page.reads("#status", "Not loaded")
         await page.until(f"{FIGURES}.every(one => one === '–')")
-        assert await page.run(f"return {SEEN}") == ["requests", "chat"]
+        assert await page.run(f"return {SEEN}") == ["requests", "models", "chat"]
         (await manager.lease("small")).release()
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "0")

@@ -62,9 +62,7 @@ async def refused(*arguments: str, **bodies: str) -> None:
     assert outcome.stderr.splitlines()[-1] == f"trouper: {url} answers, but not as a Trouper server does"
 
 
-@pytest.mark.parametrize(
-    "body", ["", "<html>", "[]", "null", "5", '{"status": "ok"}', '{"cache_stats": {}}', '{"models": [1]}']
-)
+@pytest.mark.parametrize("body", ["", "<html>", "[]", "null", "5", '{"cache_stats": {}}', '{"models": [1]}'])
 async def test_top(body: str) -> None:
     await refused("top", "--once", "--interval-s", "0.1", health=body)
 

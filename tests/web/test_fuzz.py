@@ -245,12 +245,13 @@ class Target:
 
 
 async def targets(served: Served) -> list[Target]:
-    """What has examples of its body: files are forms, and what loads and unloads models would take the model away."""
+    """What has examples of its body, and answers in JSON: files are forms, and what loads and unloads models would take the model away."""
     document = await described(served)
     return [
         Target.of(document, path, operation, served.port)
         for method, path, operation in operations(document)
         if "examples" in operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        and "application/json" in operation["responses"]["200"]["content"]
     ]
 
 

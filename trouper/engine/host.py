@@ -187,6 +187,7 @@ class MlxEngine:
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine's thread, and wait until it returns or raises; it is cancelled through its channels."""
+        await trio.lowlevel.checkpoint()  # A cancelled engine has no thread any more.
         assert self._thread is not None, "run() comes first"
         thread = self._thread
         try:
