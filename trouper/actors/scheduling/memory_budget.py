@@ -1,8 +1,8 @@
 """The memory budget: the limit that running rows and cached blocks share, and what a row counts. Pure.
 
-The limit is the smallest of --kv-memory, the bounds after a failed allocation and under the system's memory pressure, and what the device has: its own limit times --memory-fraction, less the memory that is in use
-besides rows and cached blocks (the weights, or more if more was measured while no row ran), less a margin for one step's activations and
-logits. Several models in one process have equal shares of it: each that used what is free would leave nothing to the others' rows.
+The limit is the smallest of --kv-memory, the bounds after a failed allocation and under the system's memory pressure, and what the device
+has: its own limit times --memory-fraction, less the memory that is in use besides rows and cached blocks (the weights, or more if more was
+measured while no row ran), less a margin for one step's activations and logits. Several models in one process have equal shares of it: each that used what is free would leave nothing to the others' rows.
 If that leaves nothing, the estimate is of no use: there is no bound by bytes, and the janitor's look at the device remains.
 """
 
@@ -70,8 +70,7 @@ class MemoryBudget:
         if not self.kv.row_bytes(1):
             return None
         passing = (self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes or None)
-        bounds = [bound for bound in (self._lasting_bytes, *passing) if bound is not None]
-        return min(bounds, default=None)
+        return min_known(self._lasting_bytes, *passing)
 
     @property
     def _lasting_bytes(self) -> int | None:
@@ -81,9 +80,7 @@ class MemoryBudget:
         memory = self.memory.latest
         fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.margin_bytes
         device = (int(memory.limit_bytes * self.memory_fraction) - fixed_bytes) // self.sharers
-        known = (self.kv_memory, device if device > 0 else None)
-        bounds = [bound for bound in known if bound is not None]
-        return min(bounds, default=None)
+        return min_known(self.kv_memory, device if device > 0 else None)
 
     def rows_bytes(self, rows: Iterable[Sequence], entering: Sequence | None = None) -> int:
         """Bytes that these rows may hold after the next plan, and beside them a sequence that enters: when it has prefilled what is
@@ -111,6 +108,11 @@ class MemoryBudget:
             return too_long(sequence.request, sequence.num_prompt_tokens, fitting)
         sequence.output.max_tokens = min(sequence.max_tokens, fitting - sequence.num_prompt_tokens)
         return None
+
+
+def min_known(*bounds: int | None) -> int | None:
+    """The smallest of the bounds that are known; None: none is."""
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:

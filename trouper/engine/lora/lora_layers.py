@@ -46,26 +46,23 @@ class StackedAdapters:
         return self.a.nbytes + self.b.nbytes
 
 
-class LoraLinear(nn.Linear):
+class WithAdapters(nn.Module):
+    """What a layer of either kind does with adapters."""
+
+    adapters: StackedAdapters
+
+    def __call__(self, x: mx.array) -> mx.array:
+        out: mx.array = super().__call__(x)
+        added = self.adapters.added(x)
+        return out if added is None else out + added
+
+
+class LoraLinear(WithAdapters, nn.Linear):
     """A linear layer with adapters."""
 
-    adapters: StackedAdapters
 
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = super().__call__(x)
-        added = self.adapters.added(x)
-        return out if added is None else out + added
-
-
-class LoraQuantizedLinear(nn.QuantizedLinear):
+class LoraQuantizedLinear(WithAdapters, nn.QuantizedLinear):
     """A quantized linear layer with adapters, which are not quantized."""
-
-    adapters: StackedAdapters
-
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = super().__call__(x)
-        added = self.adapters.added(x)
-        return out if added is None else out + added
 
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LoraLinear, nn.QuantizedLinear: LoraQuantizedLinear}
