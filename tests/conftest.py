@@ -25,6 +25,7 @@ settings.register_profile("unshrunk", deadline=None, database=None, phases=(Phas
 settings.load_profile("unshrunk" if os.environ.get("TROUPER_UNSHRUNK") else "trouper")
 
 SLOW = {
+    "test_certify_children.py",
     "test_certify.py", "test_kill_loop.py", "test_batch_kill.py", "test_doctor_for_agents.py", "test_models_command.py",
     "model", "ranks", "real", "crash", "mutants", "soak", "chaos", "clients", "abuse", "scripted", "model_cycles", "packaging",
 }  # fmt: skip

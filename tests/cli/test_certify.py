@@ -22,6 +22,7 @@ from trouper import cli
 from trouper.cli.commands.certify.answers import ProbeAnswer, compared, questions
 from trouper.cli.commands.certify.certificate import FORMAT, held, line_of
 from trouper.cli.commands.certify.certificate_page import as_html
+from trouper.cli.commands.certify.child_processes import child_processes
 from trouper.cli.commands.certify.engine_programs import CutShort, ProgramFailed, program_rows
 from trouper.cli.commands.certify.making import SECTIONS, CertifyPlan, make_certificate
 from trouper.cli.commands.certify.section_run import NotApplicable, SectionRun
@@ -242,10 +243,12 @@ def test_sections_and_directories_that_are_not_there_are_refused(tmp_path: Path)
 
 
 def test_programs_that_fail_or_take_too_long(tmp_path: Path) -> None:
-    with pytest.raises(ProgramFailed, match=r"config\.json"):
-        list(program_rows("model", {"model": str(tmp_path)}, 60.0))
-    with pytest.raises(CutShort):
-        list(program_rows("families", {"jobs": [["llama", "", "float32"]] * 1000}, 1.0))
+    with child_processes() as children:
+        with pytest.raises(ProgramFailed, match=r"config\.json"):
+            list(program_rows(children, "model", {"model": str(tmp_path)}, 60.0))
+        with pytest.raises(CutShort):
+            list(program_rows(children, "families", {"jobs": [["llama", "", "float32"]] * 1000}, 1.0))
+        assert not children.running
 
 
 def test_a_planted_fault_breaks_its_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:

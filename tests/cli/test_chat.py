@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 import trio
 from click.testing import CliRunner, Result
@@ -315,8 +316,9 @@ with serving("--model", {model!r}, "--log-level", "warning", "--no-ssd") as url:
 """
 
 
-def test_a_server_of_ones_own_ends_with_its_owner(tmp_path: Path) -> None:
-    """As when the terminal is closed."""
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_a_server_of_ones_own_ends_with_its_owner(number: signal.Signals, tmp_path: Path) -> None:
+    """As when the terminal is closed, and when nothing of the owner can run any more."""
     script = OWN.format(model=str(save("llama", tmp_path / "tiny")))
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     try:
@@ -324,8 +326,11 @@ def test_a_server_of_ones_own_ends_with_its_owner(tmp_path: Path) -> None:
         url = owner.stdout.readline().strip()
         with Where(url).client() as client:
             assert client.get("/readyz").status_code == 200
-            owner.send_signal(signal.SIGHUP)
-            assert owner.wait(PATIENCE_S) == 128 + signal.SIGHUP
+            [server] = psutil.Process(owner.pid).children()
+            owner.send_signal(number)
+            assert owner.wait(PATIENCE_S) == (-number if number == signal.SIGKILL else 128 + number)
+            _, left = psutil.wait_procs([server], PATIENCE_S)
+            assert left == []
             with pytest.raises(httpx2.ConnectError):
                 client.get("/readyz")
     finally:

@@ -8,23 +8,13 @@ import runpy
 import signal
 import sys
 from pathlib import Path
-from threading import Thread
 
-from trouper.cli.rank_commands import LAUNCHER
-
-
-def _end_with(descriptor: int) -> None:
-    while os.read(descriptor, 64):
-        pass
-    os.killpg(0, signal.SIGTERM)
+from trouper.lifeline import watch_launcher
 
 
 def main() -> None:
-    """Run mlx.launch without the variable of the launcher's descriptor: the ranks do not inherit the descriptor, so they
-    must not look for it."""
-    launcher = os.environ.pop(LAUNCHER, "")
-    if launcher:
-        Thread(target=_end_with, args=(int(launcher),), daemon=True).start()
+    """Run mlx.launch, and end it and its children, which are one process group, with the launcher."""
+    watch_launcher(lambda: os.killpg(0, signal.SIGTERM))
     script = Path(sys.executable).with_name("mlx.launch")
     sys.argv[0] = str(script)
     runpy.run_path(str(script), run_name="__main__")

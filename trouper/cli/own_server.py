@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from trouper.cli.exits import refuse
+from trouper.lifeline import LAUNCHER, lifeline
 
 GOODBYE_S = 15.0
 READY = " is ready at "
@@ -22,19 +23,27 @@ READY = " is ready at "
 def serving(*flags: str) -> Iterator[str]:
     """Run `trouper serve` with these flags, and yield its URL. The server has a free port of this machine, a process
     and a group of its own (Ctrl-C does not reach it). Its log and progress bars go to this process' stderr. It ends
-    with this process, also when the terminal is closed."""
+    with this process, also when that is killed or the terminal is closed."""
     command = [sys.executable, "-m", "trouper", "serve", "--host", "127.0.0.1", "--port", "0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
-    assert process.stdout is not None
+    with lifeline() as end, _started(command, end) as process, _signals_end(process):
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        if READY not in ready:
+            process.wait()
+            refuse(f"the server ended with {process.returncode}; it said why above")
+        yield ready.rsplit(READY, 1)[1].strip().removesuffix("/v1")
+
+
+@contextmanager
+def _started(command: list[str], end: int) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(  # noqa: S603 - our own server
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, pass_fds=(end,), env=os.environ | {LAUNCHER: str(end)},
+    )  # fmt: skip
     try:
-        with _signals_end(process):
-            ready = process.stdout.readline()
-            if READY not in ready:
-                process.wait()
-                refuse(f"the server ended with {process.returncode}; it said why above")
-            yield ready.rsplit(READY, 1)[1].strip().removesuffix("/v1")
+        yield process
     finally:
         _end(process)
+        assert process.stdout is not None
         process.stdout.close()
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import attrs
 import click
 import trio
 
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.rank_commands import LAUNCHER, ProcessSpec, RankLauncher
+from trouper.cli.rank_commands import ProcessSpec, RankLauncher
+from trouper.lifeline import LAUNCHER, lifeline
 
 GRACE_S = 5.0
 """Time for processes to end by themselves after one of them has ended. Those that have not by then are killed."""
@@ -89,7 +90,7 @@ class Supervisor:
     async def _live(self) -> list[int]:
         """Start the group, wait for its end, and return all exit codes."""
         self._life = life = Life()
-        with self._group.processes() as specs, _lifeline() as end:
+        with self._group.processes() as specs, lifeline() as end:
             try:
                 async with trio.open_nursery() as nursery:
                     for spec in specs:
@@ -144,17 +145,6 @@ async def _start(spec: ProcessSpec, end: int) -> trio.Process:
         pass_fds=(end,),
         start_new_session=True,
     )
-
-
-@contextmanager
-def _lifeline() -> Iterator[int]:
-    """Return a descriptor to read from, which ends when this process does."""
-    read, write = os.pipe()
-    try:
-        yield read
-    finally:
-        os.close(read)
-        os.close(write)
 
 
 def _exit_code(failed: list[int]) -> int:

@@ -15,8 +15,6 @@ from typing import Protocol
 
 import attrs
 
-LAUNCHER = "TROUPER_LAUNCHER"
-"""Variable that holds a file descriptor which ends when the launcher does."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

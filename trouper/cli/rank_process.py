@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import trio
 
@@ -18,7 +17,6 @@ from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_link import RankLost
 from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
-from trouper.cli.rank_commands import LAUNCHER
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
 
@@ -58,18 +56,13 @@ def only_model(settings: Sequence[Settings]) -> Settings:
     return settings[0]
 
 
-def prepare(environment: Mapping[str, str]) -> None:
-    """Bound what nothing else can: the time until the ranks have joined, and the life of a process whose launcher has
-    died."""
+def bound_joining() -> None:
+    """Bound the time until the ranks have joined, which nothing else can."""
     signal.alarm(JOIN_S)
-    if launcher := environment.get(LAUNCHER):
-        Thread(target=_watch_launcher, args=(int(launcher),), name="launcher", daemon=True).start()
 
 
-def _watch_launcher(descriptor: int) -> None:
-    """End this process when the launcher's descriptor closes, which happens also when the launcher is killed."""
-    while os.read(descriptor, 64):
-        pass
+def leave_without_launcher() -> None:
+    """End this process because its launcher has died."""
     logger.error("the launcher is gone: leaving")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_S)

@@ -21,6 +21,7 @@ from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.trace_export import tracing
 from trouper.cli.usage_errors import settings_error
+from trouper.lifeline import watch_launcher
 from trouper.protocol.exception_groups import leaves
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
@@ -100,13 +101,14 @@ def _run(
     from trouper.cli import rank_process  # Imports the whole server, which `trouper --help` does not need.
     from trouper.cli.server_process import run
 
+    watch_launcher(rank_process.leave_without_launcher)
     rank = rank_process.rank_of(os.environ)
     if rank is None:
         with tracing(otlp_endpoint) as observers:
             trio.run(partial(run, settings, server_settings, console, observers, options=options))
         return
     model_settings = rank_process.only_model(settings)
-    rank_process.prepare(os.environ)
+    rank_process.bound_joining()
     if rank > 0:
         trio.run(rank_process.follow, model_settings, rank)
         return

@@ -23,6 +23,7 @@ from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
 from trouper.engine.self_check.accuracy import BFLOAT16, FLOAT16, FLOAT32, TENSOR_FLOAT32, arithmetic_of, is_routed
 from trouper.engine.self_check.matrix import SEEDS, subject_of
+from trouper.lifeline import end_with_launcher
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
@@ -120,6 +121,7 @@ PROGRAMS: dict[str, Callable[[Row], Iterator[Row]]] = {
 
 
 def main() -> None:
+    end_with_launcher()
     program, given = PROGRAMS[sys.argv[1]], json.loads(sys.argv[2])
     try:
         for row in program(given):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trouper.cli.commands.certify.certificate import Json
-
-UNSET = "TROUPER_"
-"""Beginning of variables that would change what is measured: a certificate is about the defaults."""
+from trouper.cli.commands.certify.child_processes import ChildProcesses
 
 
 class ProgramFailed(Exception):
@@ -22,21 +19,16 @@ class ProgramFailed(Exception):
 
 
 class CutShort(Exception):
-    """The time of the section has passed. Rows before that are known."""
+    """The time of the program has passed. Rows before that are known."""
 
 
-def clean_environment(**more: str) -> dict[str, str]:
-    """Return this process' environment without settings of Trouper."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(UNSET)} | more
-
-
-def program_rows(name: str, given: Mapping[str, Any], limit_s: float, **environment: str) -> Iterator[Json]:
-    """Yield rows as they come. Raises `CutShort` after `limit_s` seconds, and `ProgramFailed`."""
+def program_rows(
+    children: ChildProcesses, name: str, given: Mapping[str, Any], limit_s: float, **environment: str
+) -> Iterator[Json]:
+    """Yield rows as they come. Raises `CutShort` after `limit_s` seconds, `ProgramFailed`, and `SectionStopped`."""
     command = [sys.executable, "-m", "trouper.engine.certificate", name, json.dumps(given)]
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(  # noqa: S603 - our own program
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=clean_environment(**environment)
-        )
+        process = children.start(command, environment, stdout=subprocess.PIPE, stderr=errors)
         cut = threading.Event()
 
         def cut_short() -> None:
@@ -54,8 +46,10 @@ def program_rows(name: str, given: Mapping[str, Any], limit_s: float, **environm
             timer.cancel()
             process.kill()
             process.wait()
+            children.ended(process)
             assert process.stdout is not None
             process.stdout.close()
+        children.check()
         if cut.is_set():
             raise CutShort
         if code:

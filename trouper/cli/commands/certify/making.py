@@ -17,6 +17,7 @@ import attrs
 from trouper import __version__
 from trouper.cli.commands.certify import cache_sections, exactness_sections, throughput_section
 from trouper.cli.commands.certify.certificate import FORMAT, Json, SectionResult
+from trouper.cli.commands.certify.child_processes import ChildProcesses, child_processes
 from trouper.cli.commands.certify.engine_programs import CutShort, ProgramFailed, program_rows
 from trouper.cli.commands.certify.section_run import NotApplicable, Section, SectionRun
 from trouper.cli.commands.certify.server_runs import ServerStarter
@@ -55,10 +56,10 @@ def make_certificate(plan: CertifyPlan) -> Json:
     """Run everything, and return the certificate. What fails is in it."""
     began, load_before = time.monotonic(), _load()
     model = str(Path(plan.model).resolve()) if plan.model and Path(plan.model).is_dir() else plan.model
-    with _scratch() as scratch:
-        starter = ServerStarter(model, scratch)
+    with _scratch() as scratch, child_processes() as children:
+        starter = ServerStarter(model, scratch, children)
         plan.show("device", 0.0, "device and model")
-        device, described, problem = _described(model)
+        device, described, problem = _described(children, model)
         starter.directory = described.pop("directory", "")
         results = (
             [SectionResult(name, plan.sections[name][0], "failed", problem) for name in plan.only] if problem else []
@@ -96,14 +97,14 @@ def _scratch() -> Iterator[Path]:
         yield Path(name)
 
 
-def _described(model: str | None) -> tuple[Json, Json, str]:
+def _described(children: ChildProcesses, model: str | None) -> tuple[Json, Json, str]:
     """Describe device and model. The third is why one of them could not be, or ""."""
     device: Json = {}
     described: Json = {}
     try:
-        for row in program_rows("device", {}, LOADING_S):
+        for row in program_rows(children, "device", {}, LOADING_S):
             device |= row
-        for row in program_rows("model", {"model": model}, LOADING_S):
+        for row in program_rows(children, "model", {"model": model}, LOADING_S):
             described |= row
     except ProgramFailed as failed:
         return device, described, str(failed)

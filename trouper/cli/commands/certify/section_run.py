@@ -61,7 +61,7 @@ class SectionRun:
         """Yield rows of a measurement of the engine; ends early, with a note, when this part of the section's time that is left has
         passed, and no sooner than after `min_s` seconds. `more`: variables of its environment."""
         try:
-            yield from program_rows(program, given, max(part * self.left_s, min_s), **more)
+            yield from program_rows(self.starter.children, program, given, max(part * self.left_s, min_s), **more)
         except CutShort:
             note = "stopped when the time of this section had passed; --minutes gives it more"
             if note not in self.result.notes:

@@ -17,14 +17,14 @@ import attrs
 import httpx2
 
 from trouper.cli.commands.certify.certificate import Json
-from trouper.cli.commands.certify.engine_programs import clean_environment
+from trouper.cli.commands.certify.child_processes import ChildProcesses
 
 PATIENCE_S = 600.0
 GOODBYE_S = 20.0
 READY = " is ready at "
 PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
 """Limits that are lifted: a slow machine shall be measured, not refused."""
-MLX_LM_SERVER = "import trouper.engine; from mlx_lm.server import main; main()"
+MLX_LM_SERVER = "from trouper import lifeline; lifeline.end_with_launcher(); import trouper.engine; from mlx_lm.server import main; main()"
 """Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same library."""
 
 
@@ -39,6 +39,7 @@ class ServerRun:
     process: subprocess.Popen[str]
     url: str
     log: Path
+    children: ChildProcesses
 
     def client(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
@@ -77,6 +78,7 @@ class ServerRun:
             self.process.wait(GOODBYE_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        self.children.ended(self.process)
         if self.process.stdout is not None:
             self.process.stdout.close()
 
@@ -88,6 +90,7 @@ class ServerStarter:
 
     model: str | None
     scratch: Path
+    children: ChildProcesses
     directory: str = ""
     commands: list[str] = attrs.field(factory=list)
     count: int = 0
@@ -130,15 +133,10 @@ class ServerStarter:
         configs = self.scratch / "no-settings"
         configs.mkdir(exist_ok=True)
         with log.open("w") as errors:
-            process = subprocess.Popen(  # noqa: S603 - our own server
-                command,
-                stdout=subprocess.PIPE if "serve" in command else errors,
-                stderr=errors,
-                text=True,
-                cwd=configs,
-                env=clean_environment(XDG_CONFIG_HOME=str(configs)),
-            )
-        return ServerRun(process, "", log)
+            output = subprocess.PIPE if "serve" in command else errors
+            environment = {"XDG_CONFIG_HOME": str(configs)}
+            process = self.children.start(command, environment, stdout=output, stderr=errors, cwd=configs)
+        return ServerRun(process, "", log, self.children)
 
     def _note(self, *command: str) -> None:
         names = {

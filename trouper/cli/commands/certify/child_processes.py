@@ -1,0 +1,102 @@
+"""The processes of a certificate: servers and programs of the engine. None outlives its section, or this process.
+
+A section that has used its time, or a user who interrupts, ends all of them. What waits for one of them, be it an answer through HTTP or
+the next row of a program, then fails at once; so nothing in a section needs a time limit of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import attrs
+
+from trouper.lifeline import LAUNCHER, lifeline
+
+UNSET = "TROUPER_"
+"""Beginning of variables that would change what is measured: a certificate is about the defaults."""
+Stopped = Literal["", "out of time", "interrupted"]
+
+
+class SectionStopped(Exception):
+    """The section has used its time, or was interrupted."""
+
+
+@attrs.define(eq=False)
+class ChildProcesses:
+    """Starts processes, and ends them. end: the descriptor that children watch. stopped: why nothing more may be started."""
+
+    end: int
+    stopped: Stopped = ""
+    deadline: float = math.inf
+    running: set[subprocess.Popen[str]] = attrs.field(factory=set)
+    lock: threading.RLock = attrs.field(
+        factory=threading.RLock
+    )  # A signal's handler may come while this thread holds it.
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def start(self, command: Sequence[str], environment: dict[str, str], **options: Any) -> subprocess.Popen[str]:
+        """Start a process without this one's settings of Trouper, in a session of its own: a terminal's Ctrl-C comes here only. Raises
+        `SectionStopped`."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(UNSET)}
+        with self.lock:
+            self.check()
+            process = subprocess.Popen(  # noqa: S603 - our own programs
+                command, text=True, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=(self.end,),
+                env=inherited | {LAUNCHER: str(self.end)} | environment, **options,
+            )  # fmt: skip
+            self.running.add(process)
+        if self.stopped:
+            process.kill()
+        return process
+
+    def ended(self, process: subprocess.Popen[str]) -> None:
+        """Forget a process that was waited for."""
+        with self.lock:
+            self.running.discard(process)
+
+    def check(self) -> None:
+        """Raises `SectionStopped`."""
+        if self.stopped:
+            raise SectionStopped(self.stopped)
+
+    def stop(self, reason: Stopped) -> None:
+        """End everything. The first reason counts, but after an interruption nothing goes on."""
+        with self.lock:
+            self.stopped = "interrupted" if reason == "interrupted" else self.stopped or reason
+            for process in self.running:
+                process.kill()
+
+    @contextmanager
+    def limited(self, limit_s: float) -> Iterator[None]:
+        """End everything that runs when `limit_s` seconds have passed."""
+        timer = threading.Timer(max(limit_s, 0.0), self.stop, ("out of time",))
+        timer.daemon = True
+        self.deadline = time.monotonic() + limit_s
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def begin(self) -> None:
+        """Allow processes again after a section that was out of time."""
+        with self.lock:
+            self.stopped = "interrupted" if self.stopped == "interrupted" else ""
+
+
+@contextmanager
+def child_processes() -> Iterator[ChildProcesses]:
+    """Yield a starter of processes. They end with this process, however it ends."""
+    with lifeline() as end:
+        yield ChildProcesses(end)
