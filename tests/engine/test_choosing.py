@@ -24,14 +24,14 @@ from tests.engine.test_sampler import PENALIZED, logits_of
 from tests.families import END
 from tests.family_configs import VOCABULARY
 from trouper.engine.distributed.rank_group import ALONE
-from trouper.engine.row_state import RowState
+from trouper.engine.row_state import RowState, admitted
 from trouper.engine.sampling.penalties import History
 from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import Admit, RowId
 from trouper.protocol.sampling import Sampling
 
 WISHES = tuple((token, 4.0) for token in range(0, VOCABULARY, 9))
@@ -160,6 +160,26 @@ def test_no_end_comes_before_min_tokens_and_then_any_may(drafts: bool) -> None:
     assert got == plain
     first = [next(place for place, token in enumerate(answer) if token in ends) for answer in got]
     assert first == [5, 3, 0, 1]
+
+
+@drafted
+def test_an_end_that_no_logit_has_touches_nobody(drafts: bool) -> None:
+    """An index beyond a row's logits is one of the next row's, and one far beyond is memory of somebody else: a client may name any."""
+    model = model_of("llama")
+    [beside] = [row.tokens for row in Driver(engine_that_drafts(model, (), ())).play([Request(PROMPTS[1], 6, GREEDY)])]
+    requests = [
+        Request(PROMPTS[0], 6, GREEDY, min_tokens=5, ends=(VOCABULARY + beside[0],)),
+        Request(PROMPTS[1], 6, GREEDY),
+    ]
+    plain = [row.tokens for row in Driver(engine_that_drafts(model, (), ())).play(requests)]
+    got, _ = play(model, requests, plain, drafts=drafts)
+    assert got == plain and got[1] == beside
+
+
+def test_ends_beyond_the_logits_never_reach_the_device() -> None:
+    """The process would end with a segmentation fault."""
+    admit = Admit(RowId(1), bytes(4), GREEDY, min_tokens=5, ends=(7, VOCABULARY - 1, VOCABULARY, 2**31 - 1))
+    assert admitted(admit, VOCABULARY, None).ends == (7, VOCABULARY - 1)
 
 
 @drafted

@@ -24,6 +24,8 @@ from trouper.engine.sampling.sampler import (
     choose_wide,
     top_candidates,
 )
+from trouper.engine.sampling.truncation import SMALLEST
+from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.plans import RowId
 from trouper.protocol.sampling import Sampling
 
@@ -356,6 +358,13 @@ def test_d1_penalties_equal_the_naive_ones(data: st.DataObject) -> None:
         penalties.unstack()
 
 
+@pytest.mark.parametrize("spans", [None, Spans([[1]])], ids=["plain", "drafts"])
+def test_a_bias_is_not_rounded_to_the_steps_of_bfloat16(spans: Spans | None) -> None:
+    """Between 16 and 32 they are an eighth."""
+    biased = Bias([Sampling(logit_bias=((3, 0.05),))])(mx.full((2 if spans else 1, 8), 24, mx.bfloat16), spans)
+    assert biased[:, 3].tolist() == pytest.approx([24.05] * biased.shape[0])
+
+
 def test_repetition_counts_the_prompt_and_the_others_do_not() -> None:
     row = Sampling(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=1.0)
     penalties = Penalties([row], [History(np.array([2], np.int32), 4)])
@@ -409,6 +418,11 @@ GOLDEN_BITS = [
     [1776925934, 892985928, 1465556622],
     [1478814136, 2982363664, 2186677911],
 ]
+
+
+def test_what_typical_p_takes_a_logarithm_of_is_a_normal_number() -> None:
+    """Some GPUs take what is smaller for 0, and the weight of a token that is masked times its logarithm is then not a number."""
+    assert np.float32(SMALLEST) >= np.finfo(np.float32).smallest_normal
 
 
 def test_min_p_is_measured_against_what_typical_p_has_left() -> None:

@@ -18,9 +18,9 @@ START, END = (300, 301), (310, 311, 312)
 LIMIT = ThinkingLimit(6, START, END, begun=True)
 
 
-def following(rule: ThinkingRule) -> list[int] | None:
-    """The tokens that may come next; None: all."""
-    mask = rule.allowed(0)
+def following(rule: ThinkingRule, drawn: int = 0) -> list[int] | None:
+    """The tokens that may come next, after `drawn` tokens; None: all."""
+    mask = rule.allowed(drawn)
     if (mask == 255).all():
         return None
     return [token for token in range(len(mask) * 8) if mask[token // 8] >> token % 8 & 1]
@@ -54,6 +54,23 @@ def test_who_does_not_think_is_free() -> None:
 
 def test_whoever_ends_by_itself_is_free_for_ever() -> None:
     assert following(took(ThinkingRule(LIMIT, VOCABULARY), 1, *END, *START, *range(50))) is None
+
+
+def test_no_end_of_the_answer_comes_before_min_tokens() -> None:
+    """While it thinks, after that, and along a draft; a forced end of thinking comes all the same."""
+    rule = ThinkingRule(LIMIT, VOCABULARY, 4, (7, 310))
+    others = [token for token in range(VOCABULARY) if token not in (7, 310)]
+    assert following(rule, 3) == others and following(rule, 4) is None
+    assert [bool((mask == 255).all()) for mask in rule.along([1, 2], 2)] == [False, False, True]
+    assert following(took(rule, *range(1, 7)), 0) == [310]
+    assert following(took(rule, *END), 3) == others
+
+
+def test_min_tokens_count_in_the_batch_beside_a_budget() -> None:
+    wanting = Sampling(temperature=0, logit_bias=((7, 100.0),))
+    request = Request(prompts()[0], 9, wanting, min_tokens=5, ends=(7,), thinking=attrs.evolve(LIMIT, tokens=100))
+    [answer] = answers(StepEngine(build("llama"), VOCABULARY), [request])
+    assert answer.index(7) == 5
 
 
 @given(st.lists(st.sampled_from([1, 2, *START, *END]), max_size=12), st.lists(st.sampled_from([1, *END]), max_size=6))

@@ -16,6 +16,7 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
+from trouper.engine.kv.block_payloads import stored_from
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
@@ -128,13 +129,15 @@ class Play:
                 self._keep(track, 1, logits[place, token : token + 1])
 
     def store(self, row: RowId, block: int) -> None:
-        """Keep all that a row holds in blocks of so many tokens, the last one perhaps shorter, with a snapshot."""
+        """Keep all that a row holds in blocks of so many tokens, the last one perhaps shorter, with a snapshot. They can be written to disk."""
         assert self._store is not None, "rows of this model are not kept"
         track = self.tracks[row]
         sizes = [min(block, track.fed - start) for start in range(0, track.fed, block)]
         names = [self._name() for _ in sizes]
         snapshot = self._name() if self._snapshots else None
         self._store.store(Store(row, 0, tuple(sizes), tuple(names), snapshot))
+        for kept in self._store.persist([*names, *([] if snapshot is None else [snapshot])]):
+            assert stored_from(kept.read(), self._store._layout).tokens == kept.tokens
         self._kept.append(
             (Restore(track.fed, tuple(names), snapshot=snapshot), attrs.evolve(track, pieces=[*track.pieces]))
         )

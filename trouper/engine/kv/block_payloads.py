@@ -12,7 +12,9 @@ from trouper.engine.kv.kv_layout import ArrayShape, Layout
 from trouper.protocol.blocks import Tensor, Tensors
 
 BLOCK, SNAPSHOT = 0, 1
-DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32, "U8": mx.uint8}
+DTYPES = {
+    "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32, "I64": mx.int64, "U8": mx.uint8,
+}  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {mx.uint16: "BF16"}
 """Names of types. NumPy has no bfloat16, so its bits are viewed as uint16, which no block has otherwise."""
 
@@ -76,4 +78,4 @@ def _array(tensor: Tensor, shape: ArrayShape) -> mx.array:
     return array.view(mx.bfloat16) if dtype == "BF16" else array
 
 
-NUMPY = {"F32": "<f4", "F16": "<f2", "U32": "<u4", "I32": "<i4", "U8": "u1"}
+NUMPY = {"F32": "<f4", "F16": "<f2", "U32": "<u4", "I32": "<i4", "I64": "<i8", "U8": "u1"}

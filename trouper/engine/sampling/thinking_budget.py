@@ -17,9 +17,14 @@ class ThinkingRule:
     fault = ""
     """Always empty: a thinking budget cannot fail."""
 
-    def __init__(self, limit: ThinkingLimit, vocabulary: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: ThinkingLimit, vocabulary: int, min_tokens: int = 0, ends: Sequence[int] = ()) -> None:
+        """No token of `ends` is allowed before `min_tokens` tokens, unless it belongs to the end-of-thinking marker and is forced."""
+        self._limit, self._min_tokens = limit, min_tokens
         self._size = mask_bytes(vocabulary)
+        self._free = np.full(self._size, 255, np.uint8)
+        self._early = self._free.copy()
+        for token in ends:
+            self._early[token // 8] &= 255 - (1 << token % 8)
         self._thinks = limit.begun
         self._over = False
         self._used = 0
@@ -46,15 +51,16 @@ class ThinkingRule:
         """Masks before each draft token, and after the last."""
         lookahead = copy(self)
         masks = [lookahead.allowed(drawn)]
-        for token in draft:
+        for index, token in enumerate(draft, 1):
             lookahead.accept(token)
-            masks.append(lookahead.allowed(drawn))
+            masks.append(lookahead.allowed(drawn + index))
         return masks
 
-    def allowed(self, drawn: int) -> Mask:  # noqa: ARG002  The rule counts tokens itself, since thinking may begin anywhere.
-        """Mask that allows all tokens, or only the next token of the end-of-thinking marker."""
+    def allowed(self, drawn: int) -> Mask:
+        """Mask after `drawn` tokens of the answer: of all tokens, or of the next token of the end-of-thinking marker. The rule counts
+        tokens of thinking itself, since it may begin anywhere."""
         if self._over or not self._thinks or self._used < self._limit.tokens:
-            return np.full(self._size, 255, np.uint8)
+            return self._early if drawn < self._min_tokens else self._free
         forced = self._limit.end[self._written()]
         mask = np.zeros(self._size, np.uint8)
         mask[forced // 8] = 1 << (forced % 8)

@@ -12,6 +12,9 @@ from trouper.engine.sampling.gumbel_noise import hashed
 COIN = 0xFFFFFFFF
 """The id under which a row draws whether XTC applies to its next token: no token has it."""
 
+SMALLEST = 2.0**-126
+"""The smallest normal float32. Some GPUs take what is smaller for 0, whose logarithm times 0 is not a number."""
+
 
 def weights_of(scaled: mx.array, keep: mx.array) -> mx.array:
     """Softmax (n, k) of the kept ones of `scaled` (n, k); 0 elsewhere."""
@@ -21,7 +24,7 @@ def weights_of(scaled: mx.array, keep: mx.array) -> mx.array:
 def typical(weights: mx.array, keep: mx.array, typical_p: mx.array) -> mx.array:
     """Keep (n, k) the candidates whose surprise is nearest to the expected one, until they weigh `typical_p` (n, 1) together
     (Meister et al. 2022, Locally Typical Sampling). From 1 on all are kept."""
-    logs = mx.log(mx.maximum(weights, 1e-38))
+    logs = mx.log(mx.maximum(weights, SMALLEST))
     entropy = -(weights * logs).sum(axis=-1, keepdims=True)
     distance = mx.where(keep, mx.abs(-logs - entropy), mx.inf)
     order = mx.argsort(distance, axis=-1)
