@@ -23,6 +23,7 @@ from tests.family_configs import VOCABULARY
 from trouper.engine.loading.sequence_breakers import MAX_SEQUENCES, breakers_of
 from trouper.engine.sampling import dry
 from trouper.engine.sampling.dry import Dry, Repetitions
+from trouper.engine.sampling.repetition_search import matches_of, tokens_after_break
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Breakers
@@ -162,6 +163,39 @@ class TestAgainstTheDefinition:
         logits = mx.zeros((2, SMALL))
         rows = batch([([1, 1, 1], Sampling(), NONE), ([2, 2], Sampling(dry_penalty_last_n=0, dry_multiplier=1), NONE)])
         assert rows(logits) is logits and rows.state() == []
+
+
+class TestRowsThatEnter:
+    """The search runs on the engine's thread: it may take no square of a prompt, nor a comparison of each place with each breaker."""
+
+    @given(st.lists(st.integers(0, 1), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 400))
+    @settings(max_examples=60, deadline=None)
+    def test_matches_of_texts_that_repeat_themselves(self, text: list[int], times: int, longest: int) -> None:
+        tokens = (text * 3 * times)[:400]
+        ends = range(len(tokens) - 1)
+        common = [next((n for n in range(end + 1) if tokens[end - n] != tokens[-1 - n]), end + 1) for end in ends]
+        found = matches_of(np.array(tokens, np.int32), longest).tolist()
+        assert found == [*(min(length, longest) for length in common), 0]
+
+    def test_a_long_prompt_of_one_token(self) -> None:
+        longest, tokens = 2**20, np.ones(60_000, np.int32)
+        assert matches_of(tokens, longest).tolist() == [*range(1, 60_000), 0]
+        assert matches_of(tokens[:300], 100).tolist() == [*(min(end, 100) for end in range(1, 300)), 0]
+
+    def test_a_long_prompt_and_many_breakers(self) -> None:
+        tokens, nothing = np.arange(60_000, dtype=np.int32), np.zeros(60_000, np.bool_)
+        sequences = tuple((token, 1, 2) for token in range(10, MAX_SEQUENCES))
+        assert tokens_after_break(tokens, nothing, sequences, 2**20) == 60_000
+        assert tokens_after_break(tokens, nothing, (*sequences, (59_000, 59_001)), 2**20) == 998
+
+    def test_the_newest_breaker_counts(self) -> None:
+        tokens = np.array([1, 2, 0, 1, 2, 0, 0], np.int32)
+        assert tokens_after_break(tokens, np.zeros(SMALL, np.bool_), ((1, 2), (1, 2, 0)), 99) == 1
+
+    def test_only_what_a_repetition_may_reach_is_looked_at(self) -> None:
+        """A token without a place in the table of breakers would be an IndexError."""
+        tokens = np.array([9, 9, 9, 1, 2, 1, 2], np.int32)
+        assert tokens_after_break(tokens, np.zeros(SMALL, np.bool_), ((9, 9),), 4) == 4
 
 
 class TestBreakers:

@@ -188,6 +188,21 @@ def test_without_memory_nothing_is_kept_or_found() -> None:
         assert not played.blocks and played.cache.stats().reason
 
 
+def test_salts_that_nothing_is_kept_for_are_forgotten() -> None:
+    """A client may send another one with each request. What is kept of others is found again."""
+    played = Played.of()
+    played.begin((1,) * 30, "kept")
+    for number in range(100):
+        played.cache.chain(token_bytes((1,) * 30), f"salt {number}")
+    played.leave(RowId(0))
+    assert len(played.cache.tree._roots) == 1
+    assert played.begin((1,) * 40, "kept").tokens == 30
+    played.leave(RowId(1))
+    played.cache.evict(10**9)
+    played.begin((2,) * 30, "another")
+    assert len(played.cache.tree._roots) == 1
+
+
 # -- the disk ----------------------------------------------------------------------------------------
 
 

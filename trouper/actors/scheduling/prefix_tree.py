@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from trouper.actors.scheduling.block_keys import Chain, Digest, sha256
 from trouper.actors.scheduling.cache_namespace import NO_SCOPE, root_of
@@ -40,16 +41,18 @@ class PrefixTree:
         """Number of lookups whose key was that of other tokens. They count as misses."""
         self._digest = digest
         self._nodes: dict[bytes, Node] = {}
-        self._roots: dict[bytes, Node] = {}
+        self._roots: WeakValueDictionary[bytes, Node] = WeakValueDictionary()
+        """Roots that a text or a node continues: a client may send another salt with each request."""
         self._pending = PendingNodes()
 
     def root(self, salt: str = "", scope: CacheScope = NO_SCOPE) -> Node:
         """Root of the texts with this salt and scope. Texts of different ones never share a node."""
         key = self._digest(self.namespace + root_of(salt, scope))
-        if key not in self._roots:
-            self._roots[key] = Node(key, None, b"", 0, pins=1)
-            self._link_pending(self._roots[key])
-        return self._roots[key]
+        root = self._roots.get(key)
+        if root is None:
+            self._roots[key] = root = Node(key, None, b"", 0, pins=1)
+            self._link_pending(root)
+        return root
 
     def chain(self, tokens: bytes, salt: str = "", scope: CacheScope = NO_SCOPE) -> Chain:
         return Chain(self.root(salt, scope), tokens, self.sizes.block_size, self._digest)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.engine.kv.region import Ints
+from trouper.engine.sampling.repetition_search import matches_of, tokens_after_break
 from trouper.engine.sampling.token_rows import RowTokens, TokenRows, widened
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.plans import Breakers
@@ -61,8 +62,8 @@ class Repetitions:
         sequences = padded_sequences(breakers.sequences)
         row = RowTokens.of(tokens)
         matches = np.zeros(row.tokens.shape[0], np.int32)
-        after = tokens_after_break(tokens, breaking, sequences)
-        matches[: len(tokens)] = matches_of(tokens, min(after, longest_match(sampling)))
+        after = tokens_after_break(tokens, breaking, breakers.sequences, longest_match(sampling))
+        matches[: len(tokens)] = matches_of(tokens, after)
         return cls(row, mx.array(matches), mx.array(breaking), sequences)
 
 
@@ -70,32 +71,6 @@ def padded_sequences(sequences: Sequence[Sequence[int]]) -> Ints:
     width = max(map(len, sequences), default=0)
     rows = [[ANY] * (width - len(sequence)) + [*sequence] for sequence in sequences]
     return np.array(rows, np.int32).reshape(len(rows), width)
-
-
-def matches_of(tokens: Ints, longest: int) -> Ints:
-    """Count (n,) how many tokens up to each, at most `longest`, equal those up to the last one; 0 for the last one itself."""
-    matches = np.zeros(len(tokens), np.int32)
-    ends = np.arange(len(tokens) - 1)
-    for back in range(min(longest, len(tokens) - 1)):
-        ends = ends[ends >= back]
-        ends = ends[tokens[ends - back] == tokens[len(tokens) - 1 - back]]
-        if not len(ends):
-            break
-        matches[ends] = back + 1
-    return matches
-
-
-def tokens_after_break(tokens: Ints, breaking: NDArray[np.bool_], sequences: Ints) -> int:
-    """Number of tokens since the last breaker."""
-    breaks = breaking[tokens]
-    if len(sequences):
-        width = sequences.shape[1]
-        before = np.concatenate([np.full(width - 1, NEVER, np.int32), tokens])
-        windows = np.lib.stride_tricks.sliding_window_view(before, width)
-        for sequence in sequences:
-            breaks = breaks | ((windows == sequence) | (sequence == ANY)).all(axis=1)
-    last = np.flatnonzero(breaks)
-    return len(tokens) - 1 - int(last[-1]) if len(last) else len(tokens)
 
 
 class Dry:
