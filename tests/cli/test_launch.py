@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -58,6 +58,36 @@ async def test_a_group_that_ends_well_is_not_started_again(capfd: pytest.Capture
     assert group.lived == 1
     said = capfd.readouterr()
     assert (said.out, said.err) == ("[0] hello\n", "[1] there\n")
+
+
+def _written_by_nobody(name: str) -> int:
+    if name == "pipe":
+        read, write = os.pipe()
+        os.close(read)
+        return write
+    if not Path(name).exists():
+        pytest.skip("a device of Linux")
+    return os.open(name, os.O_WRONLY)
+
+
+@pytest.mark.parametrize("broken", ["/dev/full", "pipe"])
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+async def test_a_group_goes_on_when_its_output_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str, broken: str
+) -> None:
+    """To a full disk, or to a pipe that nobody reads any more, as behind `| head -1`."""
+    target = _written_by_nobody(broken)
+    group = Scripts([("import sys\nfor _ in range(3): print('x', flush=True); print('y', file=sys.stderr)",)])
+    stream = os.fdopen(target, "w")
+    try:
+        monkeypatch.setattr(sys, name, stream)
+        assert await supervise(group, 0) == 0
+    finally:
+        monkeypatch.undo()
+        with suppress(OSError):
+            stream.close()
+    said = capfd.readouterr()
+    assert (said.err if name == "stdout" else said.out).count("[0] ") == 3
 
 
 async def test_one_that_is_lost_takes_the_others_with_it_and_all_start_again() -> None:

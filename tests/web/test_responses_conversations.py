@@ -142,6 +142,27 @@ async def test_tokens_are_counted_as_they_are_used() -> None:
         await by_client(served, use)
 
 
+class Hermes(Verbatim):
+    tool_parser = "hermes"
+
+
+async def test_a_conversation_goes_on_behind_a_call_that_was_cut() -> None:
+    """Of its arguments there is half a JSON text."""
+    said = '<tool_call>{"name": "f", "arguments": {"a": "half of a long text'
+    engine = saying(said, "Hello", tokenizer=Hermes())
+    async with serving(engine) as served:
+        asked = {"input": "x", "tools": [TOOL], "max_output_tokens": len(said) - 8}
+        _, cut = await ask(served, asked, "/v1/responses")
+        [call] = cut["output"]
+        assert (cut["status"], call["status"], call["arguments"]) == ("incomplete", "incomplete", '{"a": "half of a l')
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "y"}
+        reference = {"type": "item_reference", "id": call["id"]}
+        for more in ({"previous_response_id": cut["id"], "input": [result]}, {"input": [reference, result]}):
+            status, answer = await ask(served, {"max_output_tokens": 2} | more, "/v1/responses")
+            assert status == 200, answer
+            assert json.dumps({"arguments": {"arguments": call["arguments"]}})[1:-1] in prompts_of(engine)[-1]
+
+
 async def test_items_by_reference() -> None:
     engine = saying("a", "b", tokenizer=Verbatim())
     async with serving(engine) as served:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 
 import click
 
 from trouper.actors.runtime.model_manager import ModelManager
-from trouper.cli.exits import forget_stdout
+from trouper.cli.exits import forget
 from trouper.web.tool_support import notice
 
 KEY_VARIABLE = "TROUPER_API_KEY"
@@ -21,7 +22,7 @@ def announce(url: str, models: ModelManager, keyed: bool) -> None:
         for line in lines_of(url, models, keyed):
             click.echo(line)
     except OSError:
-        forget_stdout()
+        forget(sys.stdout)
 
 
 def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -51,9 +51,19 @@ def end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def forget_stdout() -> None:
-    """Redirect stdout to nowhere because its reader is gone. Buffered output would otherwise be an error again when the
+def forget(stream: TextIO) -> None:
+    """Redirect stdout or stderr to nowhere because its reader is gone. Buffered output would otherwise be an error again when the
     process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def echo_if_possible(text: str, *, err: bool = False) -> None:
+    """Print a line. One that cannot be written, to a full disk or because nobody reads any more, is dropped."""
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:
+        forget(sys.stderr if err else sys.stdout)
+    except OSError:
+        pass

@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import attrs
-import click
 import trio
 
-from trouper.cli.exits import USAGE_ERROR
+from trouper.cli.exits import USAGE_ERROR, echo_if_possible
 from trouper.cli.rank_commands import ProcessSpec, RankLauncher
 from trouper.lifeline import LAUNCHER, lifeline
 
@@ -81,7 +80,9 @@ class Supervisor:
                 pause_s = FIRST_PAUSE_S
             starts += 1
             text = ", ".join(str(code) for code in codes)
-            click.echo(f"launch: the group has ended (exit codes {text}); starting again in {pause_s:g} s", err=True)
+            echo_if_possible(
+                f"launch: the group has ended (exit codes {text}); starting again in {pause_s:g} s", err=True
+            )
             with trio.move_on_after(pause_s):
                 await self._leaving.wait()
                 return _exit_code(failed)
@@ -124,11 +125,11 @@ class Supervisor:
             *lines, incomplete = (incomplete + data).split(b"\n")
             for line in lines:
                 text = line.decode(errors="replace")
-                click.echo(prefix + text, err=err)
+                echo_if_possible(prefix + text, err=err)
                 if code := self._group.code_in(text):
                     life.codes.append(code)
         if incomplete:
-            click.echo(prefix + incomplete.decode(errors="replace"), err=err)
+            echo_if_possible(prefix + incomplete.decode(errors="replace"), err=err)
 
 
 async def supervise(group: RankLauncher, restarts: int | None) -> int:

@@ -11,6 +11,8 @@ import msgspec
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.http.body_complexity import check_complexity
+from trouper.web.http.leniency import ReadPast
+from trouper.web.http.lone_surrogates import NAME, with_replacements
 
 NAMES: Mapping[type, str] = {str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
 
@@ -31,15 +33,32 @@ def json_type(value: object) -> str:
     return NAMES.get(type(value), type(value).__name__)
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises `RequestFailed` (400)."""
+def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
+    """Parse a JSON object. Halves of surrogate pairs are read as U+FFFD and named in `past`; None: they are refused. Raises
+    `RequestFailed` (400)."""
     check_complexity(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from None
+        value = _decoded_whole(body, error, past)
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {json_type(value)}", None, "invalid_json")
+    return value
+
+
+def _decoded_whole(body: bytes, error: Exception, past: ReadPast | None) -> Any:
+    """Decode a body that was not decoded because of an error, without its halves of surrogate pairs. Raises `RequestFailed` (400)."""
+    whole = with_replacements(body)
+    if whole == body:
+        raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from None
+    try:
+        value = msgspec.json.decode(whole)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as other:
+        raise bad_request(f"the body is not valid JSON: {other}", None, "invalid_json") from None
+    if past is None:
+        message = "the body is not valid JSON: a text in it holds half of a surrogate pair, as one that was cut within a character"
+        raise bad_request(message, None, "invalid_json") from None
+    past.skip(NAME)
     return value
 
 

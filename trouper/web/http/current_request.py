@@ -83,7 +83,7 @@ class CurrentRequest:
         self._state["large"] = len(data) > LARGE_BODY
         if len(data) > HUGE_BODY:
             self.at_end(self._heap.give_back_soon)
-        return await self.run_off_loop(parse_json, data)
+        return await self.run_off_loop(parse_json, data, None if self.settings.strict else self.read_past)
 
     def note_ignored(self) -> None:
         """Count and log the names that were read past since the last call."""

@@ -81,7 +81,8 @@ def call_fields(kind: ToolKind, arguments: str) -> Json:
 
 
 def arguments_of_item(item: Json) -> Json:
-    """Return the arguments with which the model would make the call of an item."""
+    """Return the arguments with which the model would make the call of an item. What is no object, as half of one where an answer was
+    cut, is given as text."""
     match item["type"]:
         case "local_shell_call":
             return {name: value for name, value in item["action"].items() if name != "type" and value not in (None, {})}
@@ -91,16 +92,21 @@ def arguments_of_item(item: Json) -> Json:
             return dict(item["operation"])
         case "custom_tool_call":
             return {"input": item["input"]}
-    arguments: Json = msgspec.json.decode(item["arguments"] or "{}")
-    return arguments
+    text = item["arguments"]
+    return _decoded(text or "{}", {"arguments": text})
 
 
 def _object(text: str) -> Json:
+    return _decoded(text, {})
+
+
+def _decoded(text: str, otherwise: Json) -> Json:
+    """Return the object that the text is; `otherwise` if it is none."""
     try:
         value: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return otherwise
+    return value if isinstance(value, dict) else otherwise
 
 
 def _words(value: Any) -> list[str]:
