@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 import attrs
 import pytest
@@ -14,7 +15,7 @@ from tests.fakes import FakeEngine, card
 from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.group_lifecycle import or_rank_lost
 from trouper.actors.ranks.leader import Leader
-from trouper.actors.ranks.rank_handshake import Invitation, join_leader, shared_flags
+from trouper.actors.ranks.rank_handshake import Invitation, join_leader, shared_flags, versions
 from trouper.actors.ranks.rank_heartbeat import wait_until_silent
 from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
 from trouper.protocol.blocks import Tensor
@@ -57,7 +58,7 @@ async def attended(leader: Leader, nursery: trio.Nursery, invitation: Invitation
 
 def hello(**more: str) -> Hello:
     own = dict(shared_flags(SETTINGS)) | more
-    return Hello(1, 2, VERSION, tuple(own.items()))
+    return Hello(1, 2, VERSION, tuple(own.items()), versions())
 
 
 async def test_who_has_not_the_secret_is_not_let_in(autojump_clock: MockClock) -> None:
@@ -81,6 +82,18 @@ async def test_who_has_not_the_secret_is_not_let_in(autojump_clock: MockClock) -
         (
             attrs.evolve(hello(), version="old"),
             "rank 1 runs another version of Trouper: install the same on all machines",
+        ),
+        (
+            hello(a_newer_flag="1"),
+            "rank 1 runs another version of Trouper: install the same on all machines",
+        ),
+        (
+            attrs.evolve(hello(), flags=hello().flags[1:]),
+            "rank 1 runs another version of Trouper: install the same on all machines",
+        ),
+        (
+            attrs.evolve(hello(), versions=(*versions()[:-1], (versions()[-1][0], "0.1"))),
+            f"rank 1 has mlx-lm 0.1, rank 0 has {version('mlx-lm')}: install the same on all machines",
         ),
     ],
 )

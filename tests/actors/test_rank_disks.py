@@ -17,7 +17,7 @@ from tests.storage.making import ROOT, chain, same
 from trouper.actors.ranks.follower_disk import FollowerDisk
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, LeaderDisk
-from trouper.actors.ranks.rank_handshake import Invitation, shared_flags
+from trouper.actors.ranks.rank_handshake import Invitation, shared_flags, versions
 from trouper.actors.ranks.rank_link import Link
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, write_to_disk
 from trouper.protocol.blocks import BlockData, BlockRef
@@ -110,7 +110,7 @@ async def two_followers() -> AsyncIterator[Group]:
             ours, theirs = memory_stream_pair()
             nursery.start_soon(leader.attend, ours)
             link = await Link.authenticate(theirs, invitation.secret, "follower")
-            await link.send(Hello(rank, 3, VERSION, shared_flags(settings)))
+            await link.send(Hello(rank, 3, VERSION, shared_flags(settings), versions()))
             links.append(link)
         await leader.gather(3)
         edges = WriterEdges(orders_in, news, stats, Watch(SchedulerStats()))

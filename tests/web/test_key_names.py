@@ -16,6 +16,7 @@ from tests.web.test_key_rights import bearer, key_file
 from tests.web.test_openapi import described, operations
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
+from trouper.protocol.api_keys import keys_in
 from trouper.protocol.logs import FIELDS
 from trouper.protocol.record import RequestRecord
 
@@ -38,6 +39,12 @@ async def test_requests_name_their_key_and_never_say_it(tmp_path: Path, caplog: 
     assert lines[0].getMessage().startswith("/v1/completions by plain length after")
     assert lines[2].getMessage().startswith("/v1/completions length after")
     assert "sk-" not in caplog.text
+
+
+def test_comments_and_a_byte_order_mark_are_no_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbfsk-first name=a\r\n# of the second team\r\n  #sk-old\r\n\r\nsk-#2\r\n")
+    assert [(key.key, key.name, key.line) for key in keys_in(file)] == [("sk-first", "a", 1), ("sk-#2", "", 5)]
 
 
 async def test_metrics_need_a_key_in_the_description_where_keys_have_rights(tmp_path: Path) -> None:

@@ -150,10 +150,10 @@ def sendable(key: str, flag: str, file: Path | None = None) -> str:
 
 
 def keys_in(path: Path) -> Iterator[ApiKey]:
-    """Read the keys of a file, one a line. Raises `SettingsInvalid` if the file cannot be read, for a key that cannot be sent, or for an
+    """Read the keys of a file, one a line; a line that begins with # is a comment. Raises `SettingsInvalid` if the file cannot be read, for a key that cannot be sent, or for an
     unknown or wrong option."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except OSError as error:
         message = f"{FILE_FLAG} {path}: {error.strerror}; give a file with one key a line"
         raise SettingsInvalid(message, FILE_FLAG) from None
@@ -161,7 +161,7 @@ def keys_in(path: Path) -> Iterator[ApiKey]:
         message = f"{FILE_FLAG} {path} is not a text file; give one with one key a line"
         raise SettingsInvalid(message, FILE_FLAG) from None
     for number, line in enumerate(lines, 1):
-        if line.strip():
+        if line.strip() and not line.lstrip().startswith("#"):
             yield _key_of(line.strip(), number, path)
 
 

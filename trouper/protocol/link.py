@@ -25,6 +25,8 @@ class Hello:
     """Version of the wire format: `wire.VERSION`."""
     flags: tuple[tuple[str, str], ...]
     """Flags that must be the same on all ranks, as text."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """Packages that compute, and their versions."""
 
 
 @attrs.frozen

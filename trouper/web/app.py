@@ -46,7 +46,7 @@ from trouper.web.observability.ignored_names import HEADER
 from trouper.web.observability.replica_info import Replica
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
-from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.errors import INTERNAL, error_response, http_problem
 from trouper.web.openai.model_operations import ModelOperations
 from trouper.web.openai.rerank_routes import Reranking
 from trouper.web.openai.routes import OpenAi
@@ -266,9 +266,7 @@ class HttpEdge:
 
     async def crashed(self, error: Exception) -> Response:
         log.error("a request failed; the others go on", exc_info=error)
-        return self._refused(
-            http_problem(500, "an internal error; the log has it under the request id", "internal_error")
-        )
+        return self._refused(INTERNAL)
 
     async def health(self) -> Response:
         batching = self._metrics.batching

@@ -6,8 +6,9 @@ The order of its steps matters, since each protects the next.
    So the control link needs no configuration, and a process outside the group does not know the secret.
 2. *Authentication* (`Link.authenticate`), in both directions and before a message is parsed: anybody may connect to the port, and a
    comparison of 32 bytes is safer to expose than a decoder.
-3. *Hello.* The follower sends its rank, its version of the wire format and its flags. The version is compared first, since
-   the other fields mean the same only if it is equal; then the rank, which must be free; then the flags. This comes before any
+3. *Hello.* The follower sends its rank, its version of the wire format, those of the packages that compute, and its flags. The version
+   is compared first, since the other fields mean the same only if it is equal; then the rank, which must be free; then the
+   flags. This comes before any
    weights are read, so that a wrong flag costs seconds and not the minutes of a load.
 4. *Refusal.* A mismatch is answered with `Refused`, so that both processes end with the same reason. A new start would fail in the
    same way, so the group is marked unusable and the launcher does not try again.
@@ -24,7 +25,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Container
+from collections.abc import Container, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 
 import attrs
 import trio
@@ -41,6 +43,8 @@ HELLO_S = 5.0
 SECRET_BYTES = 32
 MAY_DIFFER = ("model", "draft_model", "adapter_path", "ssd_cache_dir", "control_host")
 """Settings that depend on the machine. The files that they name are compared by their content."""
+PACKAGES = ("mlx", "mlx-lm")
+"""Packages of which another version computes other numbers, from which ranks would sample other tokens."""
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
 """Fields of the model cards that must be equal. The fingerprint is not one of them, since it names a rank's own shard; the engines
 have compared the files while they loaded."""
@@ -73,13 +77,28 @@ def shared_flags(settings: Settings) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(getattr(settings, name))) for name in names)
 
 
+def versions() -> tuple[tuple[str, str], ...]:
+    """Versions of `PACKAGES`; "none" for one that is not installed."""
+    return tuple((name, _version(name)) for name in PACKAGES)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
 # -- a follower ----------------------------------------------------------------------------------------
 
 
 async def join_leader(stream: trio.abc.Stream, joined: Joined, settings: Settings) -> Link:
     """Authenticate to rank 0 and send `Hello`. Raises `LinkFailed`."""
     link = await Link.authenticate(stream, Invitation.decode(joined.invitation).secret, "follower")
-    await link.send(Hello(rank=joined.rank, size=joined.size, version=VERSION, flags=shared_flags(settings)))
+    hello = Hello(
+        rank=joined.rank, size=joined.size, version=VERSION, flags=shared_flags(settings), versions=versions()
+    )
+    await link.send(hello)
     return link
 
 
@@ -101,15 +120,25 @@ async def accept_follower(stream: trio.abc.Stream, secret: bytes) -> tuple[Link,
 
 def reason_to_refuse(hello: Hello, settings: Settings, ranks: Container[int]) -> str:
     """Reason why a follower cannot join the group; "" if it can. `ranks`: the ranks that have joined."""
-    if hello.version != VERSION:
+    ours, theirs = dict(shared_flags(settings)), dict(hello.flags)
+    if hello.version != VERSION or ours.keys() != theirs.keys():
         return f"rank {hello.rank} runs another version of Trouper: install the same on all machines"
     if hello.rank in ranks:
         return f"two processes are rank {hello.rank}"
-    for (name, ours), (_, theirs) in zip(shared_flags(settings), hello.flags, strict=True):
-        if ours != theirs:
-            flag = "--" + name.replace("_", "-")
-            return f"rank {hello.rank} has {flag} {theirs}, rank 0 has {ours}: start all ranks with the same flags"
+    if differ := _difference(versions(), dict(hello.versions)):
+        name, here, there = differ
+        return f"rank {hello.rank} has {name} {there}, rank 0 has {here}: install the same on all machines"
+    if differ := _difference(ours.items(), theirs):
+        name, here, there = differ
+        flag = "--" + name.replace("_", "-")
+        return f"rank {hello.rank} has {flag} {there}, rank 0 has {here}: start all ranks with the same flags"
     return ""
+
+
+def _difference(ours: Iterable[tuple[str, str]], theirs: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Return the name of the first difference, and its two values."""
+    pairs = ((name, here, theirs.get(name, "none")) for name, here in ours)
+    return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
 def card_difference(ours: ModelCard, theirs: ModelCard) -> str:

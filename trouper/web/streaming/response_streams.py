@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -14,9 +15,11 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.replies import Delta, Finished
 from trouper.web.http.socket_writer import SocketWriter
+from trouper.web.openai.errors import INTERNAL
 from trouper.web.output.dialect import COMMENT, Choice, Dialect, usage_of
 from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDelivery
 
+log = logging.getLogger("trouper.web")
 LONG_SCORES = 500
 """Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
 
@@ -136,9 +139,18 @@ class EventStream(ResponseBody):
         return self
 
     async def __anext__(self) -> bytes:
-        """Return the available events as one write, so that a busy server sends fewer, larger writes."""
+        """Return the available events as one write, so that a busy server sends fewer, larger writes. An error in formatting them ends
+        the stream as any failure does: its status was sent long ago."""
         if self._over:
             raise StopAsyncIteration
+        try:
+            return await self._next_write()
+        except Exception:
+            log.exception("a stream failed; the others go on")
+            self._over = True
+            return self._dialect.failure(INTERNAL)
+
+    async def _next_write(self) -> bytes:
         if not self._began:
             self._began = True
             opening = b"".join(self._dialect.opening(index, answer) for index, answer in enumerate(self._answers))
