@@ -129,6 +129,16 @@ class TestInfill:
         assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
         assert events[-1] == whole | {"content": "", "tokens_cached": events[-1]["tokens_cached"]}
 
+    async def test_a_context_is_computed_before_it_is_asked_for(self) -> None:
+        """Editors send `n_predict` 0 with the files that they have open."""
+        body = {**GAP, "n_predict": 0, "samplers": []}
+        async with serving(FakeEngine(tokenizer=Infilling())) as served:
+            status, said = await ask(served, body, "/infill")
+            assert (status, said["content"], said["tokens_predicted"], said["stop_type"]) == (200, "", 0, "limit")
+            _, _, data = await exchange(served, post("/infill", {**body, "stream": True}))
+        [event] = [json.loads(line.removeprefix(b"data: ")) for line in data.splitlines() if line.startswith(b"data: ")]
+        assert event["stop"] and (event["content"], event["tokens_predicted"]) == ("", 0)
+
     async def test_what_ends_it(self) -> None:
         async with serving(FakeEngine(tokenizer=Infilling())) as served:
             _, whole = await ask(served, {**GAP, "temperature": 0, "n_predict": 5}, "/infill")

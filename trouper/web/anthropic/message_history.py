@@ -14,8 +14,10 @@ from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import MAX_MESSAGES, Ignored
 from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
+from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json, Refused
+from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
 from trouper.web.output.tool_forms import ToolForm
 
@@ -28,10 +30,22 @@ class TextBlock(SentBack, tag="text", frozen=True):
     cache_control: Ignored = None
 
 
+def _input_adapted(value: Json, skip: Skip) -> Json:
+    """Read an input as an object, as converters from other APIs leave it: absent, or as JSON text."""
+    given = value.get("input")
+    if given is None:
+        return value | {"input": {}}
+    if not isinstance(given, str):
+        return value
+    text = arguments_adapted({"arguments": given}, skip)["arguments"]
+    return value | {"input": arguments_of(text, "input")}
+
+
 class ToolUseBlock(SentBack, tag="tool_use", frozen=True):
     """A call of an earlier answer."""
 
     refused: ClassVar[Refused] = {"caller": ({"type": "direct"},)}
+    adapt: ClassVar[Adapt | None] = _input_adapted
     id: str
     name: str
     input: dict[str, Any]

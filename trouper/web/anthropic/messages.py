@@ -135,6 +135,8 @@ def _adapted(value: Json, skip: Skip) -> Json:
     value = blocks_adapted(client_tools_adapted(value, skip), skip)
     if isinstance(value.get("stop_sequences"), str):
         value["stop_sequences"] = [value["stop_sequences"]]
+    if type(value.get("top_k")) is int and value["top_k"] < 0:
+        value["top_k"] = 0  # All tokens, as other servers write it.
     temperature = value.get("temperature")
     if isinstance(temperature, int | float) and 1 < temperature <= 2:
         value["temperature"] = 1.0

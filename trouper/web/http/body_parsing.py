@@ -40,19 +40,19 @@ def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        value = _decoded_whole(body, error, past)
+        value = _decoded_with_replacements(body, error, past)
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {json_type(value)}", None, "invalid_json")
     return value
 
 
-def _decoded_whole(body: bytes, error: Exception, past: ReadPast | None) -> Any:
+def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | None) -> Any:
     """Decode a body that was not decoded because of an error, without its halves of surrogate pairs. Raises `RequestFailed` (400)."""
-    whole = with_replacements(body)
-    if whole == body:
+    mended = with_replacements(body)
+    if mended == body:
         raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from None
     try:
-        value = msgspec.json.decode(whole)
+        value = msgspec.json.decode(mended)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as other:
         raise bad_request(f"the body is not valid JSON: {other}", None, "invalid_json") from None
     if past is None:

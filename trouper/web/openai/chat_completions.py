@@ -19,6 +19,7 @@ from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
 from trouper.web.openai.chat_tools import ChatTools, ToolChoice, tools_of
+from trouper.web.openai.other_parts import chat_adapted
 from trouper.web.openai.other_servers import (
     BUDGETS,
     SAMPLING,
@@ -59,7 +60,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 def _adapted(value: Json, skip: Skip) -> Json:
     value = sampling_adapted(value, ALIASES, ("max_tokens", "max_completion_tokens"), skip)
     value = reasoning_adapted(thinking_adapted(value, skip), skip)
-    value = choice_adapted(tools_adapted(value, ("function", "custom"), skip), nested=True)
+    value = choice_adapted(tools_adapted(chat_adapted(value, skip), ("function", "custom"), skip), nested=True)
     return value | {"response_format": format_adapted(value.get("response_format"), flat=False)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+import attrs
 import msgspec
 from msgspec import Meta
 
@@ -12,7 +13,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished
 from trouper.protocol.requests import Generate, InfillPrompt
-from trouper.web.http.field_types import HUGE, Text
+from trouper.web.http.field_types import Count, Text
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import COUNT, FLAG, TEXT, Json, Refused, array, full
@@ -43,7 +44,7 @@ class InfillRequest(SamplingParameters, kw_only=True, frozen=True):
     input_suffix: Text
     input_extra: Annotated[list[OtherFile], Meta(max_length=MAX_FILES)] | None = None
     prompt: Text = ""
-    max_tokens: Annotated[int, Meta(ge=1, le=HUGE)] | None = None
+    max_tokens: Count | None = None
 
 
 def parse_infill(body: Json, report: Report = refuse) -> InfillRequest:
@@ -60,7 +61,8 @@ def infill_to_generate(request: InfillRequest, request_id: str, default_seed: in
             tuple((file.filename, file.text) for file in request.input_extra or ()),
         ),
         sampling=sampling_of(request, default_seed),
-        max_tokens=request.max_tokens,
+        # With 0, by which editors have a context computed before they ask, one token is generated, and not shown.
+        max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
         as_room_allows=True,
         stop=stops_of(request.stop),
         stop_token_ids=request.stop_token_ids,
@@ -72,16 +74,19 @@ def infill_to_generate(request: InfillRequest, request_id: str, default_seed: in
 
 
 class InfillDialect:
-    """llama.cpp's form of an answer. Its last event has the counts and no `[DONE]` behind it."""
+    """llama.cpp's form of an answer. Its last event has the counts and no `[DONE]` behind it. `silent`: only the prompt was to be
+    computed."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, *, silent: bool) -> None:
+        self._model, self._silent = model, silent
 
     def body(self, choices: Sequence[Choice]) -> Json:
         [choice] = choices
         return self._last(choice.text, choice.finished, choice.usage)
 
     def _last(self, text: str, finished: Finished, usage: Usage) -> Json:
+        if self._silent:
+            text, finished, usage = "", Finished("length", 0), attrs.evolve(usage, completion_tokens=0)
         matched = finished.matched_stop
         ended = "limit" if finished.reason == "length" else "word" if isinstance(matched, str) else "eos"
         return {
@@ -101,7 +106,7 @@ class InfillDialect:
         return b""
 
     def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:
-        if not delta.text:
+        if not delta.text or self._silent:
             return b""
         return _event({"index": 0, "content": delta.text, "tokens": delta.tokens, "stop": False})
 

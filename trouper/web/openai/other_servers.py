@@ -51,12 +51,22 @@ def sampling_adapted(value: Json, aliases: Mapping[str, str], lengths: Iterable[
     for name in lengths:
         if type(value.get(name)) is int and value[name] < 0:
             value[name] = HUGE  # As many as the context holds.
+    _drop_empty_stops(value, skip)
     if value.get("stream") in (None, False) and value.pop("stream_options", None):
         skip("stream_options")
     budget = value.get("thinking_token_budget")
     if type(budget) is int and budget < 0:
         del value["thinking_token_budget"]
     return value
+
+
+def _drop_empty_stops(value: Json, skip: Skip) -> None:
+    """Drop empty stop strings, in place: an empty field of a form says that there are none."""
+    for name in ("stop", "stop_sequences"):
+        given = value.get(name)
+        if given == "" or (isinstance(given, list) and "" in given):
+            value[name] = [stop for stop in given if stop != ""] or None
+            skip(name)
 
 
 def _flat(value: Json, skip: Skip) -> Json:

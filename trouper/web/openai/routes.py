@@ -207,7 +207,9 @@ class OpenAi:
         generate = infill.infill_to_generate(parsed, self._service.request_id, seed)
         with called({"suffix": "input_suffix", "prompt": "input_prefix"}):
             answers = await self._service.submit(served, [generate], parsed.priority)
-        return await self._service.respond(infill.InfillDialect(served.name), answers, stream=parsed.stream)
+        return await self._service.respond(
+            infill.InfillDialect(served.name, silent=parsed.max_tokens == 0), answers, stream=parsed.stream
+        )
 
     async def embeddings(self) -> Response:
         parsed = await self._service.read(embeddings.parse_embedding)

@@ -15,6 +15,7 @@ from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
 from trouper.web.http.leniency import Adapt, Skip, safe_name
 from trouper.web.http.request_body import SentBack
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
+from trouper.web.openai.other_parts import item_adapted
 from trouper.web.output.dialect import Json
 from trouper.web.responses.call_items import (
     CALLS,
@@ -190,8 +191,8 @@ def _with_type(item: Any) -> Any:
 
 
 def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
-    """Return the input without the items of types that are not known, which belong to tools that nobody runs here; and
-    the tools that items among them offer."""
+    """Return the input without the items of types that are not known, which belong to tools that nobody runs here, and with
+    parts of content that are read; and the tools that items offer."""
     if not isinstance(value, list):
         return value, []
     kept: list[Any] = []
@@ -199,7 +200,7 @@ def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
     for item in value:
         kind = item.get("type") if isinstance(item, dict) else None
         if not isinstance(kind, str) or kind in KINDS:
-            kept.append(item)
+            kept.append(item_adapted(item, skip))
         elif kind in TOOL_ITEMS and isinstance(item.get("tools"), list):
             tools += item["tools"]
         else:

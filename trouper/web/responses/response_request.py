@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import attrs
 from msgspec import Meta
@@ -85,6 +85,9 @@ Included = Annotated[
 ]
 
 
+INCLUDED = get_args(get_args(Included)[0])
+
+
 class ReasoningOptions(Body, kw_only=True, frozen=True):
     """No second model would summarize reasoning: it is returned as it is."""
 
@@ -116,7 +119,7 @@ class ResponseStreamOptions(Body, frozen=True):
 def _adapted(value: Json, skip: Skip) -> Json:
     """Convert forms of other servers. A chat's effort is `reasoning.effort` here, and OpenRouter's budget stands there."""
     value = thinking_adapted(sampling_adapted(value, ALIASES, ("max_output_tokens",), skip), skip)
-    value = _tools_adapted(value, skip)
+    value = _included(_tools_adapted(value, skip), skip)
     reasoning, effort = value.get("reasoning"), value.pop("reasoning_effort", None)
     if not isinstance(reasoning, dict | None):
         return value
@@ -129,6 +132,16 @@ def _adapted(value: Json, skip: Skip) -> Json:
         value = with_thinking(value, enabled, skip)
     put(value, "thinking_token_budget", inner.pop("max_tokens", None), skip)
     return value | ({"reasoning": inner} if inner else {})
+
+
+def _included(value: Json, skip: Skip) -> Json:
+    """Leave out what else a response shall include: fields of tools that nobody runs here."""
+    given = value.get("include")
+    if not isinstance(given, list):
+        return value
+    for other in (name for name in given if isinstance(name, str) and name not in INCLUDED):
+        skip(f"include.{other}")
+    return value | {"include": [name for name in given if not isinstance(name, str) or name in INCLUDED]}
 
 
 def _tools_adapted(value: Json, skip: Skip) -> Json:
