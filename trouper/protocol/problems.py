@@ -19,6 +19,10 @@ class Problem:
     retry_after_s: int | None = None
 
 
+INTERNAL = Problem(
+    500, "an internal error; the log has it under the request id", "server_error", None, "internal_error"
+)
+"""What a client is told of an error that nothing here foresaw."""
 DRAINING = Problem(503, "the server is shutting down", "server_error", code="draining", retry_after_s=1)
 
 

@@ -21,7 +21,7 @@ from trouper.actors.runtime.served_models import Models, OneModel
 from trouper.protocol.api_keys import ASSETS, Keys
 from trouper.protocol.key_options import ApiKey
 from trouper.protocol.logs import CURRENT_REQUEST
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import INTERNAL, Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
@@ -46,7 +46,7 @@ from trouper.web.observability.ignored_names import HEADER
 from trouper.web.observability.replica_info import Replica
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
-from trouper.web.openai.errors import INTERNAL, error_response, http_problem
+from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.model_operations import ModelOperations
 from trouper.web.openai.rerank_routes import Reranking
 from trouper.web.openai.routes import OpenAi

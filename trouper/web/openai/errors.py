@@ -12,12 +12,6 @@ from trouper.protocol.problems import Problem
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-INTERNAL = Problem(
-    500, "an internal error; the log has it under the request id", "server_error", None, "internal_error"
-)
-"""What a client is told of an error that nothing here foresaw."""
-
-
 def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
     return {
         "error": {

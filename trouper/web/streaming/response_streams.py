@@ -12,10 +12,9 @@ import trio
 from quart.wrappers.response import ResponseBody
 
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.problems import RequestFailed
+from trouper.protocol.problems import INTERNAL, RequestFailed
 from trouper.protocol.replies import Delta, Finished
 from trouper.web.http.socket_writer import SocketWriter
-from trouper.web.openai.errors import INTERNAL
 from trouper.web.output.dialect import COMMENT, Choice, Dialect, usage_of
 from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDelivery
 
