@@ -160,6 +160,37 @@ def test_a_grammar_that_gives_up_is_told() -> None:
     assert all("items" in said for _, said in driver.failed)
 
 
+def allowed(grammar: Grammar, text: str) -> bool:
+    """Whether the whole text may be said, and the answer may end behind it."""
+    grammars = tiny().tokenizer.grammars
+    assert grammars is not None
+    kept = grammars.compile(grammar)
+    constraint = grammars.constraint(grammar)
+    accepted = all(not constraint.accept(token) for token in tiny().tokenizer.encode(text))
+    mask = np.unpackbits(constraint.allowed(0), bitorder="little")
+    del kept
+    return accepted and not constraint.fault and bool(mask[END])
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "answer", "other"),
+    [
+        ("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "additionalProperties": false, "$defs": {"n": {"type": "integer"}}}', '{"a": 1}', '{"a": "x"}'),
+        ("json_object", "", '{"b": [1]}', "[1]"),
+        ("choice", '["yes", "no"]', "no", "maybe"),
+    ],
+)  # fmt: skip
+def test_an_answer_follows_the_grammar_or_is_a_call(kind: GrammarKind, source: str, answer: str, other: str) -> None:
+    call = '{"type": "object", "properties": {"name": {"const": "f"}}, "required": ["name"], "additionalProperties": false}'
+    grammar = Grammar(kind, source, calls=("<call>",), call_schemas=(call,))
+    assert allowed(grammar, answer) and not allowed(grammar, other)
+    assert allowed(grammar, '<call>{"name": anything at all}</call>\n<call>\u00e9') and not allowed(grammar, "<cal")
+    assert allowed(grammar, '{"name": "f"}')
+    assert kind == "json_object" or not allowed(grammar, '{"name": "g"}')
+    alone = Grammar(kind, source)
+    assert allowed(alone, answer) and not allowed(alone, "<call>x"), "what is cached for the one is not for the other"
+
+
 FOLLOWED: list[tuple[GrammarKind, str]] = [("json_object", ""), ("json_schema", '{"type": "array"}')]
 
 

@@ -492,7 +492,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         },
         "output_format",
     ),
-    ({"output_format": {"type": "json_schema", "schema": {}}, "tools": [TOOL]}, "output_format.schema"),
+    (
+        {
+            "output_format": {"type": "json_schema", "schema": {}},
+            "tools": [TOOL],
+            "tool_choice": {"type": "any"},
+        },
+        "output_format.schema",
+    ),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits.0"),
     ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management.edits.0"),
     ({"context_management": {"edits": 3}}, "context_management.edits"),

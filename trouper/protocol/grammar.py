@@ -20,3 +20,7 @@ class Grammar:
     source: str = ""
     param: str = "response_format"
     """Request parameter that asked for the grammar; an error names it."""
+    calls: tuple[str, ...] = ()
+    """Beginnings of calls of tools. What begins with one of them need not follow the grammar."""
+    call_schemas: tuple[str, ...] = ()
+    """JSON Schemas, as text, of calls that are objects without a marker. What follows one of them need not follow the grammar."""

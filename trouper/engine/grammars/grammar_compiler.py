@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from threading import Lock
@@ -35,6 +35,9 @@ COMPILE_S = 10.0
 RECENT_BYTES = 32 * 2**20
 """Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of schemas."""
 BYTES_PER_CHARACTER = 500
+
+
+Key = tuple[Hashable, ...]
 
 
 class TokenizerVocabulary:
@@ -75,7 +78,7 @@ class Grammars:
         """`size`: number of logits, which may be padded beyond the vocabulary."""
         self._vocabulary, self._size, self._eos = vocabulary, size, list(eos)
         self._recent = LruCache[CompiledGrammar | str](RECENT_BYTES)
-        self._live: WeakValueDictionary[tuple[str, str], CompiledGrammar] = WeakValueDictionary()
+        self._live: WeakValueDictionary[Key, CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
         self._trials = TrialProcess(self._described), TrialProcess(self._described)
         self.compiled_inline = 0
@@ -104,7 +107,7 @@ class Grammars:
     def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> CompiledGrammar:
         """Compile a grammar, or return the cached one. Raises `RequestFailed` (400) that names the faulty place, or the exceeded
         limit."""
-        key = grammar.kind, grammar.source
+        key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
         if found is None:
             try:
@@ -162,7 +165,7 @@ class Grammars:
 
     def constraint(self, grammar: Grammar, min_tokens: int = 0, ends: Sequence[int] = ()) -> Constraint:
         """Make the constraint of one row. No token of `ends` is allowed before `min_tokens` tokens, unless no other token is."""
-        key = grammar.kind, grammar.source
+        key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
         if not isinstance(found, CompiledGrammar):
             self.compiled_inline += 1
@@ -178,6 +181,8 @@ class Grammars:
 
     @staticmethod
     def _text(grammar: Grammar) -> str:
+        if grammar.calls or grammar.call_schemas:
+            return LLMatcher.grammar_from_lark(_with_calls(grammar))
         match grammar.kind:
             case "json_object":
                 return _of_schema('{"type": "object"}')
@@ -186,10 +191,36 @@ class Grammars:
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.source)
             case "choice":
-                options = " | ".join(json.dumps(option, ensure_ascii=False) for option in json.loads(grammar.source))
-                return LLMatcher.grammar_from_lark(f"start: {options}")
+                return LLMatcher.grammar_from_lark(f"start: {_options(grammar.source)}")
             case "lark":
                 return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def _key(grammar: Grammar) -> Key:
+    """What grammars that are compiled alike have in common."""
+    return grammar.kind, grammar.source, grammar.calls, grammar.call_schemas
+
+
+def _options(source: str) -> str:
+    return " | ".join(json.dumps(option, ensure_ascii=False) for option in json.loads(source))
+
+
+def _with_calls(grammar: Grammar) -> str:
+    """Make a Lark grammar of a text that follows the grammar or is a call. Behind the beginning of a call anything may come: its parser
+    repairs more than a grammar of its format would allow."""
+    begun = [f"{json.dumps(start, ensure_ascii=False)} ( <[*]> )*" for start in grammar.calls]
+    answer = (
+        _options(grammar.source) if grammar.kind == "choice" else _json_rule(grammar.source or '{"type": "object"}')
+    )
+    rules = [answer, *begun, *map(_json_rule, grammar.call_schemas)]
+    names = [f"way_{index}" for index in range(len(rules))]
+    return "\n".join(
+        [f"start: {' | '.join(names)}", *(f"{name}: {rule}" for name, rule in zip(names, rules, strict=True))]
+    )
+
+
+def _json_rule(source: str) -> str:
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': BLANKS}} | json.loads(source))}"
 
 
 def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:

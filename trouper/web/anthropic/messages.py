@@ -266,9 +266,8 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
 
 def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
     """Refuse combinations with a grammar, which applies from the first token on, so nothing else can come before."""
-    if output.grammar is not None and tools.offered:
-        detail = f"{output.grammar.param} cannot be combined with tools, unless tool_choice is of type none"
-        raise combination(detail, "tools")
+    if output.grammar is not None and tools.forced:
+        raise combination(f"{output.grammar.param} cannot be combined with a forced tool", "tool_choice")
     if thinking.budget and (tools.forced or output.grammar is not None):
         other = "a forced tool" if tools.forced else "output_config.format"
         raise combination(f"thinking of type enabled cannot be combined with {other}", "thinking")

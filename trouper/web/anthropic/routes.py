@@ -11,6 +11,7 @@ from trouper.web.anthropic.message_dialect import MessageDialect
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
 from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.request_schema import ref
+from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.service import Service, as_json
 from trouper.web.tool_support import without_tools
@@ -63,9 +64,10 @@ class Anthropic:
         generate = await self._service.run_off_loop(
             messages_to_generate, parsed, request_id, served.runtime.settings.seed
         )
+        [generate] = with_calls([generate], tools, served.runtime.tokenizer, self._service.report)
         [answer] = await self._service.submit(served, [generate], parsed.priority)
         parser: OutputParser | None = None
-        if tools.forced or generate.grammar is None:
+        if tools.offered or generate.grammar is None:
             parser = self._service.parsers(served, tools, answer)()
         dialect = MessageDialect(
             request_id,

@@ -22,6 +22,7 @@ from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
+from trouper.web.output.call_or_answer import with_calls
 from trouper.web.service import Served, Service, as_json, context_of, now
 from trouper.web.tool_support import without_tools
 
@@ -167,6 +168,7 @@ class OpenAi:
         generates = await self._service.run_off_loop(chat_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
         tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
+        generates = with_calls(generates, tools, tokenizer, self._service.report)
         answers = await self._service.submit(served, generates, parsed.priority)
         parsers = self._service.parsers(served, tools, answers[0]) if tools.offered or tokenizer.thinking else None
         dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, parsers)

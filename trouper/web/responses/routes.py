@@ -17,6 +17,7 @@ from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import ref
+from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.conversation_item import new_id
@@ -153,8 +154,9 @@ class Responses:
         if self._service.omits_tools(resolved.tools, served):
             resolved = attrs.evolve(resolved, tools=Tools())
         messages = messages_of(resolved.request.instructions, items, resolved.tools)
-        seed = served.runtime.settings.seed
-        return served, resolved, response_to_generate(resolved, messages, self._service.request_id, seed)
+        tokenizer, seed = served.runtime.tokenizer, served.runtime.settings.seed
+        generate = response_to_generate(resolved, messages, self._service.request_id, seed)
+        return served, resolved, with_calls([generate], resolved.tools, tokenizer, self._service.report)[0]
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):

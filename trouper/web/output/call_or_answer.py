@@ -1,0 +1,60 @@
+"""A format of the answer beside tools that may be called: the answer follows the format, or is a call.
+
+A grammar holds from the first token on, so with one of the answer alone the model could call nothing: agents that ask for an object in
+the end offer their tools with it in every turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import msgspec
+
+from trouper.protocol.grammar import Grammar, GrammarKind
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.requests import Generate
+from trouper.web.http.body_parsing import combination
+from trouper.web.http.leniency import ReadPast
+from trouper.web.http.request_body import Report
+from trouper.web.output.formats.registry import call_format
+from trouper.web.output.tool_calls import Json, Tools
+
+KINDS: tuple[GrammarKind, ...] = ("json_object", "json_schema", "choice")
+"""Grammars that can stand beside a call in another one."""
+HARMONY = ("<|channel|>commentary to=",)
+"""What a call begins with in an answer that does not think."""
+
+
+def with_calls(generates: Sequence[Generate], tools: Tools, tokenizer: Tokenizer, report: Report) -> list[Generate]:
+    """Return the requests with grammars that calls may take the place of. Where the model's calls cannot be told from an answer, none can be
+    made, which is named. Raises `RequestFailed` (400) for that if the server is strict."""
+    grammar = generates[0].grammar
+    if grammar is None or not tools.offered or tools.forced:
+        return [*generates]
+    either = _either(grammar, tools, tokenizer)
+    if either is None and isinstance(report, ReadPast):
+        report.skip("tools")
+    elif either is None:
+        raise combination(
+            f"{grammar.param} leaves no room for calls of this model: set tool_choice, or leave one out", "tools"
+        )
+    return [attrs.evolve(generate, grammar=either or grammar) for generate in generates]
+
+
+def _either(grammar: Grammar, tools: Tools, tokenizer: Tokenizer) -> Grammar | None:
+    """Return the grammar of an answer or a call; None if there is none."""
+    if grammar.kind not in KINDS or grammar.source == "false":
+        return None
+    if tokenizer.tool_parser == "harmony":
+        return attrs.evolve(grammar, calls=HARMONY)
+    written = call_format(tools, tokenizer)
+    schemas = tuple(_object(tool["function"]) for tool in tools.offered) if written.opening == "{" else ()
+    return attrs.evolve(grammar, calls=written.starts, call_schemas=schemas) if written.starts or schemas else None
+
+
+def _object(function: Json) -> str:
+    """Return the schema of a call that no marker precedes, as Llama 3 writes it."""
+    properties = {"name": {"const": function["name"]}, "parameters": function.get("parameters") or {"type": "object"}}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return msgspec.json.encode(schema).decode()
