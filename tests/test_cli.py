@@ -124,6 +124,7 @@ def taken_port() -> Iterator[int]:
         (["--host", "0.0.0.0"], "--api-key"),
         (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
         (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
+        (["--host", "a..b", "--allow-no-key"], "cannot listen on a..b:8000: no host has such a name"),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:

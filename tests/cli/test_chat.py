@@ -61,6 +61,18 @@ async def test_a_question_in_stdin_is_answered_and_the_port_is_the_variables() -
     assert (outcome.exit_code, outcome.stdout) == (0, "Paris.\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+async def test_an_answer_that_cannot_be_written_is_one_line() -> None:
+    async with serving(says("Paris.")) as served:
+        command = [sys.executable, "-m", "trouper", "chat", "--url", f"http://127.0.0.1:{served.port}", "hi"]
+        with Path("/dev/full").open("wb") as full:  # noqa: ASYNC230 - a device
+            outcome = await trio.run_process(command, stdout=full, capture_stderr=True, check=False)
+    assert (outcome.returncode, outcome.stderr) == (
+        USAGE_ERROR,
+        b"trouper: the answer cannot be written: No space left on device\n",
+    )
+
+
 async def test_what_is_not_utf_8_is_replaced() -> None:
     """In stdin, and in an argument, where Python keeps such a byte as a lone surrogate."""
     async with serving(says("yes")) as served:

@@ -93,6 +93,12 @@ def test_the_users_file_holds_where_the_folder_has_none(tmp_path: Path) -> None:
     assert collected(TROUPER_CONFIG="third.toml")[1].port == 84
 
 
+def test_a_file_of_windows() -> None:
+    Path("trouper.toml").write_bytes(b"\xef\xbb\xbfport = 81\r\nheartbeat-s = 2\r\n")
+    server = collected()[1]
+    assert (server.port, server.heartbeat_s) == (81, 2.0)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -125,4 +125,4 @@ def test_what_leaves_no_room_for_calls_is_named(grammar: Grammar, parser: str, c
 def test_what_has_no_choice_stays_as_it_is() -> None:
     for tools, grammar in ((NO_TOOLS, OBJECT), (OFFERED.requiring(), OBJECT), (OFFERED, None)):
         requests = given(grammar, 2)
-        assert with_calls(requests, tools, Parsing("hermes"), refuse) == requests
+        assert with_calls(requests, tools, Parsing("hermes"), refuse) == tuple(requests)

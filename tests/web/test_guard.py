@@ -99,6 +99,22 @@ async def test_junk(junk: bytes) -> None:
         assert (await receive_all(client))[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431", b"HTTP/1.1 505")
 
 
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "said"),
+    [
+        (b"GET /livez HTTP/1.1\r\n\r\n", 400, b"no valid request"),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 200_000, 431, b"too large"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, b"this is not HTTP/1.1"),
+    ],
+)
+async def test_a_refusal_of_the_protocol_says_why(request_bytes: bytes, status: int, said: bytes) -> None:
+    async with serving() as served, await served.connect() as client:
+        with suppress(trio.BrokenResourceError):
+            await client.send_all(request_bytes)
+        answer = await receive_all(client)
+        assert answer.startswith(b"HTTP/1.1 %d" % status) and said in answer
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("headers", "behind"), [("", b"\x00junk\r\n\r\n"), ("", get("/livez")), ("Upgrade: h2c\r\n", b"")]

@@ -26,6 +26,8 @@ def require_address(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         raise cannot_listen(host, port, error) from error
+    except UnicodeError as error:  # A label of the name is empty or too long.
+        raise CannotListenError(f"cannot listen on {host}:{port}: no host has such a name", None) from error
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> CannotListenError:

@@ -15,7 +15,7 @@ import httpx2
 from trouper.cli import own_server
 from trouper.cli.client import NotTrouper, Where, client_of, first_model, refused_in_one_line
 from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, EndOfChat, follow, question_in
-from trouper.cli.exits import refuse
+from trouper.cli.exits import forget, refuse
 from trouper.cli.flags import Finite
 from trouper.cli.settings_file import file_read
 from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, stream
@@ -72,10 +72,21 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
     try:
         for piece in stream(client, conversation.body(), StreamedAnswer()):
             if piece.kind == "content":
-                click.echo(piece.text, nl=False)
+                _print(piece.text)
     except AnswerFailed as failed:
         refuse(str(failed))
-    click.echo()
+    _print("\n")
+
+
+def _print(text: str) -> None:
+    """Print a part of the answer. A reader that is gone is click's matter; a full disk is said in one line."""
+    try:
+        click.echo(text, nl=False)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        forget(sys.stdout)
+        refuse(f"the answer cannot be written: {error.strerror}")
 
 
 def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -> None:

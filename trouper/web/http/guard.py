@@ -42,6 +42,8 @@ MAX_RECEIVE = 2**16
 MAX_PIPELINED = 16
 """Maximum number of reads that wait behind a response; a client that sends more does not pipeline but floods."""
 LINGER_S = 1.0
+REFUSALS = {431: "the head of the request is too large", 505: "this is not HTTP/1.1"}
+"""Why a request is refused before an app sees it, by the status."""
 WRITER = "trouper.writer"
 """Key of the connection's `SocketWriter` in the state of a request, where its app may write directly."""
 
@@ -76,7 +78,8 @@ class PlainHttp(H11Protocol):
             await self.send(Closed())
 
     async def _send_error_response(self, status_code: int) -> None:
-        body = msgspec.json.encode(error_body(http_problem(status_code, "this is not HTTP/1.1", "invalid_http")))
+        message = REFUSALS.get(status_code, "this is no valid request of HTTP/1.1")
+        body = msgspec.json.encode(error_body(http_problem(status_code, message, "invalid_http")))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

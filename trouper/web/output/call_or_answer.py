@@ -26,12 +26,14 @@ HARMONY = ("<|channel|>commentary to=",)
 """What a call begins with in an answer that does not think."""
 
 
-def with_calls(generates: Sequence[Generate], tools: Tools, tokenizer: Tokenizer, report: Report) -> list[Generate]:
+def with_calls(
+    generates: Sequence[Generate], tools: Tools, tokenizer: Tokenizer, report: Report
+) -> tuple[Generate, ...]:
     """Return the requests with grammars that calls may take the place of. Where the model's calls cannot be told from an answer, none can be
     made, which is named. Raises `RequestFailed` (400) for that if the server is strict."""
     grammar = generates[0].grammar
     if grammar is None or not tools.offered or tools.forced:
-        return [*generates]
+        return tuple(generates)
     either = _either(grammar, tools, tokenizer)
     if either is None and isinstance(report, ReadPast):
         report.skip("tools")
@@ -39,7 +41,7 @@ def with_calls(generates: Sequence[Generate], tools: Tools, tokenizer: Tokenizer
         raise combination(
             f"{grammar.param} leaves no room for calls of this model: set tool_choice, or leave one out", "tools"
         )
-    return [attrs.evolve(generate, grammar=either or grammar) for generate in generates]
+    return tuple(attrs.evolve(generate, grammar=either or grammar) for generate in generates)
 
 
 def _either(grammar: Grammar, tools: Tools, tokenizer: Tokenizer) -> Grammar | None:
