@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trouper.cli.commands.certify.certificate import line_of, promises_of
+from trouper.cli.commands.certify.certificate import line_of, promises_of, unfinished_of
 from trouper.cli.commands.certify.certificate_page import as_html
 from trouper.cli.commands.certify.making import SECTIONS
 
@@ -43,7 +43,7 @@ def _row(name: str, certificate: Json) -> str:
     device, model = certificate["device"], certificate["model"]
     checked = [promise for _, promise in promises_of(certificate) if promise["held"] is not None]
     held = sum(promise["held"] for promise in checked)
-    failed = [section["name"] for section in certificate["sections"] if section["status"] == "failed"]
+    failed = [name for found in unfinished_of(certificate).values() for name in found]
     names = [section["name"] for section in certificate["sections"]]
     only = "" if names == [*SECTIONS] else f" ({', '.join(names)} only)"
     also = f"{only}; not run to the end: {', '.join(failed)}" if failed else only

@@ -50,7 +50,19 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subproc
         "OPENBLAS_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"), "TROUPER_PORT": "1", "TROUPER_KV_BITS": "4",
         "PYTHONPATH": str(Path(cli.__file__).parent.parent.parent),
     }  # fmt: skip
-    command = [sys.executable, "-c", RUN, "certify", "--quick", "--model", str(model), "--out", "certificate"]
+    command = [
+        sys.executable,
+        "-c",
+        RUN,
+        "certify",
+        "--quick",
+        "--minutes",
+        "9.5",
+        "--model",
+        str(model),
+        "--out",
+        "certificate",
+    ]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
@@ -82,7 +94,7 @@ def test_it_says_what_it_was_made_with(certificate: Json) -> None:
     assert certificate["model"]["name"] == "tiny-llama"
     assert {"trouper", "mlx", "mlx-lm"} <= certificate["versions"].keys()
     assert certificate["device"]["computes_on"] in ("CPU", "GPU")
-    assert certificate["commands"][0] == "trouper certify --quick --model tiny-llama"
+    assert certificate["commands"][0] == "trouper certify --quick --minutes 9.5 --model tiny-llama"
     assert any(
         command.startswith("trouper serve --model tiny-llama --no-ssd --kv-memory ")
         for command in certificate["commands"]
@@ -94,6 +106,14 @@ def test_speed_stands_beside_the_bare_loop_and_mlx_lm(certificate: Json) -> None
     figures = next(section["figures"] for section in certificate["sections"] if section["name"] == "throughput")
     for name in ("trouper", "mlx_lm_server", "bare"):
         assert figures[f"{name}_2_streams_tokens_per_s"] > 0
+
+
+def test_rows_were_preempted_under_the_limit(certificate: Json) -> None:
+    section = next(section for section in certificate["sections"] if section["name"] == "memory")
+    figures = section["figures"]
+    assert figures["preemptions"] >= 1
+    assert 0 < figures["held_bytes"] <= figures["limit_bytes"]
+    assert f"rows were preempted {figures['preemptions']} times" in section["promises"][1]["measured"]
 
 
 def test_it_names_nothing_private(made: tuple[subprocess.CompletedProcess[str], Path], model: Path) -> None:
@@ -210,7 +230,8 @@ def test_a_section_that_fails_does_not_stop_the_others(model: Path) -> None:
         model=str(model), minutes=1.0, quick=True, only=tuple(entries), command="trouper certify",
         show=lambda name, part, text: shown.append(name), sections=entries,
     )  # fmt: skip
-    certificate = json.loads(json.dumps(make_certificate(plan)))
+    with child_processes() as children:
+        certificate = json.loads(json.dumps(make_certificate(plan, children)))
     found = {section["name"]: (section["status"], section["problem"]) for section in certificate["sections"]}
     assert found == {
         "raising": ("failed", "ValueError: it broke in two lines"),

@@ -23,7 +23,7 @@ model, scratch = sys.argv[1:]
 with child_processes() as children:
     starter = ServerStarter(model, Path(scratch), children)
     rows = program_rows(children, "families", {"jobs": [["llama", "", "float32"]] * 1000}, 600)
-    with starter.trouper("--no-ssd"), starter.mlx_lm(model, 1):
+    with starter.trouper("--no-ssd"), starter.mlx_lm(model, 1, 600):
         next(rows)
         print(*(process.pid for process in children.running), flush=True)
         time.sleep(600)

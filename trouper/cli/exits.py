@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import sys
 from contextlib import suppress
 from typing import NoReturn, TextIO
@@ -54,8 +55,20 @@ def end_at_once(code: int) -> NoReturn:
 def forget(stream: TextIO) -> None:
     """Redirect stdout or stderr to nowhere because its reader is gone. Buffered output would otherwise be an error again when the
     process ends."""
+    _to_nowhere(stream.fileno())
+
+
+def forget_terminal() -> None:
+    """Redirect stdout and stderr to nowhere, as far as they are the terminal that was closed: the system does not call it one any more."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                _to_nowhere(descriptor)
+
+
+def _to_nowhere(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
+    os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 

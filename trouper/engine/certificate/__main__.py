@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from trouper.engine import FAST_BLAS, probe
 from trouper.engine.certificate import bare_loop, family_checks, loaded_copy, own_noise
 from trouper.engine.certificate.family_configs import FAMILIES
@@ -76,6 +78,7 @@ def describe_model(given: Row) -> Iterator[Row]:
         "weights_bytes": bytes_of(loaded.model),
         "token_bytes": card.kv.token_bytes,
         "cached": card.kv.cached,
+        "kv": attrs.asdict(card.kv),
         "context_tokens": card.context_length,
         "vocabulary": card.vocab_size,
     }

@@ -6,9 +6,10 @@ import json
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -16,9 +17,10 @@ from rich.console import Console
 from trouper.cli.commands.certify.certificate import Json, held, line_of
 from trouper.cli.commands.certify.certificate_page import as_html
 from trouper.cli.commands.certify.certify_progress import progress_shown
+from trouper.cli.commands.certify.child_processes import ChildProcesses, child_processes
 from trouper.cli.commands.certify.comparison import CertificatePair, NoCertificate, read_certificate
 from trouper.cli.commands.certify.making import SECTIONS, CertifyPlan, make_certificate
-from trouper.cli.exits import refuse
+from trouper.cli.exits import end_at_once, forget_terminal, refuse
 
 BROKEN = 1
 """Exit code if a promise was broken, or a section could not be run to the end."""
@@ -69,22 +71,38 @@ def certify(
         sys.exit(_compare(*compare))
     if not out.name or not out.absolute().parent.is_dir():
         refuse(f"--out {out}: there is no directory {out.absolute().parent}")
-    signal.signal(signal.SIGTERM, _leave)
-    with progress_shown(only) as progress:
+    with progress_shown(only) as progress, child_processes() as children, _stopped_by_signals(children) as signals:
         limit = minutes or (QUICK_MINUTES if quick else ALL_MINUTES)
         plan = CertifyPlan(
             model=model, minutes=limit, quick=quick, only=only, command=_command(model), show=progress.show
         )
-        certificate = make_certificate(plan)
+        certificate = make_certificate(plan, children)
     written = _write(certificate, out)
     _print_promises(certificate)
     click.echo(f"trouper certify: {line_of(certificate)}; written to {' and '.join(map(str, written))}")
-    sys.exit(0 if held(certificate) else BROKEN)
+    sys.exit(128 + signals[0] if signals else 0 if held(certificate) else BROKEN)
 
 
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    """End by unwinding, so that servers end, too, and the scratch directory is removed."""
-    sys.exit(128 + number)
+@contextmanager
+def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
+    """On a signal, end the section that runs, and write what is known by then; on a second one, end at once. Yields the signals that
+    came. Nothing is raised here: a handler must not do so in the middle of Trio."""
+    came: list[int] = []
+
+    def leave(number: int, _: FrameType | None) -> None:
+        if came:
+            end_at_once(128 + number)
+        came.append(number)
+        if number == signal.SIGHUP:
+            forget_terminal()
+        children.stop("interrupted")
+
+    before = [(number, signal.signal(number, leave)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    try:
+        yield came
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _command(model: str | None) -> str:

@@ -17,9 +17,9 @@ LENGTHS = (3, 8, 20, 40, 70, 100, 130, 160)
 
 @attrs.frozen
 class ProbeQuestion:
-    """One request. Without a seed it is greedy."""
+    """One request; its prompt is text, or ids of tokens. Without a seed it is greedy."""
 
-    prompt: str
+    prompt: str | tuple[int, ...]
     tokens: int
     seed: int | None = None
 

@@ -8,7 +8,15 @@ from typing import Any, Literal
 import attrs
 
 FORMAT = "trouper-certificate/1"
-Status = Literal["held", "broken", "failed", "not run"]
+Status = Literal["held", "broken", "failed", "out of time", "interrupted", "not run"]
+"""out of time: a part was not reached in the section's time, which `problem` names. interrupted: the user ended it. not run: there is nothing
+to measure for this model."""
+UNFINISHED: dict[str, str] = {
+    "failed": "could not be run to the end",
+    "out of time": "ran out of time",
+    "interrupted": "was interrupted",
+}
+"""Statuses of sections that do not show what they are about."""
 Json = dict[str, Any]
 
 
@@ -58,7 +66,9 @@ def promises_of(certificate: Json) -> Iterator[tuple[str, Json]]:
 
 def held(certificate: Json) -> bool:
     """Whether every section that was chosen ran, and every promise of them held."""
-    return all(section["status"] not in ("broken", "failed") for section in certificate["sections"])
+    return all(
+        section["status"] != "broken" and section["status"] not in UNFINISHED for section in certificate["sections"]
+    )
 
 
 def subject_of(certificate: Json) -> str:
@@ -75,10 +85,20 @@ def line_of(certificate: Json) -> str:
     """Sum up a certificate in one plain line."""
     checked = [promise for _, promise in promises_of(certificate) if promise["held"] is not None]
     broken = [f"{name}: {promise['text']}" for name, promise in promises_of(certificate) if promise["held"] is False]
-    failed = [section["name"] for section in certificate["sections"] if section["status"] == "failed"]
+    unfinished = unfinished_of(certificate)
     where = subject_of(certificate)
-    if not broken and not failed:
+    if not broken and not unfinished:
         return f"all {len(checked)} promises held on {where}"
     parts = [f"{len(broken)} of {len(checked)} promises were broken ({'; '.join(broken)})"] if broken else []
-    parts += [f"{', '.join(failed)} could not be run to the end"] if failed else []
-    return f"{' and '.join(parts)} on {where}"
+    parts += [f"{', '.join(names)} {UNFINISHED[status]}" for status, names in unfinished.items()]
+    rest = f"; {len(checked)} promises held" if checked and not broken else ""
+    return f"{' and '.join(parts)} on {where}{rest}"
+
+
+def unfinished_of(certificate: Json) -> dict[str, list[str]]:
+    """Names of sections that do not show what they are about, by status."""
+    found: dict[str, list[str]] = {}
+    for section in certificate["sections"]:
+        if section["status"] in UNFINISHED:
+            found.setdefault(section["status"], []).append(section["name"])
+    return found

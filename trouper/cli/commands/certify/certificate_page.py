@@ -11,7 +11,7 @@ from trouper.cli.html_page import html_page
 
 MARKS = {True: "held", False: "BROKEN", None: "measured"}
 STYLE = """<style>
-.held { color: var(--c2); } .BROKEN, .broken, .failed { color: var(--c1); font-weight: 600; } .measured { color: var(--faint); }
+.held { color: var(--c2); } .BROKEN, .broken, .failed, .out-of-time, .interrupted { color: var(--c1); font-weight: 600; } .measured { color: var(--faint); }
 section { margin: 2.5rem 0; } td.text, th.text { text-align: left; white-space: normal; } pre { overflow-x: auto; color: var(--faint); }
 </style>"""
 
@@ -60,7 +60,10 @@ def _about(certificate: Json) -> Iterator[tuple[str, str]]:
 def _section(section: Json) -> str:
     promises = "".join(map(_promise, section["promises"]))
     head = '<tr><th class="text">promise</th><th></th><th class="text">measured</th></tr>'
-    parts = [f"<h2>{escape(section['title'])}</h2>", f'<p class="{section["status"]}">{_status(section)}</p>']
+    parts = [
+        f"<h2>{escape(section['title'])}</h2>",
+        f'<p class="{section["status"].replace(" ", "-")}">{_status(section)}</p>',
+    ]
     if promises:
         parts.append(f'<div class="wide"><table><thead>{head}</thead><tbody>{promises}</tbody></table></div>')
     parts += [f"<p>{escape(note)}</p>" for note in section["notes"]]

@@ -78,7 +78,9 @@ class ChildProcesses:
 
     @contextmanager
     def limited(self, limit_s: float) -> Iterator[None]:
-        """End everything that runs when `limit_s` seconds have passed."""
+        """End everything that runs when `limit_s` seconds have passed. Processes may be started again, if that is why none may be."""
+        with self.lock:
+            self.stopped = "interrupted" if self.stopped == "interrupted" else ""
         timer = threading.Timer(max(limit_s, 0.0), self.stop, ("out of time",))
         timer.daemon = True
         self.deadline = time.monotonic() + limit_s
@@ -88,11 +90,6 @@ class ChildProcesses:
         finally:
             timer.cancel()
             timer.join()
-
-    def begin(self) -> None:
-        """Allow processes again after a section that was out of time."""
-        with self.lock:
-            self.stopped = "interrupted" if self.stopped == "interrupted" else ""
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from typing import Any
 import attrs
 
 from trouper import __version__
-from trouper.cli.commands.certify import cache_sections, exactness_sections, throughput_section
-from trouper.cli.commands.certify.certificate import FORMAT, Json, SectionResult
-from trouper.cli.commands.certify.child_processes import ChildProcesses, child_processes
+from trouper.cli.commands.certify import cache_sections, exactness_sections, memory_section, throughput_section
+from trouper.cli.commands.certify.certificate import FORMAT, Json, SectionResult, Status
+from trouper.cli.commands.certify.child_processes import ChildProcesses, SectionStopped, Stopped
 from trouper.cli.commands.certify.engine_programs import CutShort, ProgramFailed, program_rows
-from trouper.cli.commands.certify.section_run import NotApplicable, Section, SectionRun
+from trouper.cli.commands.certify.section_run import NotApplicable, NothingShown, Section, SectionRun
 from trouper.cli.commands.certify.server_runs import ServerStarter
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import default_cache_dir
 
@@ -29,14 +30,15 @@ SECTIONS: dict[str, SectionEntry] = {
     "exactness": ("Answers of the model in every company", 3.0, exactness_sections.exactness),
     "families": ("Tiny models of every family", 2.0, exactness_sections.families),
     "quantized": ("Quantized weights as stored", 1.2, exactness_sections.quantized),
-    "throughput": ("Throughput and gaps", 2.4, throughput_section.throughput),
-    "restoring": ("Restores of cached prefixes", 1.0, cache_sections.restoring),
-    "memory": ("Memory under a limit", 1.2, cache_sections.memory),
-    "killing": ("kill -9 and restart", 1.2, cache_sections.killing),
+    "throughput": ("Throughput and gaps", 3.0, throughput_section.throughput),
+    "restoring": ("Restores of cached prefixes", 1.2, cache_sections.restoring),
+    "memory": ("Memory under a limit", 1.6, memory_section.memory),
+    "killing": ("kill -9 and restart", 1.6, cache_sections.killing),
 }
 """Sections by name: title, share of the time, and what runs. A section that needs less leaves the rest to those after it."""
-LOADING_S = 600.0
-"""Longest time to describe device and model, which includes loading it."""
+BORROWED = 0.5
+"""Part of the shares of later sections that a section may use besides its own: the first server of a device may take minutes to start, and
+most sections need less than their share."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,23 +54,25 @@ class CertifyPlan:
     sections: Mapping[str, SectionEntry] = attrs.field(factory=lambda: SECTIONS)
 
 
-def make_certificate(plan: CertifyPlan) -> Json:
-    """Run everything, and return the certificate. What fails is in it."""
+def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
+    """Run everything within the time, and return the certificate. What fails, or is not reached, is in it."""
     began, load_before = time.monotonic(), _load()
     model = str(Path(plan.model).resolve()) if plan.model and Path(plan.model).is_dir() else plan.model
-    with _scratch() as scratch, child_processes() as children:
+    with _scratch() as scratch:
         starter = ServerStarter(model, scratch, children)
         plan.show("device", 0.0, "device and model")
-        device, described, problem = _described(children, model)
-        starter.directory = described.pop("directory", "")
-        results = (
-            [SectionResult(name, plan.sections[name][0], "failed", problem) for name in plan.only] if problem else []
-        )
-        for index, name in enumerate(() if problem else plan.only):
-            share = plan.sections[name][1] / sum(plan.sections[later][1] for later in plan.only[index:])
-            left_s = plan.minutes * 60 - (time.monotonic() - began)
-            results.append(_run(plan, name, starter, device, described, limit_s=max(left_s, 0.0) * share))
-    packages = device.pop("packages", {}) if device else {}
+        known = _described(children, model, plan.minutes * 60)
+        starter.directory = known.model.pop("directory", "")
+        results = []
+        for index, name in enumerate(plan.only):
+            result = SectionResult(name, plan.sections[name][0], known.status, known.problem)
+            if not known.problem:
+                weights = [plan.sections[later][1] for later in plan.only[index:]]
+                left_s = plan.minutes * 60 - (time.monotonic() - began)
+                run_section(plan, starter, known, result, limit_s=limit_of(weights, left_s))
+            results.append(result)
+    device = dict(known.device)
+    packages = device.pop("packages", {})
     return {
         "format": FORMAT,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -78,10 +82,15 @@ def make_certificate(plan: CertifyPlan) -> Json:
         "system": _system() | {"load_before": load_before, "load_after": _load()},
         "device": {key: value for key, value in device.items() if key not in ("families", "formats")},
         "versions": {"trouper": __version__, **packages},
-        "model": {"name": _name(plan.model), **described},
+        "model": {"name": _name(plan.model), **known.model},
         "sections": [attrs.asdict(result) for result in results],
         "commands": [plan.command, *starter.commands],
     }
+
+
+def limit_of(weights: Sequence[float], left_s: float) -> float:
+    """Longest time of the section that has the first of these weights; the others belong to those after it."""
+    return max(left_s, 0.0) * (weights[0] + BORROWED * sum(weights[1:])) / sum(weights)
 
 
 @contextmanager
@@ -97,46 +106,78 @@ def _scratch() -> Iterator[Path]:
         yield Path(name)
 
 
-def _described(children: ChildProcesses, model: str | None) -> tuple[Json, Json, str]:
-    """Describe device and model. The third is why one of them could not be, or ""."""
-    device: Json = {}
-    described: Json = {}
+@attrs.define
+class Described:
+    """What is known of device and model. problem: why one of them could not be described; the status of all sections then."""
+
+    device: Json = attrs.field(factory=dict)
+    model: Json = attrs.field(factory=dict)
+    kv: KvLayout = attrs.field(factory=KvLayout)
+    status: Status = "not run"
+    problem: str = ""
+
+
+def _described(children: ChildProcesses, model: str | None, limit_s: float) -> Described:
+    found = Described()
     try:
-        for row in program_rows(children, "device", {}, LOADING_S):
-            device |= row
-        for row in program_rows(children, "model", {"model": model}, LOADING_S):
-            described |= row
+        with children.limited(limit_s):
+            for row in program_rows(children, "device", {}, limit_s):
+                found.device |= row
+            for row in program_rows(children, "model", {"model": model}, limit_s):
+                found.model |= row
     except ProgramFailed as failed:
-        return device, described, str(failed)
-    except CutShort:
-        return device, described, f"the model was not loaded within {LOADING_S:.0f} s"
-    return device, described, ""
+        found.status, found.problem = "failed", str(failed)
+    except (CutShort, SectionStopped):
+        found.status = "interrupted" if children.stopped == "interrupted" else "out of time"
+        found.problem = f"the model was not loaded within {limit_s:.0f} s; --minutes gives more"
+        found.problem = "before it began" if children.stopped == "interrupted" else found.problem
+    found.kv = KvLayout(**found.model.pop("kv", {}))
+    return found
 
 
-def _run(
-    plan: CertifyPlan, name: str, starter: ServerStarter, device: Json, model: Json, *, limit_s: float
-) -> SectionResult:
+def run_section(
+    plan: CertifyPlan, starter: ServerStarter, known: Described, result: SectionResult, *, limit_s: float
+) -> None:
     """Run a section. Whatever it raises is its result, and the next one runs."""
-    title, _, section = plan.sections[name]
-    result, began = SectionResult(name, title), time.monotonic()
+    name, began, children = result.name, time.monotonic(), starter.children
     run = SectionRun(
-        quick=plan.quick, scratch=starter.scratch, starter=starter, device=device, model=model, result=result,
-        deadline=began + limit_s, show=lambda part, text: plan.show(name, part, text),
+        quick=plan.quick, scratch=starter.scratch, starter=starter, device=known.device, model=known.model, kv=known.kv, result=result,
+        report=lambda part, text: plan.show(name, part, text), current=result.title,
     )  # fmt: skip
-    plan.show(name, 0.0, title)
+    plan.show(name, 0.0, result.title)
+    finished = False
     try:
-        section(run)
+        with children.limited(limit_s):
+            children.check()
+            plan.sections[name][2](run)
+        finished = True
         held = [promise.held for promise in result.promises]
-        result.status = "broken" if False in held else "held" if True in held or not held else "failed"
-        if result.status == "failed":
+        result.status = "held" if True in held or not held else "failed"
+        if not {True, False} & {*held} and held:
             result.problem = "nothing was compared in its time; give it more by --minutes"
     except NotApplicable as reason:
         result.problem = str(reason)
+    except NothingShown as reason:
+        result.status, result.problem = "failed", str(reason)
     except Exception as error:  # noqa: BLE001 - a section that fails does not stop the others
         result.status, result.problem = "failed", _line(error)
+    _judge(run, children.stopped, finished=finished, limit_s=limit_s)
     result.seconds = round(time.monotonic() - began, 1)
     plan.show(name, 1.0, "")
-    return result
+
+
+def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float) -> None:
+    """What time and interruptions make of the result: what a stopped section raises follows from its processes' end."""
+    result = run.result
+    if stopped == "interrupted" and not finished:
+        result.status, result.problem = "interrupted", f"at {run.current!r}"
+    elif stopped == "out of time" and not finished:
+        run.not_reached.append(f"{run.current!r} and what follows")
+    if run.not_reached:
+        result.status = "out of time"
+        result.problem = f"not reached in {max(limit_s, 0):.0f} s: {', '.join(run.not_reached)}; --minutes gives more"
+    if False in [promise.held for promise in result.promises]:
+        result.status = "broken"
 
 
 def _line(error: BaseException) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from trouper.cli.commands.certify.certificate import Json, SectionResult
 from trouper.cli.commands.certify.engine_programs import CutShort, program_rows
 from trouper.cli.commands.certify.server_runs import ServerStarter
+from trouper.protocol.kv import KvLayout
 
 NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
 """A near tie is a lead up to so many times the change that mlx-lm's own loop makes of it on this device, and at least this."""
@@ -19,26 +18,41 @@ NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
 NOTHING: Mapping[str, str] = {}
 
 
+MARGIN_S = 1.5
+"""Time of a section that its programs leave it, to report what they have measured."""
+
+
 class NotApplicable(Exception):
     """The section has nothing to measure for this model. The message says why."""
 
 
+class NothingShown(Exception):
+    """What the section is about did not happen. The message says what."""
+
+
 @attrs.define(eq=False, kw_only=True)
 class SectionRun:
-    """A section while it runs. deadline: of `time.monotonic`. show: called with the part that is done, 0 to 1, and what comes next."""
+    """A section while it runs. report: called with the part that is done, 0 to 1, and what comes next. current: what runs. not_reached:
+    parts that were left out for lack of time."""
 
     quick: bool
     scratch: Path
     starter: ServerStarter
     device: Json
     model: Json
+    kv: KvLayout
     result: SectionResult
-    deadline: float
-    show: Callable[[float, str], None]
+    report: Callable[[float, str], None]
+    current: str = ""
+    not_reached: list[str] = attrs.field(factory=list)
+
+    def show(self, part: float, text: str) -> None:
+        self.current = text
+        self.report(part, text)
 
     @property
     def left_s(self) -> float:
-        return self.deadline - time.monotonic()
+        return self.starter.children.left_s
 
     @property
     def on_cpu(self) -> bool:
@@ -56,16 +70,14 @@ class SectionRun:
         return max([MIN_NEAR_TIE, *(NEAR_TIE_FACTOR * value for value in changes)])
 
     def rows(
-        self, program: str, given: Json, *, part: float = 1.0, min_s: float = 1.0, more: Mapping[str, str] = NOTHING
+        self, program: str, given: Json, *, part: float = 1.0, rest: str = "", more: Mapping[str, str] = NOTHING
     ) -> Iterator[Json]:
-        """Yield rows of a measurement of the engine; ends early, with a note, when this part of the section's time that is left has
-        passed, and no sooner than after `min_s` seconds. `more`: variables of its environment."""
+        """Yield rows of a measurement of the engine; ends early when this part of the section's time that is left has passed, and then
+        `rest` is not reached. `more`: variables of its environment."""
         try:
-            yield from program_rows(self.starter.children, program, given, max(part * self.left_s, min_s), **more)
+            yield from program_rows(self.starter.children, program, given, part * self.left_s - MARGIN_S, **more)
         except CutShort:
-            note = "stopped when the time of this section had passed; --minutes gives it more"
-            if note not in self.result.notes:
-                self.result.notes.append(note)
+            self.not_reached += [rest] if rest else []
 
     def folder(self, name: str) -> Path:
         path = self.scratch / name
@@ -74,13 +86,3 @@ class SectionRun:
 
 
 Section = Callable[[SectionRun], None]
-
-
-def until(look: Callable[[], Any], limit_s: float) -> bool:
-    """Look again and again until it is so; False when the time has passed. A server announces its states only in /health."""
-    end = time.monotonic() + limit_s
-    while not look():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True

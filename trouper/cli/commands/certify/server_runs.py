@@ -19,7 +19,6 @@ import httpx2
 from trouper.cli.commands.certify.certificate import Json
 from trouper.cli.commands.certify.child_processes import ChildProcesses
 
-PATIENCE_S = 600.0
 GOODBYE_S = 20.0
 READY = " is ready at "
 PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
@@ -42,29 +41,32 @@ class ServerRun:
     children: ChildProcesses
 
     def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
+        return httpx2.Client(base_url=self.url, timeout=None, trust_env=False)
 
     def health(self) -> Json:
         with self.client() as client:
             return dict(client.get("/health").raise_for_status().json())
 
-    def complete(self, body: Json) -> Json:
-        """Send one completion. Raises `ServerFailed`, or httpx2's errors when the server is killed meanwhile."""
+    def text(self, path: str) -> str:
         with self.client() as client:
-            response = client.post("/v1/completions", json=body)
+            return client.get(path).raise_for_status().text
+
+    def post(self, path: str, body: Json) -> Json:
+        """Raises `ServerFailed`, or httpx2's errors when the server is killed meanwhile."""
+        with self.client() as client:
+            response = client.post(path, json=body)
         if response.is_error:
             raise ServerFailed(f"a request was answered {response.status_code}: {response.text[:300]}")
         return dict(response.json())
 
+    def complete(self, body: Json) -> Json:
+        """Send one completion. Raises as `post` does."""
+        return self.post("/v1/completions", body)
+
     def complete_all(self, bodies: Sequence[Json]) -> list[Json]:
-        """Send all at once. What interrupts this ends the server, too: its threads would wait for their answers."""
+        """Send all at once."""
         with ThreadPoolExecutor(len(bodies)) as pool:
-            running = [pool.submit(self.complete, body) for body in bodies]
-            try:
-                return [each.result() for each in running]
-            except BaseException:
-                self.kill()
-                raise
+            return list(pool.map(self.complete, bodies))
 
     def kill(self) -> None:
         """End the process without any warning, as a crash or a power cut does."""
@@ -108,6 +110,7 @@ class ServerStarter:
             assert server.process.stdout is not None
             ready = server.process.stdout.readline()
             if READY not in ready:
+                self.children.check()
                 raise ServerFailed(f"the server did not start: {_end_of(server.log)}")
             server.url = ready.rsplit(READY, 1)[1].strip().removesuffix("/v1")
             yield server
@@ -115,14 +118,14 @@ class ServerStarter:
             server.stop()
 
     @contextmanager
-    def mlx_lm(self, model: str, streams: int) -> Iterator[ServerRun]:
+    def mlx_lm(self, model: str, streams: int, limit_s: float) -> Iterator[ServerRun]:
         port = _free_port()
         flags = ["--model", model, "--port", str(port), "--decode-concurrency", str(streams), "--log-level", "WARNING"]
         self._note("mlx_lm.server", *flags)
         server = self._started([sys.executable, "-c", MLX_LM_SERVER, *flags])
         server.url = f"http://127.0.0.1:{port}"
         try:
-            _wait_until_it_answers(server)
+            _wait_until_it_answers(server, limit_s)
             yield server
         finally:
             server.stop()
@@ -157,9 +160,10 @@ def _without(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def _wait_until_it_answers(server: ServerRun) -> None:
-    end = time.monotonic() + PATIENCE_S
+def _wait_until_it_answers(server: ServerRun, limit_s: float) -> None:
+    end = time.monotonic() + limit_s
     while time.monotonic() < end:
+        server.children.check()
         if server.process.poll() is not None:
             raise ServerFailed(f"mlx_lm.server did not start: {_end_of(server.log)}")
         try:
@@ -168,7 +172,7 @@ def _wait_until_it_answers(server: ServerRun) -> None:
             time.sleep(0.2)
         else:
             return
-    raise ServerFailed("mlx_lm.server does not answer")
+    raise ServerFailed(f"mlx_lm.server did not answer within {limit_s:.0f} s")
 
 
 def _end_of(log: Path) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import product
 from statistics import median
 
 import attrs
@@ -13,7 +15,7 @@ from trouper.cli.client import Where
 from trouper.cli.commands.bench.figures import decode_rate, percentiles
 from trouper.cli.commands.bench.load import Question, Stream, random_words, run_streams
 from trouper.cli.commands.certify.certificate import Json
-from trouper.cli.commands.certify.section_run import SectionRun
+from trouper.cli.commands.certify.section_run import MARGIN_S, SectionRun
 from trouper.cli.commands.certify.server_runs import ServerFailed, ServerRun
 
 WORDS = 40
@@ -47,30 +49,32 @@ def throughput(run: SectionRun) -> None:
     found: dict[str, dict[int, ServerRates]] = {"Trouper": {}, "mlx_lm.server": {}}
     bare = {row["streams"]: row for row in _bare(run, counts, tokens, rounds)}
     fits = run.model["weights_bytes"] <= ALONGSIDE * run.device["memory_bytes"]
-    for names in [tuple(found)] if fits else [(name,) for name in found]:
-        with ExitStack() as stack:
-            servers: dict[str, ServerRun] = {}
-            for name in names:
-                _start(run, stack, servers, name, max(counts))
-            for streams in counts:
-                _measure(run, servers, found, streams=streams, tokens=tokens, rounds=rounds)
-    _report(run, found, {count: row["tokens_per_s"] for count, row in bare.items()}, tokens)
+    try:
+        for names in [tuple(found)] if fits else [(name,) for name in found]:
+            with ExitStack() as stack:
+                servers: dict[str, ServerRun] = {}
+                for name in names:
+                    _start(run, stack, servers, name, max(counts))
+                _measure(run, servers, found, counts=counts, tokens=tokens, rounds=rounds)
+    finally:
+        _report(run, found, {count: row["tokens_per_s"] for count, row in bare.items()}, tokens)
 
 
 def _bare(run: SectionRun, counts: list[int], tokens: int, rounds: int) -> Iterator[Json]:
     run.show(0.05, "the bare loop")
     given = {"model": run.starter.model, "streams": counts, "steps": tokens, "rounds": rounds}
-    yield from run.rows("bare", given, part=0.4, min_s=60.0)
+    yield from run.rows("bare", given, part=0.4, rest="the bare loop at further numbers of streams")
 
 
 def _start(run: SectionRun, stack: ExitStack, servers: dict[str, ServerRun], name: str, streams: int) -> None:
     if name == "Trouper":
+        run.show(0.15, "start of Trouper")
         flags = ("--no-ssd", "--speculation", "off", "--completion-batch-size", str(streams))
         servers[name] = stack.enter_context(run.starter.trouper(*flags))
         return
-    run.show(0.2, "starting mlx_lm.server")
+    run.show(0.2, "start of mlx_lm.server")
     try:
-        servers[name] = stack.enter_context(run.starter.mlx_lm(_for_mlx_lm(run), streams))
+        servers[name] = stack.enter_context(run.starter.mlx_lm(_for_mlx_lm(run), streams, 0.6 * run.left_s))
     except ServerFailed as failed:
         run.result.notes.append(f"without mlx_lm.server: {failed}")
 
@@ -83,7 +87,7 @@ def _for_mlx_lm(run: SectionRun) -> str:
         raise ServerFailed("a copy of so large a model in float32 was not made")
     target = run.scratch / "float32"
     if not target.exists():
-        for _ in run.rows("copy", {"model": run.starter.model, "target": str(target)}, min_s=120.0):
+        for _ in run.rows("copy", {"model": run.starter.model, "target": str(target)}, part=0.5):
             pass
     if not (target / "config.json").exists():
         raise ServerFailed("the copy in float32 took too long")
@@ -98,23 +102,27 @@ def _measure(
     servers: dict[str, ServerRun],
     found: dict[str, dict[int, ServerRates]],
     *,
-    streams: int,
+    counts: list[int],
     tokens: int,
     rounds: int,
 ) -> None:
-    """Measure each server in turns. The first round of each is not counted: kernels compile there. A round that would begin after
-    the section's time is left out, but for the first."""
+    """Measure each server in turns, each number of streams once before any of them again. The first answers of each are not counted:
+    kernels compile there. A round that would not end within the section's time is left out."""
     for name, server in servers.items():
-        run.show(0.3, f"{name}, {streams} at once, warming up")
-        _stream(server, streams, WARM_UP_TOKENS)
-        found[name][streams] = ServerRates()
-    for number in range(rounds):
-        if number and run.left_s < 0:
-            run.result.notes.append(f"{number} of {rounds} rounds at {streams} streams")
-            return
+        for streams in counts:
+            run.show(0.3, f"{name}, {streams} at once, warming up")
+            _stream(server, streams, WARM_UP_TOKENS)
+    longest_s = 0.0
+    for number, streams in product(range(rounds), counts):
+        if number and longest_s > run.left_s - MARGIN_S:
+            run.not_reached.append(f"round {number + 1} of {rounds} at {streams} streams")
+            continue
+        began = time.monotonic()
         for name, server in servers.items():
-            run.show(0.3 + 0.7 * number / rounds, f"{name}, {streams} at once, round {number + 1} of {rounds}")
-            found[name][streams].add(_stream(server, streams, tokens))
+            done = (number + counts.index(streams) / len(counts)) / rounds
+            run.show(0.3 + 0.7 * done, f"{name}, {streams} at once, round {number + 1} of {rounds}")
+            found[name].setdefault(streams, ServerRates()).add(_stream(server, streams, tokens))
+        longest_s = max(longest_s, time.monotonic() - began)
 
 
 def _stream(server: ServerRun, streams: int, tokens: int) -> list[Stream]:

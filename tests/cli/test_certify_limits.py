@@ -1,0 +1,217 @@
+"""A certificate keeps its time, survives an interruption, and shows preemptions or says that it could not."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trouper.cli.commands.certify.certificate import SectionResult, held, line_of
+from trouper.cli.commands.certify.child_processes import ChildProcesses, SectionStopped, child_processes
+from trouper.cli.commands.certify.making import (
+    CertifyPlan,
+    Described,
+    limit_of,
+    make_certificate,
+    run_section,
+)
+from trouper.cli.commands.certify.memory_section import growing_rows
+from trouper.cli.commands.certify.section_run import NothingShown, Section, SectionRun
+from trouper.cli.commands.certify.server_runs import ServerRun, ServerStarter
+from trouper.protocol.kv import KvLayout
+
+ON_ITS_TERMINAL = """
+import fcntl, termios
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+from trouper.cli import main
+main()
+"""
+NEVER_ANSWERS = """
+import socket, time
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    connection, _ = server.accept()
+    time.sleep(600)
+"""
+
+
+def ran(section: Section, children: ChildProcesses, scratch: Path, limit_s: float) -> SectionResult:
+    plan = CertifyPlan(
+        model=None, minutes=1.0, quick=True, only=("one",), command="", show=lambda name, part, text: None,
+        sections={"one": ("One", 1.0, section)},
+    )  # fmt: skip
+    result = SectionResult("one", "One")
+    run_section(plan, ServerStarter(None, scratch, children), Described(), result, limit_s=limit_s)
+    return result
+
+
+def waiting(run: SectionRun) -> None:
+    """Wait for an answer that never comes, after a promise that held."""
+    children = run.starter.children
+    process = children.start([sys.executable, "-c", NEVER_ANSWERS], {}, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        port = process.stdout.readline().strip()
+        run.result.promise("before", held=True, measured="so it is")
+        run.show(0.5, "an answer")
+        threading.Timer(0.1, children.stop, ("out of time",)).start()
+        ServerRun(process, f"http://127.0.0.1:{port}", Path(), children).health()
+    finally:
+        process.stdout.close()
+        process.wait()
+        children.ended(process)
+
+
+def fine(run: SectionRun) -> None:
+    run.result.promise("one", held=True, measured="so it is")
+
+
+def nothing_shown(run: SectionRun) -> None:
+    run.result.promise("one", held=True, measured="so it is")
+    raise NothingShown("no row was preempted")
+
+
+def partly(run: SectionRun) -> None:
+    fine(run)
+    run.not_reached.append("the other half")
+
+
+def partly_broken(run: SectionRun) -> None:
+    run.result.promise("one", held=False, measured="it is not so")
+    partly(run)
+
+
+def test_what_waits_for_an_answer_ends_with_the_time_of_its_section(tmp_path: Path) -> None:
+    with child_processes() as children:
+        result = ran(waiting, children, tmp_path, 500.0)
+        assert result.status == "out of time"
+        assert result.problem == "not reached in 500 s: 'an answer' and what follows; --minutes gives more"
+        assert [promise.text for promise in result.promises] == ["before"]
+        assert not children.running
+        assert ran(fine, children, tmp_path, 60.0).status == "held", "the next section has its own time"
+
+
+@pytest.mark.parametrize(
+    ("section", "status", "problem"),
+    [
+        (nothing_shown, "failed", "no row was preempted"),
+        (partly, "out of time", "not reached in 60 s: the other half; --minutes gives more"),
+        (partly_broken, "broken", "not reached in 60 s: the other half; --minutes gives more"),
+    ],
+)
+def test_what_was_not_reached_or_not_shown_has_not_passed(
+    section: Section, status: str, problem: str, tmp_path: Path
+) -> None:
+    with child_processes() as children:
+        result = ran(section, children, tmp_path, 60.0)
+    assert (result.status, result.problem) == (status, problem)
+
+
+def test_a_model_that_is_not_loaded_in_time_is_the_problem_of_each_section(tmp_path: Path) -> None:
+    plan = CertifyPlan(
+        model=str(tmp_path), minutes=0.0, quick=True, only=("memory", "killing"), command="", show=lambda name, part, text: None
+    )  # fmt: skip
+    with child_processes() as children:
+        certificate = make_certificate(plan, children)
+    problem = "the model was not loaded within 0 s; --minutes gives more"
+    assert [(s["status"], s["problem"]) for s in certificate["sections"]] == [("out of time", problem)] * 2
+    assert not held(certificate)
+    assert line_of(certificate).startswith("memory, killing ran out of time on ")
+
+
+def test_after_an_interruption_nothing_is_started(tmp_path: Path) -> None:
+    with child_processes() as children:
+        children.stop("interrupted")
+        children.stop("out of time")
+        assert ran(fine, children, tmp_path, 60.0).status == "interrupted"
+        with pytest.raises(SectionStopped):
+            children.start([sys.executable], {})
+
+
+@given(
+    weights=st.lists(st.floats(0.1, 10), min_size=1, max_size=8), left_s=st.floats(0, 1000), used=st.floats(0, 1)
+)  # fmt: skip
+def test_sections_together_keep_the_time(weights: Sequence[float], left_s: float, used: float) -> None:
+    """Each has its share at least, however much those before it used."""
+    spent, after = 0.0, left_s
+    for index in range(len(weights)):
+        limit = limit_of(weights[index:], after)
+        assert after * weights[index] / sum(weights[index:]) <= limit * 1.000001
+        spent += used * limit
+        after = left_s - spent
+    assert spent <= left_s * 1.000001
+
+
+LAYOUTS = {
+    "dense": KvLayout(token_bytes=1000),
+    "on a GPU": KvLayout(token_bytes=147_456, lead_tokens=72),
+    "without banks": KvLayout(token_bytes=1000, first_bank=None),
+    "rows that share no buffers": KvLayout(token_bytes=1000, first_bank=0),
+    "sliding windows": KvLayout(token_bytes=1000, snapshot_bytes=2_560_000),
+    "large states": KvLayout(token_bytes=24_576, snapshot_bytes=200_000_000, draft_state_bytes=900_000_000),
+}
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_of_any_model_fit_a_limit_and_outgrow_it(name: str, count: int) -> None:
+    kv = LAYOUTS[name]
+    rows = growing_rows(kv, 32_768, count, 64)
+    assert rows is not None
+    entering = kv.batch_bytes([(rows.prompt_tokens, rows.prompt_tokens + 1)] * count)
+    assert entering + rows.limit_bytes // 64 <= rows.limit_bytes, "all enter"
+    middle = rows.prompt_tokens + rows.answer_tokens // 2
+    assert kv.batch_bytes([(middle, middle + 1)] * count) > rows.limit_bytes, "and cannot stay together"
+    fits = kv.max_tokens(rows.limit_bytes)
+    assert fits is None or fits >= rows.prompt_tokens + rows.answer_tokens, "none is cut short alone"
+
+
+def test_rows_that_do_not_grow_have_no_limit_that_they_outgrow() -> None:
+    assert growing_rows(KvLayout(token_bytes=1, snapshot_bytes=10**9), 32_768, 4, 64) is None
+    assert growing_rows(KvLayout(token_bytes=1000), 128, 4, 64) is None
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["ctrl-c", "terminal closed"])
+def test_an_interrupted_certificate_is_written_and_says_so(closed: bool, tmp_path: Path) -> None:
+    """On a terminal, whose Ctrl-C goes to every process in its foreground."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", ON_ITS_TERMINAL]
+    command += ["certify", "--model", str(tmp_path), "--only", "families", "--out", str(tmp_path / "c")]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        written = b""
+        while b"device and model" not in written:
+            written += os.read(ours, 4096)
+        if not closed:
+            os.write(ours, termios.tcgetattr(ours)[6][termios.VINTR])
+            assert process.wait(60) == 128 + signal.SIGINT
+        else:
+            os.close(ours)
+            assert process.wait(60) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
+        if not closed:
+            os.close(ours)
+    certificate = json.loads((tmp_path / "c.json").read_text())
+    [section] = certificate["sections"]
+    assert section["status"] == "interrupted"
+    assert re.search("families was interrupted on ", line_of(certificate))
+    assert [*(tmp_path / "trouper").glob("certify-*")] == []
+    assert section["name"] == "families"
