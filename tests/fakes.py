@@ -14,7 +14,15 @@ from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
-from trouper.protocol.model import AdapterCard, EmbeddingLayout, InfillTokens, LoadedModel, MemoryStats, ModelCard
+from trouper.protocol.model import (
+    AdapterCard,
+    AdapterPlan,
+    EmbeddingLayout,
+    InfillTokens,
+    LoadedModel,
+    MemoryStats,
+    ModelCard,
+)
 from trouper.protocol.plans import Admit, BlockId, Breakers, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
@@ -193,6 +201,7 @@ class FakeEngine:
     held: tuple[int, int] = (0, 0)
     """Blocks and snapshots when the last session ended."""
     diary: Diary = attrs.field(factory=Diary)
+    adapter_plan: AdapterPlan = attrs.field(factory=AdapterPlan)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
@@ -204,12 +213,17 @@ class FakeEngine:
     async def load(self) -> LoadedModel:
         return LoadedModel(card(kv=self.kv), self.tokenizer)
 
+    async def plan_adapter(self, name: str, directory: str) -> AdapterPlan:
+        await trio.lowlevel.checkpoint()
+        return self.adapter_plan
+
     async def load_adapter(self, name: str, directory: str) -> AdapterCard:
         await trio.lowlevel.checkpoint()
         return AdapterCard(name=name, directory=directory, rank=1, fingerprint=f"files of {directory}")
 
-    async def unload_adapter(self, name: str) -> None:
+    async def unload_adapter(self, name: str) -> int:
         await trio.lowlevel.checkpoint()
+        return 0
 
     def memory(self) -> MemoryStats:
         return self.stats

@@ -56,6 +56,13 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
     return scan_once
 
 
+async def _measure(settings: Settings) -> int:
+    """Bytes of a model's weights, before they are loaded. Raises `ModelUnusable`."""
+    from trouper.engine.loading.model_loading import weights_bytes
+
+    return await trio.to_thread.run_sync(weights_bytes, settings)
+
+
 async def run_models(
     settings: Sequence[Settings],
     server: ServerSettings,
@@ -70,8 +77,8 @@ async def run_models(
     `ModelManager.drain`. `options`: of models, by what their settings name. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
     processes that have the one model together; they have no `logits_processors`, by name, which requests may name otherwise. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
-    from trouper.engine.host import MlxEngine, weights_room
-    from trouper.engine.loading.model_loading import weights_bytes
+    from trouper.engine.host import MlxEngine
+    from trouper.engine.platform.device import weights_room
 
     progress = LoadProgress()
 
@@ -88,11 +95,8 @@ async def run_models(
             task_status=task_status,
         )
 
-    async def measure(model_settings: Settings) -> int:
-        return await trio.to_thread.run_sync(weights_bytes, model_settings)
-
     room = weights_room() if server.model_memory is None else server.model_memory
     await run_model_manager(
-        settings, server.served_model_name, start, measure, room, default_name=EMBEDDED, max_models=server.max_models(len(settings)),
+        settings, server.served_model_name, start, _measure, room, default_name=EMBEDDED, max_models=server.max_models(len(settings)),
         ttl_s=server.model_ttl_s, options=options, progress=progress, scan=None if ranks is not None else scan_of(server.models_from), task_status=task_status,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from trouper.actors.cache_janitor import SWEEP_EVERY_S, keep_tidy
 from trouper.actors.model_stepper import step_model
 from trouper.actors.rank_mirror import mirror_plans
 from trouper.actors.ssd_writer import WriterEdges, write_to_disk
-from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.health import NO_ADAPTERS, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
 from trouper.protocol.watch import Watch
@@ -31,7 +31,8 @@ def start_janitor(
 ) -> tuple[Watch[MemoryStatus], trio.MemoryReceiveChannel[DiskOrder]]:
     orders, orders_in = trio.open_memory_channel[DiskOrder](room)
     memory, busy = Watch(MemoryStatus()), Watch(SchedulerStats(active_sequences=1))
-    nursery.start_soon(keep_tidy, orders, look, memory, busy, Settings(janitor_interval_s=5, ssd_ttl_days=2))
+    settings, none = Settings(janitor_interval_s=5, ssd_ttl_days=2), Watch(NO_ADAPTERS)
+    nursery.start_soon(partial(keep_tidy, orders, look, memory, busy, settings, adapters=none))
     return memory, orders_in
 
 

@@ -25,7 +25,7 @@ from trouper import (
 )
 from trouper.actors.graph import run_graph
 from trouper.actors.runtime.model_manager import RETRY_S, run_model_manager
-from trouper.protocol.model import LoadedModel
+from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
 from trouper.protocol.names import names_of
 from trouper.protocol.plans import Plan
 from trouper.protocol.problems import ActorFailed
@@ -58,6 +58,15 @@ class World:
                 raise EngineDied("for good")
 
         class Engine(FakeEngine):
+            async def plan_adapter(self, name: str, directory: str) -> AdapterPlan:
+                await trio.lowlevel.checkpoint()
+                size = int(directory)
+                return AdapterPlan(added_bytes=size, total_bytes=size, loading_bytes=size)
+
+            async def load_adapter(self, name: str, directory: str) -> AdapterCard:
+                world.events.append(f"+{name}")
+                return await super().load_adapter(name, directory)
+
             async def load(self) -> LoadedModel:
                 await world.may_load.wait()
                 if name == "broken" and not world.repaired:
@@ -68,7 +77,8 @@ class World:
                 return LoadedModel(attrs.evolve(card(), id=name, weights_bytes=WEIGHTS[name]), self.tokenizer)
 
         try:
-            await run_graph(settings, Engine(before_step=crash), task_status=task_status)
+            unknown = MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=0)
+            await run_graph(settings, Engine(before_step=crash, stats=unknown), task_status=task_status)
         finally:
             self.events.append(f"-{name}")
 
@@ -328,3 +338,33 @@ async def test_the_only_model_ends_with_the_server(autojump_clock: object) -> No
                 await tokens_from(lease.runtime)
             await trio.sleep_forever()
     assert ended.group_contains(ActorFailed)
+
+
+# -- adapters that are loaded at run time ----------------------------------------------------------
+
+
+async def test_adapters_count_as_their_models_memory(autojump_clock: object) -> None:
+    async with manager_of("small", "middle", "large", room=35) as (manager, world):
+        world.events.clear()
+        await manager.control.load_adapter("small", "fits", "5")
+        assert [entry.weights_bytes for entry in manager.entries()][:2] == [15, 20] and world.events == ["+fits"]
+        lease = await manager.lease("middle")
+        with pytest.raises(RequestFailed) as refused:
+            await manager.control.load_adapter("small", "large", "9")
+        assert (refused.value.problem.status, refused.value.problem.code) == (507, "insufficient_memory")
+        assert "with the adapter 'large' small needs" in refused.value.problem.message
+        assert manager.entries()[0].weights_bytes == 15 and world.events == ["+fits"]
+        lease.release()
+        await manager.control.unload_adapter("small", "fits")
+        assert manager.entries()[0].weights_bytes == 10
+
+
+async def test_idle_models_make_room_for_an_adapter(autojump_clock: object) -> None:
+    async with manager_of("small", "middle", room=35) as (manager, world):
+        world.events.clear()
+        await manager.control.load_adapter("small", "wide", "9")
+        assert world.events == ["-middle", "+wide"]
+        assert [entry.state for entry in manager.entries()] == ["ready", "unloaded"]
+        manager.control.pin("small", pinned=True)
+        with pytest.raises(RequestFailed, match="would have to be unloaded"):
+            (await manager.lease("middle")).release()

@@ -14,14 +14,13 @@ from tests.core.worlds import CoreWorld, RecordingClient
 from tests.fakes import card
 from trouper.actors.scheduling.allocation_failures import AllocationFailures
 from trouper.actors.scheduling.memory_budget import MemoryBudget
-from trouper.protocol.health import MemoryStatus
+from trouper.protocol.health import NO_ADAPTERS, AdapterMemory, MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
 from trouper.protocol.requests import BATCH_PRIORITY
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
-from trouper.protocol.watch import Watch
 
 KV = KvLayout(token_bytes=100, capacity_step=1, first_bank=0)
 """Rows count as many tokens as they hold, up to 8."""
@@ -274,12 +273,22 @@ def test_the_limit_is_what_the_device_leaves() -> None:
     assert limit_of(MemoryStatus(limit_bytes=10 * margin), kv_memory=ByteSize(5 * margin)) == 4 * margin
 
 
+def test_adapters_that_come_and_go_are_taken_from_rows() -> None:
+    asked = world(None, memory_fraction=0.5)
+    margin = asked.core._budget.margin_bytes
+    for fixed, left in ((0, 4), (margin, 3)):
+        asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=fixed))
+        for adapters in (AdapterMemory(held_bytes=10), AdapterMemory(held_bytes=4, reserved_bytes=6), NO_ADAPTERS):
+            asked.watches.adapters.publish(adapters)
+            assert asked.core._budget.limit_bytes == left * margin - adapters.nbytes
+
+
 def test_models_of_one_process_share_the_device_equally() -> None:
     def limit(sharers: int) -> int:
-        seen = Watch(MemoryStatus(limit_bytes=2**40))
-        budget = MemoryBudget.of(
-            attrs.evolve(card(kv=KV), memory_sharers=sharers), Settings(memory_fraction=0.5), seen, AllocationFailures()
-        )
+        watches = world(None).watches
+        watches.memory.publish(MemoryStatus(limit_bytes=2**40))
+        shared = attrs.evolve(card(kv=KV), memory_sharers=sharers)
+        budget = MemoryBudget.of(shared, Settings(memory_fraction=0.5), watches, AllocationFailures())
         assert budget.limit_bytes is not None
         return budget.limit_bytes
 

@@ -24,9 +24,10 @@ from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
 from trouper.engine.loading.adapter_loading import load_adapters
-from trouper.engine.loading.model_loading import EvaluatedModel, load
+from trouper.engine.loading.model_loading import EvaluatedModel, load, weights_bytes
 from trouper.engine.lora.lora_layers import LowRank, install
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters
+from trouper.engine.platform import device
 from trouper.engine.step import StepEngine
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
@@ -160,6 +161,23 @@ def test_memory_of_adapters_counts() -> None:
     assert len({card.fingerprint for card in setup.loaded.card.adapters}) == 3
 
 
+def test_adapters_that_do_not_fit_beside_the_weights_are_refused_before_these_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = made("llama")
+    card, settings = (
+        setup.loaded.card,
+        Settings(model=str(setup.base), adapter=flags(setup.adapters), no_ssd=True, self_check="off"),
+    )
+    assert weights_bytes(settings) - weights_bytes(attrs.evolve(settings, adapter=())) == card.adapter_bytes > 0
+    monkeypatch.setattr(device, "memory_limit_bytes", lambda _: card.weights_bytes)
+    assert load(settings, lambda _: None).card.weights_bytes == card.weights_bytes
+    monkeypatch.setattr(device, "memory_limit_bytes", lambda _: card.weights_bytes - 1)
+    monkeypatch.setattr("trouper.engine.loading.model_loading.evaluate", None)
+    with pytest.raises(ModelUnusable, match="for its weights and adapters, and"):
+        load(settings, lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -200,7 +218,7 @@ def test_adapters_without_memory_are_unusable(tmp_path: Path, monkeypatch: pytes
     found = find_adapter("it", str(save_adapter(model, tmp_path / "it", 1)))
     monkeypatch.setattr("trouper.engine.loading.adapter_loading.install", full)
     with pytest.raises(ModelUnusable, match=r"given its adapters: .*Unable to allocate"):
-        load_adapters([found], model, lambda _: None)
+        load_adapters([found], [read_adapter(found, model)], model, lambda _: None)
 
 
 def test_a_truncated_adapter_is_refused_by_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import trio
 
 from trouper.actors.runtime.channels import offer
 from trouper.actors.scheduling.pressure_bound import KEEPS, PressureBound
-from trouper.protocol.health import MemoryStatus, SchedulerStats
+from trouper.protocol.health import NO_ADAPTERS, AdapterMemory, MemoryStatus, SchedulerStats
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -42,6 +42,8 @@ async def keep_tidy(
     memory: Watch[MemoryStatus],
     scheduler: Watch[SchedulerStats],
     settings: Settings,
+    *,
+    adapters: Watch[AdapterMemory],
 ) -> None:
     """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to do. `orders` outlives a crash,
     so the graph closes it. While no request is served, the actor orders inspections of a few files at a time."""
@@ -53,7 +55,9 @@ async def keep_tidy(
         pressure = bound.look(stats, scheduler.latest.kv_row_bytes + scheduler.latest.cache.bytes)
         status = judge(attrs.evolve(stats, pressure=pressure), last, settings.memory_fraction, kept_bytes)
         status = attrs.evolve(
-            status, fixed_bytes=fixed.measured(stats, scheduler.latest), pressure_bound_bytes=bound.bound_bytes
+            status,
+            fixed_bytes=fixed.measured(stats, scheduler.latest, adapters.latest),
+            pressure_bound_bytes=bound.bound_bytes,
         )
         if process.is_worth_releasing(stats.resident_bytes, scheduler.latest.active_sequences):
             status = attrs.evolve(status, releases=last.releases + 1)
@@ -76,19 +80,19 @@ def _order(orders: trio.MemorySendChannel[DiskOrder], order: DiskOrder) -> None:
 
 @attrs.define
 class FixedMemory:
-    """Memory in use besides rows and cached blocks: weights, compiled kernels, other models of the process. It is measured while no
-    row runs. The smaller of two consecutive measurements counts, since a row may leave its memory a moment after it ended."""
+    """Memory in use besides rows, cached blocks and LoRA adapters: weights, compiled kernels, other models of the process. It is measured
+    while no row runs and no adapter is loaded. The smaller of two consecutive measurements counts, since a row may leave its memory a moment after it ended."""
 
     nbytes: int = 0
     """The result; 0: not measured yet."""
     _last: int | None = None
     """Result of the last look, if no row ran."""
 
-    def measured(self, stats: MemoryStats, scheduler: SchedulerStats) -> int:
-        if scheduler.active_sequences:
+    def measured(self, stats: MemoryStats, scheduler: SchedulerStats, adapters: AdapterMemory = NO_ADAPTERS) -> int:
+        if scheduler.active_sequences or adapters.reserved_bytes:
             self._last = None
             return self.nbytes
-        now = max(0, stats.active_bytes - scheduler.cache.bytes)
+        now = max(0, stats.active_bytes - scheduler.cache.bytes - adapters.held_bytes)
         if self._last is not None:
             self.nbytes = min(now, self._last)
         self._last = now

@@ -22,9 +22,8 @@ from trouper.engine.engine_threads import THREADS, EngineThread
 from trouper.engine.kv.pass_shapes import CHUNK_STEP
 from trouper.engine.launched_step import Launched
 from trouper.engine.loading import bundled_model
-from trouper.engine.loading.adapter_loading import find_adapters, fingerprint_of, require_applied
 from trouper.engine.loading.model_loading import EvaluatedModel, load
-from trouper.engine.lora.adapter_changes import adding, removing
+from trouper.engine.lora.adapters_at_run_time import AdaptersAtRunTime
 from trouper.engine.platform import device
 from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
@@ -38,15 +37,13 @@ from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
-from trouper.protocol.model import AdapterCard, LoadedModel, MemoryStats
+from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.problems import ModelUnusable, OutOfDeviceMemory
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.engine")
-WEIGHTS_PART = 0.7
-"""Fraction of the device's memory for the weights of several models; the remainder is for KV."""
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 """Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust (llguidance, tokenizers) is
 raised as `PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
@@ -55,11 +52,6 @@ Wake = Literal["wake"]
 WAKE: Wake = "wake"
 Waiting = SimpleQueue[Plan | Wake | None]
 """Plans that wait for the engine's thread; None after the last one. WAKE: there is other work."""
-
-
-def weights_room() -> int:
-    """Bytes for the weights of all models together."""
-    return int(device.memory_limit_bytes() * WEIGHTS_PART)
 
 
 class MlxEngine:
@@ -115,10 +107,9 @@ class MlxEngine:
         """Load the model on the engine's thread, and compile its kernels where the device needs that. Raises
         `ModelUnusable`."""
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
-        nbytes, sharers = self._loaded.card.weights_bytes, self._group.sharers
-        await self._on_thread(lambda: bound_memory(self, self._settings, nbytes, sharers))
+        await self._on_thread(partial(self._bound_memory, self._loaded.card.adapter_bytes))
         card = attrs.evolve(self._loaded.card, logits_processors=tuple(sorted(self._processors)))
-        self._adapters = [adapter.name for adapter in card.adapters]
+        self._adapters[:] = [adapter.name for adapter in card.adapters]
         if device.prepares_shapes():
             card = attrs.evolve(card, drafts_by_default=False, chunk_step=CHUNK_STEP)
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
@@ -126,6 +117,12 @@ class MlxEngine:
         if device.prepares_shapes():
             await self._on_thread(self._warm_up)
         return LoadedModel(card, self._loaded.tokenizer)
+
+    def _bound_memory(self, adapter_bytes: int) -> None:
+        """Wire the weights, and the adapters that the model has now."""
+        assert self._loaded is not None, "load() comes first"
+        base_bytes = self._loaded.card.weights_bytes - self._loaded.card.adapter_bytes
+        bound_memory(self, self._settings, base_bytes + adapter_bytes, self._group.sharers)
 
     def _warm_up(self) -> None:
         assert self._loaded is not None, "load() comes first"
@@ -159,23 +156,24 @@ class MlxEngine:
         finally:
             del failure  # As in `_on_thread`: the traceback holds all the rows' KV.
 
+    async def plan_adapter(self, name: str, directory: str) -> AdapterPlan:
+        """Find how much memory a LoRA adapter needs. Raises `ModelUnusable`."""
+        return await self._adapter_changes().plan(name, directory)
+
     async def load_adapter(self, name: str, directory: str) -> AdapterCard:
         """Load a LoRA adapter while rows decode. Raises `ModelUnusable`."""
-        if self._settings.adapter_path is not None:
-            raise ModelUnusable("--adapter-path excludes adapters by request", "start the server without it")
-        [found] = await trio.to_thread.run_sync(find_adapters, {name: directory}, self._group)
-        digest = await trio.to_thread.run_sync(
-            fingerprint_of, found
-        )  # A long read, which fills the system's cache of files.
-        assert (loaded := self._loaded) is not None, "load() comes first"  # noqa: RUF018
-        check = partial(require_applied, loaded.model, loaded.card.capabilities, loaded.head)
-        rank = await self._side.run(adding(loaded.model, self._adapters, found, check), self._wake)
-        return AdapterCard(name=name, directory=str(found.directory), rank=rank, fingerprint=digest)
+        return await self._adapter_changes().load(name, directory)
 
-    async def unload_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter as soon as no row has it."""
+    async def unload_adapter(self, name: str) -> int:
+        """Unload a LoRA adapter as soon as no row has it. Returns the bytes of those that are left."""
+        return await self._adapter_changes().unload(name)
+
+    def _adapter_changes(self) -> AdaptersAtRunTime:
         assert self._loaded is not None, "load() comes first"
-        await self._side.run(removing(self._loaded.model, self._adapters, name), self._wake)
+        return AdaptersAtRunTime(
+            settings=self._settings, loaded=self._loaded, group=self._group, names=self._adapters, side=self._side, wake=self._wake,
+            changed=self._bound_memory,
+        )  # fmt: skip
 
     def _wake(self) -> None:
         if self._waiting is not None:

@@ -154,13 +154,30 @@ class MemoryStatus:
     limit_bytes: int = 0
     under_pressure: bool = False
     fixed_bytes: int = 0
-    """Memory in use besides rows and cached blocks, as measured while no row ran; 0: not measured yet."""
+    """Memory in use besides rows, cached blocks and LoRA adapters, as measured while no row ran; 0: not measured yet."""
     releases: int = 0
     """How often spare buffers were released to the system."""
     pressure: MemoryPressure = "unknown"
     """The system's verdict on the memory of the whole machine, or "warning" where swap grows."""
     pressure_bound_bytes: int = 0
     """Bound on rows and cached blocks that follows from that; 0: there is none."""
+
+
+@attrs.frozen(kw_only=True)
+class AdapterMemory:
+    """Memory of the LoRA adapters of a model, which come and go while it is loaded."""
+
+    held_bytes: int = 0
+    """Bytes of all adapters' matrices."""
+    reserved_bytes: int = 0
+    """Bytes for one that is being loaded, beside those."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.held_bytes + self.reserved_bytes
+
+
+NO_ADAPTERS = AdapterMemory()
 
 
 @attrs.frozen(kw_only=True)

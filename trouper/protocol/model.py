@@ -120,6 +120,18 @@ class AdapterCard:
 
 
 @attrs.frozen(kw_only=True)
+class AdapterPlan:
+    """Memory that an adapter needs, before any of it is loaded. The matrices of all adapters of a layer are padded to the greatest rank."""
+
+    added_bytes: int = 0
+    """Bytes by which the matrices grow."""
+    total_bytes: int = 0
+    """Bytes of the matrices of all adapters afterwards."""
+    loading_bytes: int = 0
+    """Bytes that it takes at most while it is loaded, beside the matrices that rows have until then."""
+
+
+@attrs.frozen(kw_only=True)
 class ModelCard:
     """Properties of a loaded model."""
 
@@ -132,7 +144,9 @@ class ModelCard:
     """The config's model_type."""
     dtype: str
     weights_bytes: int
-    """Bytes of the weights on this rank."""
+    """Bytes of the weights on this rank, with the adapters that the model was loaded with."""
+    adapter_bytes: int = 0
+    """Bytes of these adapters' matrices."""
     device: str
     capabilities: Capabilities = EVERYTHING
     """Capabilities of the model's rows."""
@@ -222,11 +236,14 @@ class Engine(Protocol):
 
     def memory(self) -> MemoryStats: ...
 
+    async def plan_adapter(self, name: str, directory: str) -> AdapterPlan:
+        """Find how much memory a LoRA adapter needs, before `load_adapter`. Raises what that raises."""
+
     async def load_adapter(self, name: str, directory: str) -> AdapterCard:
         """Load a LoRA adapter of the loaded model, while rows decode. Raises `ModelUnusable`, and `AdapterFilesMissing` if there are none."""
 
-    async def unload_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter that no request has any more."""
+    async def unload_adapter(self, name: str) -> int:
+        """Unload a LoRA adapter that no request has any more. Returns the bytes of all that are left."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Own the thread (or nothing) until cancelled."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
+from trouper.actors.runtime.model_room import room_for_adapter
 from trouper.actors.runtime.model_unloading import AWAY, ManagedModel, lacking_room, load_problem
 from trouper.protocol.names import adapters_of
 from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, adapter_unknown
@@ -64,14 +66,17 @@ class ModelControl:
         return model.names[0]
 
     async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
-        """Load a LoRA adapter of a model, which is loaded before, and keep it when the model goes and comes. Raises `RequestFailed`, and
-        `ModelUnusable`."""
+        """Load a LoRA adapter of a model, which is loaded before, and keep it when the model goes and comes. Raises `RequestFailed`
+        (507: it does not fit), and `ModelUnusable`."""
         model = self._manager.find(name)
         lease = await self._manager.lease(model.names[0])
         try:
-            await lease.runtime.load_adapter(adapter, directory)
+            await lease.runtime.load_adapter(
+                adapter, directory, partial(room_for_adapter, self._manager, model, adapter)
+            )
             model.settings = attrs.evolve(model.settings, adapter=(*model.settings.adapter, f"{adapter}={directory}"))
         finally:
+            model.weights_bytes = lease.runtime.weights_bytes
             lease.release()
 
     async def unload_adapter(self, name: str | None, adapter: str) -> None:
@@ -86,7 +91,8 @@ class ModelControl:
         )
         if model.runtime is not None:
             with suppress(ModelUnusable):  # The model itself was unloaded meanwhile.
-                await model.runtime.unload_adapter(adapter)
+                await (runtime := model.runtime).unload_adapter(adapter)
+                model.weights_bytes = runtime.weights_bytes
 
     def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
         self._manager.refuse_if_draining()

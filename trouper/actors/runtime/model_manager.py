@@ -66,7 +66,7 @@ class ModelManager:
         self.nursery, self.models = nursery, list(models)
         self._start, self._measure, self.limits, self._progress = start, measure, limits, progress
         self.control = ModelControl(self)
-        self._loader = trio.StrictFIFOLock()
+        self.loader = trio.StrictFIFOLock()
         self.changed = trio.Event()
         """Set, and replaced, when the state of any model changes."""
         self.draining, self.finished = False, trio.Event()
@@ -164,7 +164,7 @@ class ModelManager:
         if len(self.models) > 1:
             model.weights_bytes = await self.measured(model)
         while await until_room(self, model):
-            async with self._loader:
+            async with self.loader:
                 if await make_room(self, model):
                     await self._load_now(model)
                     return

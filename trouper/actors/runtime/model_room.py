@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from trouper.actors.runtime.adapter_room import insufficient
 from trouper.actors.runtime.model_unloading import (
     ManagedModel,
     has_room,
@@ -52,6 +53,18 @@ async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
             return False
         await manager.unload(idle)
     return True
+
+
+async def room_for_adapter(manager: ModelManager, model: ManagedModel, adapter: str, nbytes: int) -> None:
+    """Make room for a LoRA adapter of a loaded model among the weights of all models (--model-memory): its bytes count as the model's from
+    then on, until the caller says what the model has. Raises `RequestFailed` (507)."""
+    model.weights_bytes += nbytes
+    async with manager.loader:
+        reason = lacking_room(manager.models, model, manager.limits)
+        if not reason and not await make_room(manager, model):
+            reason = lacking_room(manager.models, model, manager.limits) or "idle models are in use again: try again"
+    if reason:
+        raise insufficient(f"with the adapter {adapter!r} {reason}")
 
 
 def _refused(message: str) -> RequestFailed:

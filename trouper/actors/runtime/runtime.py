@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import attrs
 import trio
 
+from trouper.actors.runtime.adapter_room import AdapterRoom
 from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.actors.runtime.answer import Answer, Ended
 from trouper.actors.runtime.channels import Channels
@@ -21,6 +24,9 @@ from trouper.protocol.record import RequestRecord
 from trouper.protocol.replies import Accepted, Failed
 from trouper.protocol.requests import Generate, Prompt
 from trouper.protocol.settings import Settings
+
+MakeRoom = Callable[[int], Awaitable[None]]
+"""Makes room for so many bytes among the weights of all models. Raises `RequestFailed` (507)."""
 
 
 @attrs.define(eq=False)
@@ -41,6 +47,11 @@ class Runtime:
     draining: bool = False
     _lanes: Lanes = attrs.field(factory=Lanes)
     """Threads for prompts that are tokenized without being answered."""
+    _room: AdapterRoom = attrs.field(init=False)
+
+    @_room.default
+    def _make_room(self) -> AdapterRoom:
+        return AdapterRoom(self.model, self.settings, self._watches.memory, self._watches.adapters)
 
     async def submit(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
@@ -84,14 +95,25 @@ class Runtime:
         """The LoRA adapters that requests may name now."""
         return self._adapters.cards
 
-    async def load_adapter(self, name: str, directory: str) -> AdapterCard:
-        """Load a LoRA adapter; requests that run are not disturbed. Goes on when cancelled. Raises `ModelUnusable`, and `RequestFailed` (400)
-        for a name that an adapter has."""
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the model's weights, and of the adapters that it has now."""
+        return self._room.weights_bytes
+
+    async def load_adapter(self, name: str, directory: str, make_room: MakeRoom | None = None) -> AdapterCard:
+        """Load a LoRA adapter; requests that run are not disturbed. Goes on when cancelled. `make_room` is awaited with the bytes that it
+        adds, before anything is loaded. Raises `ModelUnusable`, and `RequestFailed`: 400 for a name that an adapter has, 507 for one that does
+        not fit into memory."""
         with trio.CancelScope(shield=True):
             async with self._adapters.changing:
                 if self._adapters.card(name) is not None:
                     raise adapter_loaded(name)
-                card = await self._engine.load_adapter(name, directory)
+                plan = await self._engine.plan_adapter(name, directory)
+                self._room.require(name, plan)
+                if make_room is not None:
+                    await make_room(plan.added_bytes)
+                with self._room.reserved(plan):
+                    card = await self._engine.load_adapter(name, directory)
                 self._adapters.add(card)
         return card
 
@@ -103,7 +125,7 @@ class Runtime:
                 if self._adapters.card(name) is None:
                     raise adapter_unknown(name)
                 await self._adapters.remove(name)
-                await self._engine.unload_adapter(name)
+                self._room.left(await self._engine.unload_adapter(name))
 
     async def tokens(self, prompt: Prompt) -> tuple[int, ...]:
         """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. Raises

@@ -9,7 +9,15 @@ import attrs
 import trio
 
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
-from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
+from trouper.protocol.health import (
+    NO_ADAPTERS,
+    ActorStats,
+    AdapterMemory,
+    DirectoryStats,
+    MemoryStatus,
+    RanksStats,
+    SchedulerStats,
+)
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
@@ -28,6 +36,7 @@ class Health:
     """One line for a person when the status is not ok."""
     scheduler: SchedulerStats
     memory: MemoryStatus
+    adapters: AdapterMemory
     directory: DirectoryStats
     actors: tuple[ActorStats, ...]
     ranks: RanksStats
@@ -52,6 +61,8 @@ class Watches:
     last_viewed_at: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
     """Time at which the batch was last viewed, on trio's clock."""
     batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
+    adapters: Watch[AdapterMemory] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
+    """Published by the `Runtime`, before an adapter is loaded."""
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
     group: Watch[ActorStats] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
@@ -65,6 +76,7 @@ class Watches:
             detail=detail,
             scheduler=self.stats.latest,
             memory=self.memory.latest,
+            adapters=self.adapters.latest,
             directory=self.directory.latest,
             actors=tuple(watch.latest for watch in (self.intake, self.group, self.janitor, self.writer)),
             ranks=self.ranks.latest,

@@ -84,7 +84,7 @@ class Core:
         self._queue = WaitingQueue(self._settings.priority_max_wait_s)
         self._batch = RunningBatch(self._counters)
         self._preemption = Preemption(queue=self._queue, batch=self._batch)
-        self._budget = MemoryBudget.of(model.card, self._settings, self._watches.memory, self._recovery.allocations)
+        self._budget = MemoryBudget.of(model.card, self._settings, self._watches, self._recovery.allocations)
         self._kv_memory = KvMemory(
             budget=self._budget, batch=self._batch, cache=self._cache, preemption=self._preemption,
             counters=self._counters,

@@ -2,7 +2,7 @@
 
 The limit is the smallest of --kv-memory, the bounds after a failed allocation and under the system's memory pressure, and what the device
 has: its own limit times --memory-fraction, less the memory that is in use besides rows and cached blocks (the weights, or more if more was
-measured while no row ran), less a margin for one step's activations and logits. Several models in one process have equal shares of it: each that used what is free would leave nothing to the others' rows.
+measured while no row ran, and LoRA adapters, one that is being loaded among them), less a margin for one step's activations and logits. Several models in one process have equal shares of it: each that used what is free would leave nothing to the others' rows.
 If that leaves nothing, the estimate is of no use: there is no bound by bytes, and the janitor's look at the device remains.
 """
 
@@ -14,8 +14,9 @@ from typing import Self
 import attrs
 
 from trouper.actors.scheduling.allocation_failures import AllocationFailures
+from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.protocol.health import MemoryStatus
+from trouper.protocol.health import AdapterMemory, MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import Problem
@@ -36,6 +37,7 @@ RESERVE, RETURN_RESERVE = 64, 16
 class MemoryBudget:
     kv: KvLayout
     weights_bytes: int
+    """Bytes of the weights without adapters."""
     margin_bytes: int
     """Estimated bytes of one step's activations and logits."""
     kv_memory: int | None
@@ -45,22 +47,22 @@ class MemoryBudget:
     """Number of models that share the device."""
     max_draft_tokens: int
     memory: Watch[MemoryStatus]
+    adapters: Watch[AdapterMemory]
     allocations: AllocationFailures
     """Its bound is one of the limit, too."""
 
     @classmethod
-    def of(
-        cls, card: ModelCard, settings: Settings, memory: Watch[MemoryStatus], allocations: AllocationFailures
-    ) -> Self:
+    def of(cls, card: ModelCard, settings: Settings, watches: CoreWatches, allocations: AllocationFailures) -> Self:
         return cls(
             kv=card.kv,
-            weights_bytes=card.weights_bytes,
-            margin_bytes=settings.prefill_step_size * ACTIVATION_BYTES + settings.rows * card.vocab_size * LOGIT_BYTES,
+            weights_bytes=card.weights_bytes - card.adapter_bytes,
+            margin_bytes=step_bytes(card, settings),
             kv_memory=None if settings.kv_memory is None else int(settings.kv_memory),
             memory_fraction=settings.memory_fraction,
             sharers=card.memory_sharers,
             max_draft_tokens=settings.spec_draft_tokens,
-            memory=memory,
+            memory=watches.memory,
+            adapters=watches.adapters,
             allocations=allocations,
         )
 
@@ -78,7 +80,7 @@ class MemoryBudget:
         if not self.kv.row_bytes(1):
             return None
         memory = self.memory.latest
-        fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.margin_bytes
+        fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.adapters.latest.nbytes + self.margin_bytes
         device = (int(memory.limit_bytes * self.memory_fraction) - fixed_bytes) // self.sharers
         return min_known(self.kv_memory, device if device > 0 else None)
 
@@ -108,6 +110,11 @@ class MemoryBudget:
             return too_long(sequence.request, sequence.num_prompt_tokens, fitting)
         sequence.output.max_tokens = min(sequence.max_tokens, fitting - sequence.num_prompt_tokens)
         return None
+
+
+def step_bytes(card: ModelCard, settings: Settings) -> int:
+    """Estimate the bytes of one step's activations and logits."""
+    return settings.prefill_step_size * ACTIVATION_BYTES + settings.rows * card.vocab_size * LOGIT_BYTES
 
 
 def min_known(*bounds: int | None) -> int | None:

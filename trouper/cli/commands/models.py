@@ -123,8 +123,8 @@ def _not_there(model: str, sources: tuple[str, ...]) -> NoReturn:
 
 
 def _body(files: ModelFiles) -> dict[str, Any]:
-    from trouper.engine.host import weights_room
     from trouper.engine.platform import device
+    from trouper.engine.platform.device import weights_room
 
     memory_bytes = files.float32_bytes if device.is_cpu() else files.stored_bytes
     body = attrs.asdict(files) | {"directory": str(files.directory), "memory_bytes": memory_bytes}

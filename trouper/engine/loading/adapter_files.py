@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mlx import nn
 from trouper.engine.lora.lora_layers import LowRank, may_have_adapters, sizes_of
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable
+from trouper.storage.checkpoint_files import header_of, tensors_of
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
@@ -42,10 +43,6 @@ class FoundAdapter:
     @property
     def files(self) -> tuple[Path, Path]:
         return self.directory / CONFIG, self.weights
-
-    @property
-    def nbytes(self) -> int:
-        return self.weights.stat().st_size
 
     def unusable(self, what: str, remedy: str = "") -> ModelUnusable:
         """The error that names the adapter."""
@@ -117,6 +114,23 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     if not read:
         raise found.unusable(f"{found.weights.name} is empty")
     return read
+
+
+def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
+    """Bytes of the matrices of several adapters of one model, as `lora_layers.stacked` has them, from the headers of their files.
+    Raises `ModelUnusable`."""
+    sizes, ranks = defaultdict[str, dict[str, int]](dict), defaultdict[str, int](int)
+    for found in adapters:
+        for name, tensor in tensors_of([header_of(found.weights)]).items():
+            match = (PEFT_NAME if found.is_peft else MLX_NAME).fullmatch(name)
+            if match is None or len(shape := tensor["shape"]) != 2:
+                raise found.unusable(f"{name} is no LoRA of a linear layer", FUSE)
+            layer = match["layer"].rpartition("layers.")[2]  # What comes before may differ between forms.
+            side = match["side"].lower()
+            rank_axis = 0 if (side == "a") == found.is_peft else 1
+            sizes[layer][side] = shape[1 - rank_axis]
+            ranks[layer] = max(ranks[layer], shape[rank_axis])
+    return item_bytes * sum((1 + len(adapters)) * ranks[layer] * sum(sides.values()) for layer, sides in sizes.items())
 
 
 def _path_of(layer: str, modules: Mapping[str, nn.Module]) -> str | None:

@@ -8,7 +8,15 @@ from mlx import nn
 
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.loading.adapter_files import FUSE, FoundAdapter, find_adapter, read_adapter
-from trouper.engine.lora.lora_layers import adapted_layers, adapter_bytes, install, layers_not_reached
+from trouper.engine.loading.checkpoint import Checkpoint, require_memory
+from trouper.engine.lora.lora_layers import (
+    LowRank,
+    adapted_layers,
+    adapter_bytes,
+    bytes_to_install,
+    install,
+    layers_not_reached,
+)
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.model import AdapterCard
@@ -26,14 +34,26 @@ def find_adapters(adapters: Mapping[str, str], group: RankGroup) -> list[FoundAd
     return [find_adapter(name, path) for name, path in adapters.items()]
 
 
+def read_adapters(found: Sequence[FoundAdapter], model: nn.Module, target: Checkpoint) -> list[Mapping[str, LowRank]]:
+    """Read the adapters, lazily, before the weights of their model are read. Raises `ModelUnusable`, also if they do not fit into memory
+    beside these."""
+    read = [read_adapter(adapter, model) for adapter in found]
+    if read:
+        needed_bytes = target.loaded_bytes + bytes_to_install(model, read)
+        require_memory(needed_bytes, target.directory, what="its weights and adapters")
+    return read
+
+
 def load_adapters(
-    found: Sequence[FoundAdapter], model: nn.Module, report: Callable[[str], None]
+    found: Sequence[FoundAdapter],
+    read: Sequence[Mapping[str, LowRank]],
+    model: nn.Module,
+    report: Callable[[str], None],
 ) -> tuple[AdapterCard, ...]:
-    """Give the model's layers the adapters, of which the first has index 1. Rows without one compute what they computed before. Raises
+    """Give the model's layers the adapters, of which the first has index 1. `read`: their matrices. Rows without one compute what they computed before. Raises
     `ModelUnusable`."""
     if not found:
         return ()
-    read = [read_adapter(adapter, model) for adapter in found]
     try:
         install(model, read)
     except Exception as error:  # MLX raises what it likes where there is no memory

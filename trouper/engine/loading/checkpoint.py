@@ -72,12 +72,12 @@ def inspect(directory: Path) -> Checkpoint:
     )
 
 
-def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE) -> None:
-    """Check that the weights fit into memory. `needed_bytes`: size of the whole model, of which each rank keeps its part. Raises
-    `ModelUnusable`."""
+def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE, *, what: str = "its weights") -> None:
+    """Check that the weights fit into memory. `needed_bytes`: size of the whole model, of which each rank keeps its part; `what` it is.
+    Raises `ModelUnusable`."""
     needed, limit = needed_bytes // group.size, device.memory_limit_bytes(group.sharers)
     if needed > limit:
-        weights = "its weights" if group.size == 1 else f"one of {group.size} parts of its weights"
+        weights = what if group.size == 1 else f"one of {group.size} parts of its weights"
         raise ModelUnusable(
             f"{directory} needs {needed / 2**30:.1f} GiB for {weights}, and {device.name()} has "
             f"{limit / 2**30:.1f} GiB for it: use a smaller or a quantized model, or end other programs that use the device"

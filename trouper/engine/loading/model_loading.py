@@ -17,8 +17,8 @@ from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
-from trouper.engine.loading.adapter_files import find_adapter
-from trouper.engine.loading.adapter_loading import find_adapters, load_adapters, require_applied
+from trouper.engine.loading.adapter_files import bytes_together, find_adapter
+from trouper.engine.loading.adapter_loading import find_adapters, load_adapters, read_adapters, require_applied
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
 from trouper.engine.loading.head_loading import Drafters, load_head
 from trouper.engine.loading.head_weights import HeadWeights
@@ -26,6 +26,7 @@ from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, opened
+from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform import device
 from trouper.engine.pooling import embedding_of
 from trouper.engine.self_check.starting import STAGE, Candidate, self_check
@@ -84,10 +85,11 @@ def load(
     found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
     head_weights = HeadWeights()
     model, config = _prepared(directory, settings, report, group, head_weights)
+    matrices = read_adapters(found_adapters, model, found)
     evaluate(model, directory, stage(watch, name, "loading the weights"))
     if group.size > 1:
         _require_same(found, group)
-    adapters = load_adapters(found_adapters, model, report)
+    adapters = load_adapters(found_adapters, matrices, model, report)
     candidate = _candidate(model, config, found, settings)
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
     head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
@@ -211,8 +213,9 @@ def weights_bytes(settings: Settings) -> int:
     """Compute the size of the loaded weights, those of a draft model and of adapters among them. Downloads what is missing. Raises
     `ModelUnusable`."""
     models = [settings.model] if settings.draft_model is None else [settings.model, settings.draft_model]
-    adapters = sum(find_adapter(name, path).nbytes for name, path in adapters_of(settings.adapter).items())
-    return adapters + sum(checkpoint.inspect(resolve(model, lambda _: None)).loaded_bytes for model in models)
+    sizes = [checkpoint.inspect(resolve(model, lambda _: None)).loaded_bytes for model in models]
+    found = [find_adapter(name, path) for name, path in adapters_of(settings.adapter).items()]
+    return sum(sizes) + bytes_together(found, 4 if device.is_cpu() else 2)
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:
@@ -260,6 +263,7 @@ def _card(
         architecture_source=found.source.provider,
         dtype=_dtype(parameters),
         weights_bytes=bytes_of(model) + drafters.nbytes,
+        adapter_bytes=adapter_bytes(model),
         device=device.name(),
         capabilities=capabilities,
         kv=drafters.with_held_states(

@@ -18,17 +18,33 @@ from trouper.engine.lora.lora_layers import (
     LowRank,
     StackedAdapters,
     adapted_layers,
+    adapter_bytes,
     dtype_of,
     part_of,
     put,
     sizes_of,
     stacked,
+    stacked_bytes,
 )
 from trouper.engine.lora.row_adapters import current_adapters
 from trouper.engine.side_work import Pieces
+from trouper.protocol.model import AdapterPlan
 
 Names = list[str | None]
 """The name of the adapter in each slot from 1 on; None: the slot is free."""
+
+
+def planning(model: nn.Module, names: Names, found: FoundAdapter) -> Pieces[AdapterPlan]:
+    """Find how much memory `adding` takes. Evaluates nothing. Raises `ModelUnusable`."""
+    parts = read_adapter(found, model)
+    yield False
+    slots = len(names) + (None not in names)
+    total = sum(
+        stacked_bytes(layer, slots, max(_rank(layer), parts[path].a.shape[1] if path in parts else 0))
+        for path, layer in _layers(model, parts).items()
+    )
+    read = sum(part.a.nbytes + part.b.nbytes for part in parts.values())
+    return AdapterPlan(added_bytes=total - adapter_bytes(model), total_bytes=total, loading_bytes=total + read)
 
 
 def adding(model: nn.Module, names: Names, found: FoundAdapter, check: Callable[[], None]) -> Pieces[int]:
@@ -64,6 +80,12 @@ def removing(model: nn.Module, names: Names, name: str) -> Pieces[None]:
     after = yield from _restacked(model, changed, slot + 1, {})
     _exchange(model, after)
     names[:] = changed
+
+
+def _rank(layer: Any) -> int:
+    """The greatest rank of the adapters that a layer has."""
+    found: StackedAdapters | None = getattr(layer, "adapters", None)
+    return 0 if found is None else max(found.ranks)
 
 
 def _layers(model: nn.Module, parts: Mapping[str, LowRank]) -> dict[str, Any]:

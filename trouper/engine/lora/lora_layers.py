@@ -128,6 +128,19 @@ def stacked(
     return StackedAdapters(current, a, b, tuple(0 if part is None else part.a.shape[1] for part in parts))
 
 
+def stacked_bytes(layer: nn.Module, adapters: int, rank: int) -> int:
+    """Bytes of the stacked matrices of so many adapters in a layer, padded to this rank."""
+    return (1 + adapters) * sum(sizes_of(layer)) * rank * dtype_of(layer).size
+
+
+def bytes_to_install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> int:
+    """Bytes that `install` adds to a model."""
+    modules, ranks = dict(model.named_modules()), dict[str, int]()
+    for path, part in (found for adapter in adapters for found in adapter.items()):
+        ranks[path] = max(ranks.get(path, 0), part.a.shape[1])
+    return sum(stacked_bytes(modules[path], len(adapters), rank) for path, rank in ranks.items())
+
+
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
     """The layers with adapters, by their paths."""
     return {path: layer for path, layer in model.named_modules() if type(layer) in KINDS.values()}

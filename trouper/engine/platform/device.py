@@ -19,6 +19,8 @@ RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memor
 """Keys of `mx.device_info`: Metal's working set; a CUDA device's memory, by version."""
 SPARE_PART = 16
 """Part of the working set that freed buffers may keep, as its denominator."""
+WEIGHTS_PART = 0.7
+"""Fraction of the device's memory for the weights of several models; the remainder is for KV."""
 FREE = "free_memory"
 """Key of what no process uses of a CUDA device's memory."""
 
@@ -66,6 +68,11 @@ def memory_limit_bytes(sharers: int = 1) -> int:
     share = (next((int(size) for size in known if size), 0) or _main_memory_bytes()) // sharers
     free = info.get(FREE)
     return share if free is None else min(share, mx.get_active_memory() + mx.get_cache_memory() + int(free))
+
+
+def weights_room() -> int:
+    """Bytes for the weights of all models together."""
+    return int(memory_limit_bytes() * WEIGHTS_PART)
 
 
 def memory_stats(sharers: int = 1) -> MemoryStats:

@@ -165,7 +165,7 @@ def _card(runtime: Runtime) -> dict[str, Any]:
         "dtype": card.dtype,
         "device": card.device,
         "context_length": min(card.context_length, settings.max_kv_size or card.context_length),
-        "weights_bytes": card.weights_bytes,
+        "weights_bytes": runtime.weights_bytes,
         "rows": settings.rows,
         "queue": settings.max_queue_size,
         "ssd_max_bytes": int(settings.ssd_max_bytes),

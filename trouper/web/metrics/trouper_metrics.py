@@ -227,6 +227,12 @@ DISK_TIER: tuple[ModelMetric[ModelScrape], ...] = (
 
 MEMORY: tuple[ModelMetric[ModelScrape], ...] = (
     _memory("gauge", "trouper_memory_active_bytes", "active_bytes", "Memory of the device that is in use."),
+    ModelMetric(
+        "gauge",
+        "trouper_adapter_bytes",
+        "Memory of the matrices of all LoRA adapters.",
+        lambda seen: seen.health.adapters.held_bytes,
+    ),
     _memory("gauge", "trouper_memory_spare_bytes", "spare_bytes", "Memory that MLX keeps to use it again."),
     _memory("gauge", "trouper_memory_limit_bytes", "limit_bytes", "Memory that the device recommends to use at most."),
     ModelMetric(

@@ -84,7 +84,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "speculation": attrs.asdict(health.scheduler.speculation) | _drafters(runtime.model),
         "recovery": attrs.asdict(health.scheduler.recovery),
         "actors": [attrs.asdict(actor) for actor in health.actors],
-        "memory": attrs.asdict(health.memory) | _kv_memory(health.scheduler),
+        "memory": attrs.asdict(health.memory) | _model_memory(runtime, health) | _kv_memory(health.scheduler),
         "directory": attrs.asdict(health.directory),
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
         "architecture": {"model_type": runtime.model.architecture, "source": runtime.model.architecture_source},
@@ -93,6 +93,16 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "tool_parser": runtime.model.tool_parser,
         "reasoning_parser": runtime.model.reasoning_parser,
         "adapted_messages": dict(runtime.model.adapted_messages),
+    }
+
+
+def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:
+    """Bytes of the weights with all LoRA adapters, and of these alone; and of an adapter that is being loaded."""
+    adapters = health.adapters
+    return {
+        "weights_bytes": runtime.weights_bytes,
+        "adapter_bytes": adapters.held_bytes,
+        "adapter_reserved_bytes": adapters.reserved_bytes,
     }
 
 

@@ -21,7 +21,7 @@ from trouper.web.http.request_schema import TEXT, Json
 from trouper.web.service import Service
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-ENDPOINT = partial(Endpoint, tag="Models", method="POST", answer=TEXT, content_type="text/plain", also=(404, 503))
+ENDPOINT = partial(Endpoint, tag="Models", method="POST", answer=TEXT, content_type="text/plain", also=(404, 503, 507))
 EXAMPLE: Json = {"lora_name": "sql", "lora_path": "/adapters/sql"}
 
 
@@ -51,7 +51,7 @@ class AdapterOperations:
                 handler=self.load,
                 summary="Load a LoRA adapter",
                 description="Requests that run are not disturbed. `load_inplace` exchanges an adapter of this name for these files, when the "
-                "requests that have it have ended.",
+                "requests that have it have ended. One that does not fit into memory is refused (507) before anything is loaded.",
                 request=LoadAdapterRequest,
                 examples={"One of the default model": EXAMPLE},
             ),

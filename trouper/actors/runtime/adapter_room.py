@@ -1,0 +1,70 @@
+"""Memory for LoRA adapters that are loaded while a model serves: planned before anything is loaded, and kept from rows and cached blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from trouper.actors.scheduling.memory_budget import step_bytes
+from trouper.protocol.health import AdapterMemory, MemoryStatus
+from trouper.protocol.model import AdapterPlan, ModelCard
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+
+
+@attrs.frozen(eq=False)
+class AdapterRoom:
+    """Belongs to one loaded model. It publishes to `adapters`, at which admission by bytes looks."""
+
+    card: ModelCard
+    settings: Settings
+    memory: Watch[MemoryStatus]
+    adapters: Watch[AdapterMemory]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the model's weights and of all adapters that it has now."""
+        return self.card.weights_bytes - self.card.adapter_bytes + self.adapters.latest.held_bytes
+
+    def require(self, name: str, plan: AdapterPlan) -> None:
+        """Check that an adapter fits beside the weights and one step. Raises `RequestFailed` (507)."""
+        memory = self.memory.latest
+        if not memory.limit_bytes or not plan.loading_bytes:
+            return
+        limit = int(memory.limit_bytes * self.settings.memory_fraction)
+        base = max(self.card.weights_bytes - self.card.adapter_bytes, memory.fixed_bytes)
+        free = max(0, limit - base - self.adapters.latest.nbytes - step_bytes(self.card, self.settings))
+        if plan.loading_bytes >= free:
+            raise insufficient(
+                f"the adapter {name!r} needs {_mb(plan.loading_bytes)} while it is loaded, {_mb(plan.added_bytes)} of it for good, and "
+                f"{_mb(free)} of {_mb(limit)} (--memory-fraction) are left beside the weights and one step: unload another adapter or "
+                "model, or give one of a lower rank"
+            )
+
+    @contextmanager
+    def reserved(self, plan: AdapterPlan) -> Iterator[None]:
+        """Keep the memory of an adapter from rows while it is loaded; it is held afterwards, unless that raises."""
+        before = self.adapters.latest
+        self.adapters.publish(attrs.evolve(before, reserved_bytes=plan.loading_bytes))
+        try:
+            yield
+        except BaseException:
+            self.adapters.publish(before)
+            raise
+        self.left(plan.total_bytes)
+
+    def left(self, nbytes: int) -> None:
+        """The matrices of all adapters have so many bytes now."""
+        self.adapters.publish(AdapterMemory(held_bytes=nbytes))
+
+
+def insufficient(message: str) -> RequestFailed:
+    """The 507 for an adapter that does not fit."""
+    return RequestFailed(Problem(507, message, "server_error", "lora_path", code="insufficient_memory"))
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB"

@@ -1,0 +1,71 @@
+"""LoRA adapters of a loaded model that come and go while rows decode: their files, the memory that they need, and the work between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import attrs
+import trio
+
+from trouper.engine.distributed.rank_group import RankGroup
+from trouper.engine.loading.adapter_files import FoundAdapter
+from trouper.engine.loading.adapter_loading import find_adapters, fingerprint_of, require_applied
+from trouper.engine.loading.model_loading import EvaluatedModel
+from trouper.engine.lora.adapter_changes import Names, adding, planning, removing
+from trouper.engine.lora.lora_layers import adapter_bytes
+from trouper.engine.side_work import Pieces, SideWork
+from trouper.protocol.model import AdapterCard, AdapterPlan
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class AdaptersAtRunTime:
+    """Changes of one engine's adapters. `changed` is called on its thread with the bytes of all adapters after each."""
+
+    settings: Settings
+    loaded: EvaluatedModel
+    group: RankGroup
+    names: Names
+    side: SideWork
+    """Work on the engine's thread."""
+    wake: Callable[[], None]
+    """Reminds a session that waits of it."""
+    changed: Callable[[int], None]
+
+    async def plan(self, name: str, directory: str) -> AdapterPlan:
+        """Find how much memory an adapter needs; only the headers of its files are read. Raises `ModelUnusable`."""
+        found = await self._found(name, directory)
+        return await self.side.run(planning(self.loaded.model, self.names, found), self.wake)
+
+    async def load(self, name: str, directory: str) -> AdapterCard:
+        """Load an adapter. Raises `ModelUnusable`."""
+        found = await self._found(name, directory)
+        digest = await trio.to_thread.run_sync(
+            fingerprint_of, found
+        )  # A long read, which fills the system's cache of files.
+        loaded = self.loaded
+        check = partial(require_applied, loaded.model, loaded.card.capabilities, loaded.head)
+        rank, _ = await self.side.run(self._noted(adding(loaded.model, self.names, found, check)), self.wake)
+        return AdapterCard(name=name, directory=str(found.directory), rank=rank, fingerprint=digest)
+
+    async def unload(self, name: str) -> int:
+        """Unload an adapter as soon as no row has it. Returns the bytes of those that are left."""
+        _, nbytes = await self.side.run(self._noted(removing(self.loaded.model, self.names, name)), self.wake)
+        return nbytes
+
+    async def _found(self, name: str, directory: str) -> FoundAdapter:
+        if self.settings.adapter_path is not None:
+            raise ModelUnusable("--adapter-path excludes adapters by request", "start the server without it")
+        [found] = await trio.to_thread.run_sync(find_adapters, {name: directory}, self.group)
+        return found
+
+    def _noted(self, pieces: Pieces[T]) -> Pieces[tuple[T, int]]:
+        """Returns the bytes of all adapters, too."""
+        result = yield from pieces
+        self.changed(nbytes := adapter_bytes(self.loaded.model))
+        return result, nbytes
