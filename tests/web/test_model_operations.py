@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import openai
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.test_model_manager import manager_of
 from tests.web.serving import Served, ask, exchange, get, post, serving, serving_manager
@@ -120,3 +121,38 @@ async def test_only_admins_operate_and_on_the_models_of_their_list_only(tmp_path
                 assert (status, answer["error"]["code"]) == expected
         status, answer = await ask(served, {}, "/v1/models/sleep", "Authorization: Bearer sk-admin\r\n")
         assert (status, answer["id"], answer["state"]) == (200, "middle", "asleep"), "the default model of the key"
+
+
+async def test_health_says_that_a_model_is_unloaded_and_not_that_the_server_shuts_down() -> None:
+    async with manager_of("small", "middle") as (manager, _), serving_manager(manager, ServerSettings(port=0)) as port:
+
+        async def health() -> Any:
+            return (await trio.to_thread.run_sync(lambda: httpx2.get(f"http://127.0.0.1:{port}/health"))).json()
+
+        lease = await manager.lease("small")
+        for sleep, doing in ((True, "put to sleep"), (False, "unloaded")):
+            leaving = manager.control.unload("small", sleep=sleep)
+            await wait_all_tasks_blocked()
+            seen = await health()
+            assert seen["status"] == "ok", "another model serves"
+            small = seen["models"]["small"]
+            assert (small["state"], small["status"]) == ("unloading", "unloading")
+            assert small["detail"] == f"the model is being {doing}; a request for it waits, and loads it again"
+            runtime = lease.runtime
+            lease.release()
+            await leaving.done.wait()
+            assert (runtime.health().status, runtime.problem_of_end().code) == ("unloading", "model_unloading")
+            lease = await manager.lease("small")
+        lease.release()
+        assert await manager.drain(5)
+        assert lease.runtime.health().detail == "the server is shutting down"
+
+
+async def test_a_model_that_is_alone_and_unloaded_is_no_server_that_shuts_down() -> None:
+    async with manager_of("small") as (manager, _), serving_manager(manager, ServerSettings(port=0)) as port:
+        lease = await manager.lease("small")
+        manager.control.unload("small")
+        await wait_all_tasks_blocked()
+        seen = (await trio.to_thread.run_sync(lambda: httpx2.get(f"http://127.0.0.1:{port}/health"))).json()
+        assert seen["status"] == "unloading" and "being unloaded" in seen["detail"]
+        lease.release()

@@ -39,7 +39,7 @@ from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, wr
 from trouper.protocol.health import AdapterMemory
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT
-from trouper.protocol.problems import DRAINING, Problem, rank_lost
+from trouper.protocol.problems import Problem
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
 
@@ -151,7 +151,7 @@ class Graph:
                             with trio.move_on_after(DISK_KNOWN_S):  # So that the first request finds what lies there.
                                 await self._disk_known.wait()
                             task_status.started(self._runtime)
-                        _answer_undelivered(self._requests_in, self._admitted_in)
+                        _answer_undelivered(self._requests_in, self._admitted_in, self._runtime.problem_of_end())
                         tidying.cancel()
                         self._orders.close()  # The writer ends after the last order.
                         helpers.cancel_scope.deadline = trio.current_time() + LAST_WRITES_S
@@ -239,8 +239,7 @@ class Graph:
         for channel in (self._requests, self._orders, self._orders_in, self._admitted):
             channel.close()
         self._publish_stats(errored=self._recovery.end())
-        lost = self._watches.ranks.latest.lost
-        _answer_undelivered(self._requests_in, self._admitted_in, rank_lost(lost) if lost else DRAINING)
+        _answer_undelivered(self._requests_in, self._admitted_in, self._runtime.problem_of_end())
 
 
 async def _in_scope(run: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
@@ -252,7 +251,7 @@ async def _in_scope(run: Callable[[], Awaitable[None]], *, task_status: trio.Tas
 def _answer_undelivered(
     requests: trio.MemoryReceiveChannel[Submission],
     admitted: trio.MemoryReceiveChannel[Inbox],
-    problem: Problem = DRAINING,
+    problem: Problem,
 ) -> None:
     """Answer the requests that are still in a channel when the graph ends: no actor owns them (rule 7)."""
     with requests, admitted:

@@ -19,7 +19,7 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 COUNTERS = {"decoded": "tokens_generated", "prefilled": "total_prefill_tokens", "spared": "total_cached_tokens"}
 """Rates that are shown as tokens per second, and the counter of each."""
 COLOURS = {"ok": "green", "running": "green", "ready": "green", "degraded": "yellow", "starting": "yellow", "restarting": "yellow",
-           "draining": "yellow", "stalled": "red", "stuck": "red", "stopped": "red", "failed": "red"}  # fmt: skip
+           "draining": "yellow", "unloading": "yellow", "stalled": "red", "stuck": "red", "stopped": "red", "failed": "red"}  # fmt: skip
 BAR_WIDTH = 30
 STATE_WIDTH = 12
 """Width of an actor's state, which stands before its name: there may be three names in one, and graphs need the room

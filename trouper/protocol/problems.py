@@ -24,6 +24,9 @@ INTERNAL = Problem(
 )
 """What a client is told of an error that nothing here foresaw."""
 DRAINING = Problem(503, "the server is shutting down", "server_error", code="draining", retry_after_s=1)
+MODEL_UNLOADING = Problem(
+    503, "the model is being unloaded", "server_error", "model", code="model_unloading", retry_after_s=1
+)
 
 
 def rank_lost(reason: str) -> Problem:

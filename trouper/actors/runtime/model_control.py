@@ -25,7 +25,7 @@ from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, ada
 
 if TYPE_CHECKING:
     from trouper.actors.runtime.model_manager import ModelManager
-    from trouper.actors.runtime.served_models import State
+    from trouper.actors.runtime.served_models import Away
 
 
 @attrs.define(eq=False)
@@ -108,7 +108,7 @@ class ModelControl:
             model.unusable_until = -inf  # Its files may have been repaired since.
         (await self._manager.lease(model.names[0])).release()
 
-    async def _unload(self, model: ManagedModel, after: State, *, force: bool) -> None:
+    async def _unload(self, model: ManagedModel, after: Away, *, force: bool) -> None:
         manager = self._manager
         while model.state in ("waiting", "loading", "unloading"):
             if force and model.state == "unloading" and model.runtime is not None:
@@ -122,6 +122,8 @@ class ModelControl:
             message = f"{model.names[0]} is pinned: release it (POST /v1/models/pin), or send force"
             raise RequestFailed(Problem(409, message, "invalid_request_error", "model", code="model_pinned"))
         model.state, runtime = "unloading", model.runtime  # Requests that come now wait, and load it again.
+        if runtime is not None:
+            runtime.leaving = after
         manager.notify()
         while not force and model.running and model.runtime is runtime:
             await manager.changed.wait()

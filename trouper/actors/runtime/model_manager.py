@@ -30,7 +30,7 @@ from trouper.actors.runtime.model_unloading import (
     unforeseen,
 )
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.served_models import Lease, ModelEntry, State, model_not_found
+from trouper.actors.runtime.served_models import Away, Lease, ModelEntry, model_not_found
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.names import names_of, require_names
@@ -208,13 +208,13 @@ class ModelManager:
             model.ended.set()
             self.notify()
 
-    async def unload(self, model: ManagedModel, after: State = "unloaded", *, at_once: bool = False) -> None:
+    async def unload(self, model: ManagedModel, after: Away = "unloaded", *, at_once: bool = False) -> None:
         """End the graph of a model, which has then written its blocks to disk and freed its memory. `at_once`: end its requests, too."""
         assert model.runtime is not None, "it is ready"
         model.state, model.away_as = "unloading", after
         ended = model.ended  # The next load has an event of its own.
         self.notify()
-        await model.runtime.drain(0 if at_once else UNLOAD_S)
+        await model.runtime.drain(0 if at_once else UNLOAD_S, leaving=after)
         await ended.wait()
         log.info("%s is %s", model.names[0], after)
         self.notify()

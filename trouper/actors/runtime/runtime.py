@@ -14,12 +14,20 @@ from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short, tokens_of
 from trouper.actors.runtime.submission import Admit, Submission, open_submission
 from trouper.actors.runtime.time_limits import TimeLimits, default_timeouts
-from trouper.actors.runtime.watches import Health, Watches
+from trouper.actors.runtime.watches import Health, Leaving, Watches
 from trouper.actors.runtime.worker_lanes import Lanes
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.health import ChannelStats
 from trouper.protocol.model import AdapterCard, Engine, ModelCard, Tokenizer
-from trouper.protocol.problems import DRAINING, Problem, RequestFailed, adapter_loaded, adapter_unknown, rank_lost
+from trouper.protocol.problems import (
+    DRAINING,
+    MODEL_UNLOADING,
+    Problem,
+    RequestFailed,
+    adapter_loaded,
+    adapter_unknown,
+    rank_lost,
+)
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.replies import Accepted, Failed
 from trouper.protocol.requests import Generate, Prompt
@@ -45,6 +53,8 @@ class Runtime:
     finished: trio.Event = attrs.field(factory=trio.Event)
     """Set when every actor has ended."""
     draining: bool = False
+    leaving: Leaving = ""
+    """Why it drains, or soon will, if the server goes on without this model."""
     _lanes: Lanes = attrs.field(factory=Lanes)
     """Threads for prompts that are tokenized without being answered."""
     _room: AdapterRoom = attrs.field(init=False)
@@ -141,27 +151,29 @@ class Runtime:
         deadline = answer._limits.next_deadline()
         try:
             if self.draining:
-                raise RequestFailed(self._problem_of_end())
+                raise RequestFailed(self.problem_of_end())
             with trio.move_on_at(deadline.at):
                 self._channels.note_peaks()
                 await self._requests.send(submission)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             submission.replies.close()
-            raise RequestFailed(self._problem_of_end()) from None
+            raise RequestFailed(self.problem_of_end()) from None
         except BaseException:
             submission.replies.close()
             raise
         submission.replies.close()
         raise RequestFailed(deadline.problem)
 
-    def _problem_of_end(self) -> Problem:
-        lost = self._watches.ranks.latest.lost
-        return rank_lost(lost) if lost else DRAINING
+    def problem_of_end(self) -> Problem:
+        """Why requests are refused when the graph ends."""
+        if lost := self._watches.ranks.latest.lost:
+            return rank_lost(lost)
+        return MODEL_UNLOADING if self.leaving else DRAINING
 
     def health(self) -> Health:
         """Health from the values that the actors last published. Never waits."""
-        return self._watches.health(draining=self.draining)
+        return self._watches.health(draining=self.draining, leaving=self.leaving)
 
     def channels(self) -> tuple[ChannelStats, ...]:
         """Current fill of each channel."""
@@ -173,10 +185,10 @@ class Runtime:
         self._watches.last_viewed_at.publish(trio.current_time())
         return self._watches.batch.latest
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests (503), let the admitted ones finish, then end. False: the time ran out and the remaining
+    async def drain(self, timeout_s: float, leaving: Leaving = "") -> bool:
+        """Refuse new requests (503), let the admitted ones finish, then end. `leaving`: the server goes on without this model. False: the time ran out and the remaining
         requests got an error event. Either way every actor has ended when this returns."""
-        self.draining = True
+        self.draining, self.leaving = True, leaving
         self._requests.close()
         with trio.move_on_after(timeout_s):
             await self.finished.wait()

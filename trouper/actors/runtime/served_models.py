@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trouper.actors.runtime.model_control import ModelControl
 
 State = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]
+Away = Literal["unloaded", "asleep"]
 
 
 @attrs.frozen(eq=False)

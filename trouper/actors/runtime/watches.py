@@ -24,7 +24,9 @@ from trouper.protocol.watch import Watch
 STUCK_FACTOR = 10
 """Multiple of --stall-timeout-s after which a step means that the device is dead."""
 
-Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "failed", "lost"]
+Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "unloading", "failed", "lost"]
+Leaving = Literal["", "unloaded", "asleep"]
+"""State that a model will have when its graph has ended, while the server goes on; "": it does not end, or the server does, too."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,8 +71,11 @@ class Watches:
     janitor: Watch[ActorStats] = attrs.field(factory=lambda: _actor("CacheJanitor"))
     writer: Watch[ActorStats] = attrs.field(factory=lambda: _actor("SSDWriter"))
 
-    def health(self, *, draining: bool) -> Health:
+    def health(self, *, draining: bool, leaving: Leaving = "") -> Health:
         status, detail = self._status(draining=draining)
+        if leaving and status in ("draining", "ok"):
+            doing = "put to sleep" if leaving == "asleep" else "unloaded"
+            status, detail = "unloading", f"the model is being {doing}; a request for it waits, and loads it again"
         return Health(
             status=status,
             detail=detail,

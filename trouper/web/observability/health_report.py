@@ -53,9 +53,10 @@ HEALTH = full(
 
 
 def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, Any]:
-    """The default model's health (of another, while that one is not loaded), and with several models that of each."""
+    """The default model's health (of another, while that one is not loaded or is being unloaded), and with several models that of each."""
     listed = [entry for entry in listed if not entry.is_unused]
-    loaded = [_model_body(entry.runtime) for entry in listed if entry.runtime is not None]
+    staying = sorted(listed, key=lambda entry: entry.state == "unloading")
+    loaded = [_model_body(entry.runtime) for entry in staying if entry.runtime is not None]
     body: dict[str, Any] = loaded[0] if loaded else none_loaded(draining=draining)
     if len(listed) > 1:
         body["models"] = {entry.names[0]: _entry_body(entry) for entry in listed}

@@ -18,7 +18,7 @@ import { Tiers } from "./tiers.js";
 import { Timeline } from "./timeline.js";
 import { Actors } from "./actors.js";
 
-const WORDS = { ok: "Running", draining: "Shutting down", restarting: "Restarting", stalled: "Stalled", stuck: "Device stuck", failed: "Failed" };
+const WORDS = { ok: "Running", draining: "Shutting down", unloading: "Unloading", restarting: "Restarting", stalled: "Stalled", stuck: "Device stuck", failed: "Failed" };
 
 /** How often what changes slowly is painted anew: less at a time is less for a browser that paints without a GPU. */
 const SLOWLY_MS = 1900;
