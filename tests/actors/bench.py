@@ -24,6 +24,7 @@ from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel, ModelCard
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, RowId, Stepped
+from trouper.protocol.problems import DRAINING
 from trouper.protocol.replies import Failed, Finished, Reply
 from trouper.protocol.watch import Watch
 
@@ -183,7 +184,7 @@ async def scheduling(
         nursery.cancel_scope.cancel(reason="the test is over")
     orders.close()
     orders_in.close()
-    answer_undelivered(trio.open_memory_channel[Submission](0)[1], admitted_in)
+    answer_undelivered(trio.open_memory_channel[Submission](0)[1], admitted_in, DRAINING)
 
 
 @asynccontextmanager

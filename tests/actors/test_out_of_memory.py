@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.actors.bench import generate, running
+from tests.actors.bench import Opened, generate, running
 from tests.actors.test_recovery import problem_of, recovery_of, slow, tokens_of
 from tests.fakes import FakeEngine, FakeRow, immortal
+from tests.sim.seeded import run_seeded
 from trouper import Answer, RequestFailed, Runtime, TokenPrompt
 from trouper.actors.scheduling.allocation_failures import BOUND_S, AllocationFailures
 from trouper.actors.scheduling.crash_attribution import Content, Involved, Standing
@@ -73,7 +75,7 @@ async def test_a_row_that_finds_no_memory_alone_is_answered_503_and_costs_the_ot
             assert "--prefill-step-size" in problem.message
             assert len((await all_of(runtime, 1))[0]) == 20
         stats = recovery_of(runtime)
-        assert (stats.crashes, stats.allocation_failures, stats.quarantined, stats.bound_bytes) == (10, 10, 0, 0)
+        assert (stats.crashes, stats.allocation_failures, stats.quarantined, stats.bound_bytes) == (6, 6, 0, 0)
         assert runtime.health().ready
 
 
@@ -91,6 +93,55 @@ async def test_a_row_without_memory_ends_beside_rows_that_are_about_to_end(autoj
             assert len(await tokens_of(short)) == 3
             assert await problem_of(huge) == "out_of_memory"
         assert recovery_of(runtime).crashes <= 4
+
+
+ROWS, REQUESTS, TIMES = 8, 24, 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_request_without_memory_beside_seven_others_costs_few_restarts(opened: Opened, seed: int) -> None:
+    """As a batch sends it: three times. At first the bound is halved until it runs alone; then it runs alone at once, so that the others
+    lose nothing, and fails once."""
+    random, steps = Random(seed), list[int]()
+    heavy = random.randrange(REQUESTS)
+    lengths = [200 if place == heavy else random.randint(20, 90) for place in range(REQUESTS)]
+    prompts = [tuple(random.randrange(250) for _ in range(length)) for length in lengths]
+    limits = [random.randint(2, 16) for _ in prompts]
+    delays = [random.random() * random.choice([0, 0.1, 1]) for _ in prompts]
+
+    def too_large(rows: Sequence[FakeRow]) -> bool:
+        if fails := any(len(row.prompt) > 150 for row in rows):
+            steps.append(len(rows))
+        return fails
+
+    async def answers(engine: FakeEngine) -> dict[int, object]:
+        found = dict[int, object]()
+
+        async def one(runtime: Runtime, place: int) -> None:
+            await trio.sleep(delays[place])
+            for time in range(TIMES):
+                request = generate(
+                    f"{place}, {time}", prompt=TokenPrompt(prompts[place]), max_tokens=limits[place], ignore_eos=True
+                )
+                try:
+                    found[place] = await tokens_of(await runtime.submit(request))
+                except RequestFailed as failed:
+                    found[place] = failed.problem.code, time + 1
+                    await trio.sleep(1)
+                else:
+                    return
+
+        async with running(engine, speculation="off", kv_memory=ByteSize(10**6), completion_batch_size=ROWS) as runtime:
+            async with trio.open_nursery() as nursery:
+                for place in range(REQUESTS):
+                    nursery.start_soon(one, runtime, place)
+            assert recovery_of(runtime).crashes == len(steps)
+        return found
+
+    wanted = run_seeded(seed, answers, FakeEngine(before_step=slow))
+    found = run_seeded(seed, answers, FakeEngine(before_step=slow, dies=too_large, death=OutOfDeviceMemory))
+    assert found == {**wanted, heavy: ("out_of_memory", TIMES)}
+    assert len(steps) <= ROWS and steps[1 - TIMES :] == [1] * (TIMES - 1), steps
 
 
 async def test_the_bound_ends_with_its_time(autojump_clock: MockClock) -> None:
@@ -145,6 +196,20 @@ def test_each_failure_halves_what_there_was_until_a_row_is_alone() -> None:
     assert failures.failed(alone, 40, now=4)
     assert failures.look(5) == 0, "it said nothing about the others"
     assert [failures.refuses(row.standing) for row in (*company, *alone, *alone)] == [False, False, True, False]
+
+
+def test_a_content_without_memory_is_remembered_for_a_time() -> None:
+    failures, company, [alone], [again] = AllocationFailures(), rows("b", "c"), rows("a"), rows("a")
+    for now in (0.0, 1.0):
+        assert not failures.runs_alone(alone.standing, now)
+        failures.failed([alone], 1000, now)
+    assert failures.refuses(alone.standing) and failures.bound_bytes is None
+    assert failures.runs_alone(again.standing, BOUND_S) and not failures.runs_alone(company[0].standing, 2)
+    failures.failed(company, 1000, now=2)
+    failures.failed([again], 100, now=3)
+    assert failures.refuses(again.standing), "at once"
+    assert failures.look(3) == 500, "that of others stays"
+    assert not failures.runs_alone(again.standing, 3 + BOUND_S)
 
 
 def test_two_rows_that_fail_alone_one_after_the_other_are_not_refused() -> None:

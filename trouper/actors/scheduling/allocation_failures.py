@@ -3,7 +3,8 @@
 The limit of the memory budget is an estimate, and other processes take memory of the same device. A step that finds none fails, and the
 engine restarts. No request is to blame for that: all resume, within half of the bytes that rows and cached blocks had. If that is
 still too much it is halved again, until a row runs alone. A row for which there is no memory twice although it ran alone is answered
-503; then the bound said nothing about the others, and ends.
+503; then the bound said nothing about the others, and ends. The same content, which a client or a batch sends again, runs alone for a while,
+so that it costs no other row a token, and is answered 503 at once if that fails.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Sequence
 
 import attrs
 
-from trouper.actors.scheduling.crash_attribution import Involved, Standing
+from trouper.actors.scheduling.crash_attribution import Contents, Involved, Standing
 from trouper.protocol.problems import Problem
 
 BOUND_S = 300.0
-"""Time for which a bound holds after the last failure."""
+"""Time for which a bound holds after the last failure, and for which a content that found no memory alone runs alone."""
 
 
 @attrs.define(eq=False)
@@ -29,6 +30,8 @@ class AllocationFailures:
     _lone: Standing | None = None
     """The row that ran alone in the last failed step."""
     _refused: Standing | None = None
+    _too_large: Contents = attrs.field(factory=lambda: Contents(BOUND_S))
+    """Contents that found no memory although they ran alone."""
 
     def failed(self, involved: Sequence[Involved], used_bytes: int, now: float) -> bool:
         """A step of these rows found no memory, while rows and cached blocks had `used_bytes`. Returns whether something is done about
@@ -36,8 +39,12 @@ class AllocationFailures:
         if not involved:
             return False
         lone = involved[0].standing if len(involved) == 1 else None
-        if lone is not None and lone is self._lone:
-            self._refused, self._lone, self.bound_bytes = lone, None, None
+        known = lone is not None and self.runs_alone(lone, now)
+        if lone is not None and (known or lone is self._lone):
+            self._too_large.add(lone.content, now)
+            self._refused, self._lone = lone, None
+            if not known:
+                self.bound_bytes = None
             return True
         self._lone, self._until = lone, now + BOUND_S
         self.bound_bytes = max(1, min(used_bytes, self.bound_bytes or used_bytes) // 2)
@@ -48,6 +55,10 @@ class AllocationFailures:
         if now >= self._until:
             self.bound_bytes = None
         return self.bound_bytes or 0
+
+    def runs_alone(self, standing: Standing, now: float) -> bool:
+        """Whether a request shares no step with others, since its content found no memory a short time ago, although it ran alone."""
+        return self._too_large.has(standing.content, now)
 
     def refuses(self, standing: Standing) -> bool:
         """Whether the device had no memory for this row alone. Asked once for each row that was carried over."""

@@ -164,7 +164,7 @@ class Core:
         self._counters.add(total_requests=1)
         tokens, blame = token_bytes(client.prompt), self._recovery.blame
         chain = self._cache.chain(tokens, client.request.cache_salt, client.request.cache_scope)
-        standing, interval = blame.standing(client, tokens, now), self._settings.stream_interval
+        standing, interval = self._recovery.standing(client, tokens, now), self._settings.stream_interval
         sequence = Sequence.of(client, standing, self._tokenizer, chain, now, stream_interval=interval)
         if blame.refuses(standing, now):
             self._handover.refuse(sequence, now)

@@ -16,8 +16,9 @@ import logging
 import attrs
 
 from trouper.actors.scheduling.allocation_failures import BOUND_S, AllocationFailures
-from trouper.actors.scheduling.crash_attribution import Blame, Involved, Verdict
+from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict
 from trouper.actors.scheduling.crash_cause import cause_of
+from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import RecoveryStats
 from trouper.protocol.problems import OutOfDeviceMemory, Problem
@@ -54,6 +55,12 @@ class Recovery:
         self._ended = False
         self.crashed = False
         """Whether the next scheduler must test the engine before it resumes requests."""
+
+    def standing(self, client: PreparedRequest, tokens: bytes, now: float) -> Standing:
+        """Standing of a new request; `tokens`: the tokens of its prompt."""
+        standing = self.blame.standing(client, tokens, now)
+        standing.alone |= self.allocations.runs_alone(standing, now)
+        return standing
 
     def hand_over(self, left: LeftBehind) -> int:
         """Take the requests of a scheduler that ends. After the graph's end they are failed at once; returns their number."""

@@ -116,15 +116,14 @@ class KvMemory:
     # -- rows that enter -------------------------------------------------------------------------
 
     def admits(self, sequence: Sequence, *, idle: bool) -> bool:
-        """Whether there is room for a waiting sequence's prompt beside other rows. Alone it always enters, but after a failed allocation one that
-        exceeds the bound enters only when no plan is in flight (`idle`): if its step fails, it ran alone, and no row loses tokens. Cached
-        blocks make room."""
+        """Whether there is room for a waiting sequence's prompt beside other rows. Alone it always enters, but after a failed allocation
+        only when no plan is in flight (`idle`): if its step fails, it is known that it ran alone, and no row loses tokens. Cached blocks make
+        room."""
         limit = self.budget.limit_bytes
         if limit is None:
             return True
         if not self.row_bytes:
-            bounded = self.budget.allocations.bound_bytes is not None
-            return idle or not bounded or self.budget.admits((), sequence, limit)
+            return idle or self.budget.allocations.bound_bytes is None
         return self.budget.admits(self._rows(), sequence, limit)
 
     def enter(self, sequence: Sequence, found: Found) -> Found | None:

@@ -34,7 +34,9 @@ def find_adapters(adapters: Mapping[str, str], group: RankGroup) -> list[FoundAd
     return [find_adapter(name, path) for name, path in adapters.items()]
 
 
-def read_adapters(found: Sequence[FoundAdapter], model: nn.Module, target: Checkpoint) -> list[Mapping[str, LowRank]]:
+def read_adapters(
+    found: Sequence[FoundAdapter], model: nn.Module, target: Checkpoint
+) -> Sequence[Mapping[str, LowRank]]:
     """Read the adapters, lazily, before the weights of their model are read. Raises `ModelUnusable`, also if they do not fit into memory
     beside these."""
     read = [read_adapter(adapter, model) for adapter in found]
