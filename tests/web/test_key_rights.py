@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,20 @@ async def test_every_route_says_what_it_needs(tmp_path: Path) -> None:
         routes = {rule.rule for rule in app.url_map.iter_rules()}
     assert routes - ENDPOINT_ACCESS.keys() == set(), "add a line to trouper/web/keys/endpoint_rights.py"
     assert access_of("/v1/of-the-future") == "admin"
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+async def test_each_endpoint_needs_a_key_if_its_description_says_so(tmp_path: Path, restricted: bool) -> None:
+    keys: dict[str, Any] = {"api_key_file": key_file(tmp_path)} if restricted else {"api_key": ("sk-flag",)}
+    async with serving(FakeEngine(), batch_dir=tmp_path / "batches", **keys) as served:
+        described = json.loads((await exchange(served, get("/openapi.json")))[2])["paths"]
+        assert len(described) > 30
+        for path, operations in described.items():
+            for method, operation in operations.items():
+                actual = re.sub(r"\{\w+\}", "x", path)
+                ask = post(actual, {}) if method == "post" else get(actual).replace(b"GET", method.upper().encode(), 1)
+                status = (await exchange(served, ask))[0]
+                assert (status == 401) == ("security" in operation), (method, path)
 
 
 async def test_each_endpoint_without_the_right_is_refused_by_name(tmp_path: Path) -> None:

@@ -27,9 +27,6 @@ from trouper.protocol.settings import ServerSettings
 log = logging.getLogger("trouper.web")
 RELOAD_S = 1.0
 FileState = tuple[int, int, int] | None
-OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"})
-ASSETS = "/live/"
-"""The live page's files; they hold no data."""
 
 
 def _state_of(path: Path | None) -> FileState:
@@ -112,9 +109,9 @@ class Keys:
     def let_in(self, authorization: str | None, api_key: str | None) -> bool:
         return self.find(authorization, api_key) is not None
 
-    def problem(self, path: str, authorization: str | None, api_key: str | None) -> Problem | None:
-        """Return the reason to refuse the request, or None."""
-        if path in OPEN_PATHS or path.startswith(ASSETS) or self.let_in(authorization, api_key):
+    def problem(self, authorization: str | None, api_key: str | None) -> Problem | None:
+        """Return the reason to refuse a request to what is not open, or None."""
+        if self.let_in(authorization, api_key):
             return None
         given = _given(authorization, api_key)
         message = "the API key is wrong" if given else "an API key is needed: send `Authorization: Bearer KEY`"

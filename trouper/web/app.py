@@ -18,7 +18,7 @@ from werkzeug.routing import BaseConverter
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Models, OneModel
-from trouper.protocol.api_keys import ASSETS, Keys
+from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ApiKey
 from trouper.protocol.logs import CURRENT_REQUEST
 from trouper.protocol.problems import INTERNAL, Problem, RequestFailed
@@ -37,7 +37,7 @@ from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
 from trouper.web.keys.endpoint_rights import access_of, missing_right
 from trouper.web.keys.usage_routes import UsageOfKeys
-from trouper.web.live.site import Site
+from trouper.web.live.site import ASSETS, Site
 from trouper.web.metrics.collector import Metrics
 from trouper.web.metrics.metrics_endpoint import Scrapes
 from trouper.web.observability.access_log import log_record, log_response
@@ -56,8 +56,6 @@ from trouper.web.service import Service, as_json
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
-CLOSED = "/v1/"
-"""Stands for a path that needs a key."""
 KEY_REMOVED = http_problem(401, "the API key that created this batch is not accepted any more", "invalid_api_key")
 
 
@@ -210,11 +208,12 @@ class HttpEdge:
 
     def _key_problem(self) -> Problem | None:
         """Return the reason to refuse the key of a request, or None. Without a key file every key has every right."""
-        headers, rule = request.headers, request.url_rule
-        authorization, api_key = headers.get("Authorization"), headers.get("X-Api-Key")
-        closed = self._keys.restricted and rule is not None and access_of(rule.rule) != "open"
-        path = CLOSED if closed else request.path
-        if (problem := self._keys.problem(path, authorization, api_key)) is not None or not closed:
+        path = request.path if request.url_rule is None else request.url_rule.rule
+        if access_of(path, restricted=self._keys.restricted) == "open":
+            return None
+        headers = request.headers
+        problem = self._keys.problem(headers.get("Authorization"), headers.get("X-Api-Key"))
+        if problem is not None:
             return problem
         key = self._service.key
         return None if key is None else self._missing_right(key)

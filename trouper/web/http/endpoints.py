@@ -9,7 +9,6 @@ from typing import Any, Literal
 import attrs
 from quart import Response
 
-from trouper.protocol.api_keys import OPEN_PATHS
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import Json, closed, nullable, ref
 
@@ -65,11 +64,6 @@ class Endpoint:
     def template(self) -> str:
         """The path as OpenAPI writes it: "/v1/models/{model}"."""
         return PATH_PARAMETER.sub(r"{\1}", self.path)
-
-    @property
-    def open(self) -> bool:
-        """Whether no key is needed."""
-        return self.path in OPEN_PATHS
 
     @property
     def statuses(self) -> tuple[int, ...]:

@@ -148,7 +148,7 @@ def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
 
 def _is_closed(endpoint: Endpoint, context: DocumentContext) -> bool:
     """Whether the endpoint needs a key."""
-    return context.keyed and (not endpoint.open or (context.restricted and access_of(endpoint.path) != "open"))
+    return context.keyed and access_of(endpoint.path, restricted=context.restricted) != "open"
 
 
 def _path_parameters(endpoint: Endpoint) -> list[Json]:

@@ -1,16 +1,28 @@
-"""Which right each endpoint needs. A route that is missing here needs `admin`; a test checks that none is."""
+"""Which endpoints are open, and which right each other one needs: for the check of every request, and for what /openapi.json says of it. A
+route that is missing here needs `admin`; a test checks that none is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
 
+import attrs
+
 from trouper.protocol.key_options import ApiKey, Right
 from trouper.protocol.problems import Problem
 
 Access = Right | Literal["key", "open"]
 """key: any accepted key. open: no key."""
-ENDPOINT_ACCESS: Mapping[str, Access] = {
+
+
+@attrs.frozen
+class OpenWithoutRights:
+    """Access to an endpoint that is open as long as keys have no rights, since there is no key file."""
+
+    right: Right
+
+
+ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
     "/": "open",
     "/live/<digest>/<name>": "open",
     "/livez": "open",
@@ -18,7 +30,7 @@ ENDPOINT_ACCESS: Mapping[str, Access] = {
     "/health": "open",
     "/openapi.json": "open",
     "/docs": "open",
-    "/metrics": "observability",
+    "/metrics": OpenWithoutRights("observability"),
     "/v1/live": "observability",
     "/server_info": "key",
     "/v1/usage": "key",
@@ -57,9 +69,12 @@ ENDPOINT_ACCESS: Mapping[str, Access] = {
 """By the router's path. /health is open, but shows its details to keys with `observability` only."""
 
 
-def access_of(path: str) -> Access:
-    """Return what a route needs."""
-    return ENDPOINT_ACCESS.get(path, "admin")
+def access_of(path: str, *, restricted: bool = True) -> Access:
+    """Return what a route needs. `restricted`: whether keys have rights."""
+    access = ENDPOINT_ACCESS.get(path, "admin")
+    if isinstance(access, OpenWithoutRights):
+        return access.right if restricted else "open"
+    return access
 
 
 def missing_right(path: str, key: ApiKey) -> Problem | None:

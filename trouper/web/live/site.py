@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from quart import Response, request
 
-from trouper.protocol.api_keys import ASSETS, Keys
+from trouper.protocol.api_keys import Keys
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.page_headers import page_headers
 from trouper.web.http.query_parameters import Query
@@ -27,6 +27,8 @@ TYPES = {
 }
 HEADERS = page_headers("script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'")
 """Response headers that forbid inline scripts and styles, whatever a model writes."""
+ASSETS = "/live/"
+"""Path of the live page's files; they hold no data."""
 
 
 class Site:
