@@ -15,6 +15,7 @@ from tests.engine.test_exactness import model_of
 from tests.families import prompts
 from tests.zoo.building import build
 from trouper.engine.kv import attention_seam, recurrent_state
+from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -254,17 +255,40 @@ def test_modules_have_their_own_classes_outside_of_recorded_passes() -> None:
 
 def test_nothing_of_before_is_kept_longer_than_it_may_be_wanted() -> None:
     fed = Fed(model_of("qwen3_5"))
-    states = sum(state.nbytes for state in fed.rows._states.state())
+    states = fed.rows._states.nbytes
     fed.verify(r0=2)
+    passed = fed.rows._states.nbytes - states
+    assert passed > states
     fed.verify(r0=2)
-    assert fed.rows._states.nbytes == 3 * states
-    fed.verify(r0=1)
-    assert fed.rows._states.nbytes == 3 * states
+    assert fed.rows._states.nbytes == states + 2 * passed
+    fed.verify(r0=2)
+    assert fed.rows._states.nbytes == states + 2 * passed
     fed.decode(recurrent_state.STEPS_BACK)
     assert fed.rows._states.nbytes == states
     fed.verify(r0=2)
     fed.rows.drop(list(fed.texts))
     assert fed.rows.nbytes == 0
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_kept_of_before_is_counted_as_memory_of_the_rows(name: str) -> None:
+    """The states before a pass that verifies drafts, and the arguments of the calls that are repeated from them."""
+    model, drafted = model_of(name), 4
+    fed = Fed(model)
+    before = fed.rows._states.nbytes
+    for _ in range(2):
+        fed.verify(r0=drafted)
+    layers = [layer for passed in fed.rows._states._verified if passed is not None for layer in passed.layers]
+    arguments = sum(
+        value.nbytes
+        for layer in layers
+        for call in layer.calls
+        for value in call.arguments.values()
+        if isinstance(value, mx.array)
+    )
+    assert arguments > 0 and fed.rows._states.nbytes >= 3 * before + arguments
+    counted = kv_layout(model, PLAIN, draft_tokens=drafted).draft_state_bytes
+    assert fed.rows._states.nbytes - before <= len(TEXTS) * counted < 1.1 * (fed.rows._states.nbytes - before)
 
 
 def test_a_state_that_nobody_changes_is_refused() -> None:

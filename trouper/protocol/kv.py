@@ -67,7 +67,8 @@ class KvLayout:
     snapshot_bytes: int = 0
     """Maximum bytes of one snapshot. 0: the model needs no snapshots and can be continued at any token."""
     draft_state_bytes: int = 0
-    """Maximum bytes of the recurrent states of before that a row keeps while rows of its batch draft."""
+    """Maximum bytes of the recurrent states of before that a row keeps while rows of its batch draft, and of what is kept to compute those
+    between."""
     head_state_bytes: int = 0
     """Maximum bytes of the hidden states that a row holds for the model's MTP head."""
     capacity_step: int = CAPACITY_STEP

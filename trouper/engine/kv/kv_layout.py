@@ -22,6 +22,7 @@ from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.model_caches import begin, build_pass, flatten, guessed, slot_caches
 from trouper.engine.kv.pass_shapes import LEAD, NO_CUDNN, of_device
 from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import STEPS_BACK, StateSlots
 from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots
@@ -57,12 +58,14 @@ class Layout:
     """Shapes of the arrays that blocks and snapshots consist of.
 
     full: (heads, 1, dim) for each buffer of each layer that can be cut at a token. rings: (window, heads,
-    dim) for each buffer of sliding windows. states: (1, ...) for each recurrent state.
+    dim) for each buffer of sliding windows. states: (1, ...) for each recurrent state. call_bytes: of one token in a pass that
+    verifies drafts, the arguments of the calls that change recurrent states.
     """
 
     full: Leaves
     rings: Leaves
     states: Leaves
+    call_bytes: int = 0
 
     @cached_property
     def sliceable(self) -> tuple[ArrayShape, ...]:
@@ -165,13 +168,18 @@ def layout_of(model: nn.Module, kv: KvFormat, *drafters: nn.Module) -> Layout:
     leaves = flatten(caches)
     region = Region(0, np.zeros(1, np.int32), np.ones(1, np.int32), 1)
     begin(caches, region)
-    build_pass(model, caches, region)
+    states = [leaf.view for leaf in leaves if isinstance(leaf, StateSlots)]
+    for state in states:
+        state.calls = []
+    with recorded_calls(layers_with_cache(model) if states else []):
+        build_pass(model, caches, region)
     return Layout(
         tuple(tuple(map(_token, leaf.buffers)) for leaf in leaves if isinstance(leaf, FullSlots)),
         tuple(
             tuple(_window(leaf, buffer) for buffer in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)
         ),
         tuple(tuple(map(ArrayShape.of, leaf.state())) for leaf in leaves if isinstance(leaf, StateSlots)),
+        call_bytes=sum(call.nbytes for state in states for call in state.calls or ()),
     )
 
 
@@ -197,20 +205,26 @@ def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
 
 
 def kv_layout(
-    model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None, drafters: Sequence[nn.Module] = ()
+    model: nn.Module,
+    kv: KvFormat,
+    capabilities: Capabilities | None = None,
+    drafters: Sequence[nn.Module] = (),
+    *,
+    draft_tokens: int = 0,
 ) -> KvLayout:
     """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's caches. `drafters`: the draft model
-    and the MTP head, as far as there are any."""
+    and the MTP head, as far as there are any. `draft_tokens`: the longest draft."""
     if capabilities is None:
         capabilities = guessed(model)
     if not capabilities.allows("restore"):
         reason = capabilities.batch or capabilities.restore
         return KvLayout(cached=False, description=f"not kept beyond a row ({reason})")
     layout = layout_of(model, kv, *drafters)
+    verified_bytes = layout.state_bytes + (1 + draft_tokens) * layout.call_bytes
     return KvLayout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,
-        draft_state_bytes=STEPS_BACK * layout.state_bytes if capabilities.allows("drafts") else 0,
+        draft_state_bytes=STEPS_BACK * verified_bytes if capabilities.allows("drafts") else 0,
         lead_tokens=LEAD + NO_CUDNN if of_device().rounded else 0,
         first_bank=FIRST_BANK if capabilities.allows("banks") else None,
         description=_description(layout, kv),

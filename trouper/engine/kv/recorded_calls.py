@@ -73,6 +73,11 @@ class RecordedCall:
     signature: inspect.Signature
     arguments: dict[str, Any]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arguments, which are held as long as the call may be repeated."""
+        return sum(value.nbytes for value in self.arguments.values() if isinstance(value, mx.array))
+
     def repeat(self, states: RecurrentCache, picked: Picked) -> None:
         """Build the call over the first tokens of some rows, whose `states` it changes."""
         arguments = {
@@ -194,8 +199,8 @@ class RecordedStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states. Arguments of the calls are hidden states of few tokens."""
-        return sum(state.nbytes for state in self.before)
+        """Bytes of the states, and of the arguments of the calls."""
+        return sum(part.nbytes for part in (*self.before, *self.calls))
 
 
 PADDING_TRACE = 0.05

@@ -267,7 +267,8 @@ def _card(
         device=device.name(),
         capabilities=capabilities,
         kv=drafters.with_held_states(
-            kv_layout(model, candidate.kv, capabilities, drafters.modules), settings.spec_draft_tokens
+            kv_layout(model, candidate.kv, capabilities, drafters.modules, draft_tokens=settings.spec_draft_tokens),
+            settings.spec_draft_tokens,
         ),
         embedding=embedding_of(model, found.directory),
         draft_model=None if drafters.draft is None else drafters.draft.name,
