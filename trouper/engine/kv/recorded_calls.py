@@ -200,7 +200,7 @@ class RecordedStates:
     @property
     def nbytes(self) -> int:
         """Bytes of the states, and of the arguments of the calls."""
-        return sum(part.nbytes for part in (*self.before, *self.calls))
+        return sum(state.nbytes for state in self.before) + sum(call.nbytes for call in self.calls)
 
 
 PADDING_TRACE = 0.05
