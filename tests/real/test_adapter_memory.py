@@ -10,16 +10,17 @@ import pytest
 
 from tests.adapters import save_adapter
 from tests.families import build
-from tests.real.test_adapters import files, serving
+from tests.real.test_adapters import complete, files, serving
 from tests.real.test_adapters_at_run_time import ask, models_of
 from tests.reuse.serving import until
 from trouper import Runtime
 from trouper.actors.scheduling.memory_budget import step_bytes
-from trouper.engine.lora import adapters_at_run_time
+from trouper.engine.lora import adapter_changes, adapters_at_run_time
 from trouper.engine.platform import device
 from trouper.engine.platform.wired_memory import WIRED
 
 __all__ = ("files",)
+BYTES = ("weights_bytes", "adapter_bytes", "adapter_reserved_bytes")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,26 @@ async def test_one_that_does_not_fit_is_refused_before_anything_is_loaded(
             "the adapter 'large' needs" in text and "are left beside the weights" in text and "unload another" in text
         )
         assert await models_of(url) == ["base", "base:one", "base:two"]
-        assert {**await memory_of(url), **dict.fromkeys(before)} == dict.fromkeys(before)
+        after = await memory_of(url)
+        assert [after[name] for name in BYTES] == [before[name] for name in BYTES]
         assert runtime.weights_bytes == before["weights_bytes"]
         await limited(runtime, 10**8, monkeypatch)
+        assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[0] == 200
+
+
+async def test_one_for_which_the_device_has_no_memory_after_all_is_refused_and_the_model_serves_on(
+    files: Path, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 1 bytes")
+
+    async with serving(files) as (_, url):
+        before, first = await memory_of(url), await complete(url, "base:one")
+        with monkeypatch.context() as patched:
+            patched.setattr(adapter_changes, "stacked", full)
+            status, text = await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large))
+        assert status == 507 and "insufficient_memory" in text and "Unable to allocate" in text
+        after = await memory_of(url)
+        assert [after[name] for name in BYTES] == [before[name] for name in BYTES]
+        assert (await complete(url, "base:one"))["choices"] == first["choices"]
         assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[0] == 200

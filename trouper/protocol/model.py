@@ -240,7 +240,8 @@ class Engine(Protocol):
         """Find how much memory a LoRA adapter needs, before `load_adapter`. Raises what that raises."""
 
     async def load_adapter(self, name: str, directory: str) -> AdapterCard:
-        """Load a LoRA adapter of the loaded model, while rows decode. Raises `ModelUnusable`, and `AdapterFilesMissing` if there are none."""
+        """Load a LoRA adapter of the loaded model, while rows decode. Raises `ModelUnusable`, `AdapterFilesMissing` if there are none, and
+        `OutOfDeviceMemory`, after which the model is as before."""
 
     async def unload_adapter(self, name: str) -> int:
         """Unload a LoRA adapter that no request has any more. Returns the bytes of all that are left."""

@@ -10,7 +10,7 @@ import attrs
 from trouper.actors.scheduling.memory_budget import step_bytes
 from trouper.protocol.health import AdapterMemory, MemoryStatus
 from trouper.protocol.model import AdapterPlan, ModelCard
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import OutOfDeviceMemory, Problem, RequestFailed
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
@@ -45,12 +45,19 @@ class AdapterRoom:
             )
 
     @contextmanager
-    def reserved(self, plan: AdapterPlan) -> Iterator[None]:
-        """Keep the memory of an adapter from rows while it is loaded; it is held afterwards, unless that raises."""
+    def reserved(self, name: str, plan: AdapterPlan) -> Iterator[None]:
+        """Keep the memory of an adapter from rows while it is loaded; it is held afterwards, unless that raises. Raises `RequestFailed` (507)
+        instead of `OutOfDeviceMemory`: other programs may use what was planned."""
         before = self.adapters.latest
         self.adapters.publish(attrs.evolve(before, reserved_bytes=plan.loading_bytes))
         try:
             yield
+        except OutOfDeviceMemory as error:
+            self.adapters.publish(before)
+            raise insufficient(
+                f"the device had no memory for the adapter {name!r}, which needs {_mb(plan.loading_bytes)} while it is loaded, though so much "
+                f"was planned: other programs use it; try again when they have ended, or unload another adapter or model ({error})"
+            ) from error
         except BaseException:
             self.adapters.publish(before)
             raise

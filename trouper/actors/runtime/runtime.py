@@ -122,7 +122,7 @@ class Runtime:
                 self._room.require(name, plan)
                 if make_room is not None:
                     await make_room(plan.added_bytes)
-                with self._room.reserved(plan):
+                with self._room.reserved(name, plan):
                     card = await self._engine.load_adapter(name, directory)
                 self._adapters.add(card)
         return card

@@ -15,9 +15,10 @@ from trouper.engine.loading.adapter_loading import find_adapters, fingerprint_of
 from trouper.engine.loading.model_loading import EvaluatedModel
 from trouper.engine.lora.adapter_changes import Names, adding, planning, removing
 from trouper.engine.lora.lora_layers import adapter_bytes
+from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
 from trouper.engine.side_work import Pieces, SideWork
 from trouper.protocol.model import AdapterCard, AdapterPlan
-from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.problems import ModelUnusable, OutOfDeviceMemory
 from trouper.protocol.settings import Settings
 
 T = TypeVar("T")
@@ -43,14 +44,19 @@ class AdaptersAtRunTime:
         return await self.side.run(planning(self.loaded.model, self.names, found), self.wake)
 
     async def load(self, name: str, directory: str) -> AdapterCard:
-        """Load an adapter. Raises `ModelUnusable`."""
+        """Load an adapter. Raises `ModelUnusable`, and `OutOfDeviceMemory`."""
         found = await self._found(name, directory)
         digest = await trio.to_thread.run_sync(
             fingerprint_of, found
         )  # A long read, which fills the system's cache of files.
         loaded = self.loaded
         check = partial(require_applied, loaded.model, loaded.card.capabilities, loaded.head)
-        rank, _ = await self.side.run(self._noted(adding(loaded.model, self.names, found, check)), self.wake)
+        try:
+            rank, _ = await self.side.run(self._noted(adding(loaded.model, self.names, found, check)), self.wake)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(f"{type(error).__name__}: {error}"):
+                raise OutOfDeviceMemory(first_line_of(error)) from error
+            raise
         return AdapterCard(name=name, directory=str(found.directory), rank=rank, fingerprint=digest)
 
     async def unload(self, name: str) -> int:
