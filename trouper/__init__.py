@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trouper.protocol.health import ChannelStats
     from trouper.protocol.loading import Loading, LoadWatch
     from trouper.protocol.logits_processor import LogitsProcessor
-    from trouper.protocol.model import AdapterCard, Engine, MemoryStats, ModelCard, Tokenizer
+    from trouper.protocol.model import AdapterCard, AdapterPlan, Engine, MemoryStats, ModelCard, Tokenizer
     from trouper.protocol.model_options import ModelOptions
     from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
@@ -50,6 +50,7 @@ __version__ = VERSION
 __all__ = [
     "Accepted",
     "AdapterCard",
+    "AdapterPlan",
     "Answer",
     "BatchStats",
     "ByteSize",
@@ -105,7 +106,7 @@ _HOMES = {
     "trouper.protocol.grammar": ("Grammar",),
     "trouper.protocol.health": ("ChannelStats",),
     "trouper.protocol.loading": ("Loading", "LoadWatch"),
-    "trouper.protocol.model": ("AdapterCard", "Engine", "MemoryStats", "ModelCard", "Tokenizer"),
+    "trouper.protocol.model": ("AdapterCard", "AdapterPlan", "Engine", "MemoryStats", "ModelCard", "Tokenizer"),
     "trouper.protocol.model_options": ("ModelOptions",),
     "trouper.protocol.replies": (
         "Accepted",

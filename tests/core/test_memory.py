@@ -14,7 +14,7 @@ from tests.core.worlds import CoreWorld, RecordingClient
 from tests.fakes import card
 from trouper.actors.scheduling.allocation_failures import AllocationFailures
 from trouper.actors.scheduling.memory_budget import MemoryBudget
-from trouper.protocol.health import NO_ADAPTERS, AdapterMemory, MemoryStatus
+from trouper.protocol.health import NO_ADAPTERS, AdapterStats, MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
@@ -278,7 +278,7 @@ def test_adapters_that_come_and_go_are_taken_from_rows() -> None:
     margin = asked.core._budget.margin_bytes
     for fixed, left in ((0, 4), (margin, 3)):
         asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=fixed))
-        for adapters in (AdapterMemory(held_bytes=10), AdapterMemory(held_bytes=4, reserved_bytes=6), NO_ADAPTERS):
+        for adapters in (AdapterStats(held_bytes=10), AdapterStats(held_bytes=4, reserved_bytes=6), NO_ADAPTERS):
             asked.watches.adapters.publish(adapters)
             assert asked.core._budget.limit_bytes == left * margin - adapters.nbytes
 

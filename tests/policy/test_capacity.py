@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trouper.actors.cache_janitor import FixedMemory
 from trouper.engine.kv.pass_shapes import EXACT, NO_CUDNN, ROUNDED
-from trouper.protocol.health import AdapterMemory, CacheStats, SchedulerStats
+from trouper.protocol.health import AdapterStats, CacheStats, SchedulerStats
 from trouper.protocol.kv import KvLayout, kv_capacity
 from trouper.protocol.model import MemoryStats
 
@@ -64,12 +64,12 @@ def test_fixed_memory_is_the_smaller_of_two_looks_in_a_row_without_rows() -> Non
 
 
 def test_adapters_are_no_fixed_memory() -> None:
-    fixed, held = FixedMemory(), AdapterMemory(held_bytes=7)
+    fixed, held = FixedMemory(), AdapterStats(held_bytes=7)
 
-    def look(active: int, adapters: AdapterMemory) -> int:
+    def look(active: int, adapters: AdapterStats) -> int:
         stats = MemoryStats(active_bytes=active, spare_bytes=0, limit_bytes=100)
         return fixed.measured(stats, SchedulerStats(), adapters)
 
     assert [look(50, held), look(50, held)] == [0, 43]
-    loading = AdapterMemory(held_bytes=7, reserved_bytes=5)
+    loading = AdapterStats(held_bytes=7, reserved_bytes=5)
     assert [look(20, loading), look(20, held), look(52, held)] == [43, 43, 13], "not while one is loaded"

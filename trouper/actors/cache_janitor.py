@@ -11,7 +11,7 @@ import trio
 
 from trouper.actors.runtime.channels import offer
 from trouper.actors.scheduling.pressure_bound import KEEPS, PressureBound
-from trouper.protocol.health import NO_ADAPTERS, AdapterMemory, MemoryStatus, SchedulerStats
+from trouper.protocol.health import NO_ADAPTERS, AdapterStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -43,7 +43,7 @@ async def keep_tidy(
     scheduler: Watch[SchedulerStats],
     settings: Settings,
     *,
-    adapters: Watch[AdapterMemory],
+    adapters: Watch[AdapterStats],
 ) -> None:
     """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to do. `orders` outlives a crash,
     so the graph closes it. While no request is served, the actor orders inspections of a few files at a time."""
@@ -88,7 +88,7 @@ class FixedMemory:
     _last: int | None = None
     """Result of the last look, if no row ran."""
 
-    def measured(self, stats: MemoryStats, scheduler: SchedulerStats, adapters: AdapterMemory = NO_ADAPTERS) -> int:
+    def measured(self, stats: MemoryStats, scheduler: SchedulerStats, adapters: AdapterStats = NO_ADAPTERS) -> int:
         if scheduler.active_sequences or adapters.reserved_bytes:
             self._last = None
             return self.nbytes

@@ -36,7 +36,7 @@ from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
-from trouper.protocol.health import AdapterMemory
+from trouper.protocol.health import AdapterStats
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.problems import Problem
@@ -113,7 +113,7 @@ class Graph:
         self._admitted, self._admitted_in = self._channels.open("admitted")
         self._orders, self._orders_in = self._channels.open("orders")
         self._watches = Watches(settings) if ranks is None else Watches(settings, ranks=ranks.stats)
-        self._watches.adapters.publish(AdapterMemory(held_bytes=model.card.adapter_bytes))
+        self._watches.adapters.publish(AdapterStats(held_bytes=model.card.adapter_bytes))
         self._recovery = Recovery()
         self._scope = trio.CancelScope()
         self._disk_known = trio.Event()

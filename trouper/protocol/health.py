@@ -164,7 +164,7 @@ class MemoryStatus:
 
 
 @attrs.frozen(kw_only=True)
-class AdapterMemory:
+class AdapterStats:
     """Memory of the LoRA adapters of a model, which come and go while it is loaded."""
 
     held_bytes: int = 0
@@ -177,7 +177,7 @@ class AdapterMemory:
         return self.held_bytes + self.reserved_bytes
 
 
-NO_ADAPTERS = AdapterMemory()
+NO_ADAPTERS = AdapterStats()
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import attrs
 
 from trouper.actors.scheduling.memory_budget import step_bytes
-from trouper.protocol.health import AdapterMemory, MemoryStatus
+from trouper.protocol.health import AdapterStats, MemoryStatus
 from trouper.protocol.model import AdapterPlan, ModelCard
 from trouper.protocol.problems import OutOfDeviceMemory, Problem, RequestFailed
 from trouper.protocol.settings import Settings
@@ -22,7 +22,7 @@ class AdapterRoom:
     card: ModelCard
     settings: Settings
     memory: Watch[MemoryStatus]
-    adapters: Watch[AdapterMemory]
+    adapters: Watch[AdapterStats]
 
     @property
     def weights_bytes(self) -> int:
@@ -65,7 +65,7 @@ class AdapterRoom:
 
     def left(self, nbytes: int) -> None:
         """The matrices of all adapters have so many bytes now."""
-        self.adapters.publish(AdapterMemory(held_bytes=nbytes))
+        self.adapters.publish(AdapterStats(held_bytes=nbytes))
 
 
 def insufficient(message: str) -> RequestFailed:

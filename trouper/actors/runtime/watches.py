@@ -12,7 +12,7 @@ from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.health import (
     NO_ADAPTERS,
     ActorStats,
-    AdapterMemory,
+    AdapterStats,
     DirectoryStats,
     MemoryStatus,
     RanksStats,
@@ -38,7 +38,7 @@ class Health:
     """One line for a person when the status is not ok."""
     scheduler: SchedulerStats
     memory: MemoryStatus
-    adapters: AdapterMemory
+    adapters: AdapterStats
     directory: DirectoryStats
     actors: tuple[ActorStats, ...]
     ranks: RanksStats
@@ -63,7 +63,7 @@ class Watches:
     last_viewed_at: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
     """Time at which the batch was last viewed, on trio's clock."""
     batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
-    adapters: Watch[AdapterMemory] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
+    adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
     """Published by the `Runtime`, before an adapter is loaded."""
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))

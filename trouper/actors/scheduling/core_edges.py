@@ -7,7 +7,7 @@ from collections.abc import Callable
 import attrs
 
 from trouper.protocol.batch import BatchStats
-from trouper.protocol.health import NO_ADAPTERS, AdapterMemory, DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
+from trouper.protocol.health import NO_ADAPTERS, AdapterStats, DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskOrder
 
@@ -21,7 +21,7 @@ class CoreWatches:
     directory: Watch[DirectoryStats]
     last_viewed_at: Watch[float]
     batch: Watch[BatchStats]
-    adapters: Watch[AdapterMemory] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
+    adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
 
 

@@ -16,7 +16,7 @@ import attrs
 from trouper.actors.scheduling.allocation_failures import AllocationFailures
 from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.protocol.health import AdapterMemory, MemoryStatus
+from trouper.protocol.health import AdapterStats, MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import Problem
@@ -47,7 +47,7 @@ class MemoryBudget:
     """Number of models that share the device."""
     max_draft_tokens: int
     memory: Watch[MemoryStatus]
-    adapters: Watch[AdapterMemory]
+    adapters: Watch[AdapterStats]
     allocations: AllocationFailures
     """Its bound is one of the limit, too."""
 
