@@ -183,14 +183,23 @@ def allowed(grammar: Grammar, text: str) -> bool:
     ],
 )  # fmt: skip
 def test_an_answer_follows_the_grammar_or_is_a_call(kind: GrammarKind, source: str, answer: str, other: str) -> None:
-    call = '{"type": "object", "properties": {"name": {"const": "f"}}, "required": ["name"], "additionalProperties": false}'
-    grammar = Grammar(kind, source, calls=("<call>",), call_schemas=(call,))
+    grammar = Grammar(kind, source, calls=("<call>",), call_names=("look", 'f"'))
     assert allowed(grammar, answer) and not allowed(grammar, other)
-    assert allowed(grammar, '<call>{"name": anything at all}</call>\n<call>\u00e9') and not allowed(grammar, "<cal")
-    assert allowed(grammar, '{"name": "f"}')
-    assert kind == "json_object" or not allowed(grammar, '{"name": "g"}')
+    assert allowed(grammar, "<call>\n<function=look>anything at all</call>\n<call>\u00e9")
+    assert allowed(grammar, '<call>f"')
+    assert (
+        not allowed(grammar, "<cal")
+        and not allowed(grammar, "<call>lo")
+        and not allowed(grammar, f"<call>{'x' * 65}look")
+    )
+    objects = attrs.evolve(grammar, calls=("<call>", ""), call_key="arguments")
+    call = '{"name": "look", "arguments": {"at": [1]}}'
+    assert allowed(objects, answer) and not allowed(objects, other)
+    assert allowed(objects, f"<call>\n{call}</call> and more") and allowed(objects, f"{call}; {{")
+    assert not allowed(objects, "<call>Paris")
+    assert kind == "json_object" or not allowed(objects, call.replace("look", "see"))
     alone = Grammar(kind, source)
-    assert allowed(alone, answer) and not allowed(alone, "<call>x"), "what is cached for the one is not for the other"
+    assert allowed(alone, answer) and not allowed(alone, "<call>x"), "each has its own in the cache"
 
 
 FOLLOWED: list[tuple[GrammarKind, str]] = [("json_object", ""), ("json_schema", '{"type": "array"}')]

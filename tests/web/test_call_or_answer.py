@@ -62,6 +62,7 @@ async def test_an_answer_is_a_call_or_follows_the_format(path: str, strict: bool
         [grammar] = grammars(engine)
         assert grammar is not None
         assert (grammar.kind, json.loads(grammar.source), grammar.calls) == ("json_schema", SCHEMA, ("<call>",))
+        assert (grammar.call_names, grammar.call_key) == (("f",), "")
 
 
 @attrs.define
@@ -86,24 +87,21 @@ def changed(grammar: Grammar, parser: str, calling: tuple[str, str] | None = Non
 
 
 @pytest.mark.parametrize(
-    ("parser", "calling", "starts"),
+    ("parser", "calling", "starts", "key"),
     [
-        ("hermes", None, ("<tool_call>",)),
-        ("mistral", None, ("[TOOL_CALLS]",)),
-        ("harmony", None, HARMONY),
-        ("gemma4", ("<start>", "<end>"), ("<start>",)),
+        ("hermes", None, ("<tool_call>",), "arguments"),
+        ("llama3_json", None, ("", "<|python_tag|>"), "parameters"),
+        ("mistral", None, ("[TOOL_CALLS]",), ""),
+        ("harmony", None, HARMONY, ""),
+        ("gemma4", ("<start>", "<end>"), ("<start>",), ""),
     ],
 )
-def test_by_the_marker_of_the_format(parser: str, calling: tuple[str, str] | None, starts: tuple[str, ...]) -> None:
+def test_by_the_marker_of_the_format(
+    parser: str, calling: tuple[str, str] | None, starts: tuple[str, ...], key: str
+) -> None:
     for grammar in (OBJECT, Grammar("choice", '["yes"]'), Grammar("json_schema", '{"type": "array"}')):
-        assert changed(grammar, parser, calling) == (attrs.evolve(grammar, calls=starts), [])
-
-
-def test_calls_without_a_marker_are_objects_of_their_own() -> None:
-    grammar, names = changed(OBJECT, "llama3_json")
-    assert grammar is not None and not names
-    [schema] = map(json.loads, grammar.call_schemas)
-    assert schema["properties"] == {"name": {"const": "f"}, "parameters": SCHEMA}
+        expected = attrs.evolve(grammar, calls=starts, call_names=("f",), call_key=key)
+        assert changed(grammar, parser, calling) == (expected, [])
 
 
 @pytest.mark.parametrize(

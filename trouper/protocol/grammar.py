@@ -21,6 +21,8 @@ class Grammar:
     param: str = "response_format"
     """Request parameter that asked for the grammar; an error names it."""
     calls: tuple[str, ...] = ()
-    """Beginnings of calls of tools. What begins with one of them need not follow the grammar."""
-    call_schemas: tuple[str, ...] = ()
-    """JSON Schemas, as text, of calls that are objects without a marker. What follows one of them need not follow the grammar."""
+    """Markers before calls of tools; "": a call needs none. An answer that calls a tool need not follow the grammar."""
+    call_names: tuple[str, ...] = ()
+    """Names of the tools that may be called."""
+    call_key: str = ""
+    """Key of the arguments in a call that is an object, behind its key `name`; "": calls are no such objects."""

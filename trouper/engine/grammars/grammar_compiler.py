@@ -31,6 +31,11 @@ LARK_LIMITS = LLParserLimits(max_items_in_row=300)
 third of a second each."""
 LIMITS = LLParserLimits()
 """Limits for JSON schemas. An object takes four items for each property that is not required, and may have hundreds."""
+MAX_CALL_BLANKS = 8
+"""Maximum number of blanks between the marker of a call and its object."""
+MAX_CALL_HEADER = 64
+"""Maximum number of characters between the marker of a call and the name of its tool. Kimi's header has 29, DeepSeek's 41."""
+ANYTHING = "( <[*]> )*"
 COMPILE_S = 10.0
 RECENT_BYTES = 32 * 2**20
 """Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of schemas."""
@@ -181,7 +186,7 @@ class Grammars:
 
     @staticmethod
     def _text(grammar: Grammar) -> str:
-        if grammar.calls or grammar.call_schemas:
+        if grammar.calls:
             return LLMatcher.grammar_from_lark(_with_calls(grammar))
         match grammar.kind:
             case "json_object":
@@ -198,7 +203,7 @@ class Grammars:
 
 def _key(grammar: Grammar) -> Key:
     """What grammars that are compiled alike have in common."""
-    return grammar.kind, grammar.source, grammar.calls, grammar.call_schemas
+    return grammar.kind, grammar.source, grammar.calls, grammar.call_names, grammar.call_key
 
 
 def _options(source: str) -> str:
@@ -206,17 +211,33 @@ def _options(source: str) -> str:
 
 
 def _with_calls(grammar: Grammar) -> str:
-    """Make a Lark grammar of a text that follows the grammar or is a call. Behind the beginning of a call anything may come: its parser
-    repairs more than a grammar of its format would allow."""
-    begun = [f"{json.dumps(start, ensure_ascii=False)} ( <[*]> )*" for start in grammar.calls]
+    """Make a Lark grammar of a text that follows the grammar or begins with a call of one of the tools. A call that is an object is followed to
+    its end, of another one the name must come soon; behind that anything may come: parsers of calls repair more than a grammar of their
+    format would allow."""
     answer = (
         _options(grammar.source) if grammar.kind == "choice" else _json_rule(grammar.source or '{"type": "object"}')
     )
-    rules = [answer, *begun, *map(_json_rule, grammar.call_schemas)]
-    names = [f"way_{index}" for index in range(len(rules))]
-    return "\n".join(
-        [f"start: {' | '.join(names)}", *(f"{name}: {rule}" for name, rule in zip(names, rules, strict=True))]
-    )
+    rules = [f"way_0: {answer}"]
+    for index, marker in enumerate(grammar.calls, 1):
+        start = json.dumps(marker, ensure_ascii=False)
+        if grammar.call_key:
+            before = f"{start} /[ \\t\\r\\n]{{0,{MAX_CALL_BLANKS}}}/" if marker else ""
+            rules.append(f"way_{index}: {before} {_json_rule(_call_schema(grammar))} {ANYTHING}")
+        else:
+            header = f"{start} /(?s:.{{0,{MAX_CALL_HEADER}}})/ ({_options(json.dumps(grammar.call_names))})"
+            rules += [
+                f"way_{index}: name_{index} {ANYTHING}",
+                f"name_{index}[lazy]: NAME_{index}",
+                f"NAME_{index}: {header}",
+            ]
+    ways = " | ".join(f"way_{index}" for index in range(len(grammar.calls) + 1))
+    return "\n".join([f"start: {ways}", *rules])
+
+
+def _call_schema(grammar: Grammar) -> str:
+    properties = {"name": {"enum": grammar.call_names}, grammar.call_key: {"type": "object"}}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return json.dumps(schema)
 
 
 def _json_rule(source: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
-import msgspec
 
 from trouper.protocol.grammar import Grammar, GrammarKind
 from trouper.protocol.model import Tokenizer
@@ -18,10 +17,12 @@ from trouper.web.http.body_parsing import combination
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.request_body import Report
 from trouper.web.output.formats.registry import call_format
-from trouper.web.output.tool_calls import Json, Tools
+from trouper.web.output.tool_calls import Tools
 
 KINDS: tuple[GrammarKind, ...] = ("json_object", "json_schema", "choice")
 """Grammars that can stand beside a call in another one."""
+ARGUMENTS = {"hermes": "arguments", "longcat": "arguments", "llama3_json": "parameters"}
+"""Formats whose calls are objects, and the key of the arguments."""
 HARMONY = ("<|channel|>commentary to=",)
 """What a call begins with in an answer that does not think."""
 
@@ -48,15 +49,10 @@ def _either(grammar: Grammar, tools: Tools, tokenizer: Tokenizer) -> Grammar | N
     """Return the grammar of an answer or a call; None if there is none."""
     if grammar.kind not in KINDS or grammar.source == "false":
         return None
-    if tokenizer.tool_parser == "harmony":
-        return attrs.evolve(grammar, calls=HARMONY)
+    name = tokenizer.tool_parser or ""
     written = call_format(tools, tokenizer)
-    schemas = tuple(_object(tool["function"]) for tool in tools.offered) if written.opening == "{" else ()
-    return attrs.evolve(grammar, calls=written.starts, call_schemas=schemas) if written.starts or schemas else None
-
-
-def _object(function: Json) -> str:
-    """Return the schema of a call that no marker precedes, as Llama 3 writes it."""
-    properties = {"name": {"const": function["name"]}, "parameters": function.get("parameters") or {"type": "object"}}
-    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    return msgspec.json.encode(schema).decode()
+    starts = HARMONY if name == "harmony" else written.starts
+    starts = ("", *starts) if written.opening == "{" else starts
+    names = tuple(tool["function"]["name"] for tool in tools.offered)
+    changed = attrs.evolve(grammar, calls=starts, call_names=names, call_key=ARGUMENTS.get(name, ""))
+    return changed if starts else None
