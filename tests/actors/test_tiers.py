@@ -23,7 +23,7 @@ from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import RowId
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.watch import Watch
-from trouper.protocol.work import Announce, DiskOrder, Loaded, Read, Write, Written
+from trouper.protocol.work import Announce, DiskOrder, Loaded, OrdersForgotten, Read, Write, Written
 
 HEAVY = KvLayout(token_bytes=2**20)
 TEXT = tuple(range(1, 241))
@@ -202,3 +202,27 @@ async def test_who_left_pins_nothing(autojump_clock: MockClock) -> None:
         assert not any(node.pins for node in ticket.pinned)
         assert bench.tier.hear(Loaded(ticket.number, (), 0, 0.1)) == []
         assert bench.look().missing_tokens == len(TEXT), "it may be asked for again"
+
+
+async def test_what_a_crash_of_the_writer_forgot_is_neither_awaited_nor_lost(autojump_clock: MockClock) -> None:
+    """What was sent may be written again; what a plan in flight brings still is; the catalogue comes again."""
+    with tier() as bench:
+        blocks, run = bench.tier.pick()
+        assert run is not None
+        bench.tier.persisted(tuple(payload(4) for _ in blocks))
+        still, coming = bench.tier.pick()
+        assert coming is not None
+        bench.ordered()
+        bench.tier.hear(OrdersForgotten())
+        assert bench.ordered() == [Announce()]
+        bench.tier.persisted(tuple(payload(4) for _ in still))
+        [order] = bench.ordered()
+        assert isinstance(order, Write)
+        bench.tier.hear(Written(tuple(one.key for one in order.blocks), order.nbytes))
+        assert not bench.tier.busy
+        nodes = [node for node in bench.played.cache.tree.nodes() if node.key in {ref.key for ref in run.blocks}]
+        bench.played.cache.writes.add(max(nodes, key=lambda node: node.end))
+        again = set[bytes]()
+        while (pending := bench.played.cache.writes.next_run(10**12)) is not None:
+            again |= {ref.key for ref in pending.run.blocks}
+        assert {ref.key for ref in run.blocks} <= again

@@ -26,6 +26,7 @@ from trouper.actors.ranks.leader_disk import LeaderDisk
 from trouper.actors.request_intake import take_in_requests
 from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.actors.runtime.channels import Channels, Edge
+from trouper.actors.runtime.disk_supervision import WriterSupervision
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.supervision import RestartLimit, innermost, supervise
@@ -142,7 +143,13 @@ class Graph:
                         tidying: trio.CancelScope = await helpers.start(
                             _in_scope, partial(supervise, janitor, watches.janitor, limit, needed=False)
                         )
-                        helpers.start_soon(partial(supervise, self._writer(), watches.writer, limit, needed=False))
+                        writer = WriterSupervision(
+                            orders=self._orders_in,
+                            news=self._admitted,
+                            stats=watches.writer,
+                            directory=watches.directory,
+                        )
+                        helpers.start_soon(writer.supervise, self._writer(), limit)
                         async with trio.open_nursery() as actors:
                             actors.start_soon(partial(supervise, self._intake, watches.intake, limit, needed=True))
                             actors.start_soon(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from math import inf
 
 import attrs
 import trio
@@ -91,7 +92,7 @@ class Scheduler:
                 core.update(await self._owed(), trio.current_time())
             elif core.accepts or core.waiting:
                 await self._next_request()
-            elif not (core.disk_busy and await self._receive_by(trio.current_time() + FLUSH_S)):
+            elif not (core.disk.busy and await self._receive_by(trio.current_time() + FLUSH_S)):
                 return
 
     async def _prove_engine(self) -> None:
@@ -125,9 +126,10 @@ class Scheduler:
     async def _next_request(self) -> None:
         """Wait for a request, then up to MAX_GATHER_S for more: prompts that begin together prefill at full speed, while
         one that came a moment late would have to prefill beside the others' streams. Where the system says how short memory is,
-        the wait ends now and then, so that cached blocks go also while nobody asks."""
+        the wait ends now and then, so that cached blocks go also while nobody asks; and where a request waits for a disk that says nothing."""
         tells = self._edges.watches.memory.latest.pressure != "unknown"
-        await self._receive_by(trio.current_time() + self._settings.janitor_interval_s if tells else float("inf"))
+        look_at = trio.current_time() + self._settings.janitor_interval_s if tells else inf
+        await self._receive_by(min(look_at, self._core.disk.answer_due_at))
         gap_s, end = self._settings.gather_ms / 1000, trio.current_time() + MAX_GATHER_S
         while 0 < self._core.waiting < self._settings.rows and gap_s > 0:
             if not await self._receive_by(min(trio.current_time() + gap_s, end)):

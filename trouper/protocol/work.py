@@ -118,4 +118,9 @@ class Loaded:
     """Whether no more parts follow."""
 
 
-DiskNews = Catalogue | RemovedFromDisk | Written | Loaded
+@attrs.frozen
+class OrdersForgotten:
+    """News that SSDWriter has crashed: nobody carries out what was ordered before."""
+
+
+DiskNews = Catalogue | RemovedFromDisk | Written | Loaded | OrdersForgotten

@@ -72,7 +72,7 @@ class Core:
         watches, settings, latest = self._watches, self._settings, self._watches.stats.latest
         self._cache = PrefixCache.of(model.card, namespace, settings, latest.cache)
         self._cache.saves = settings.blocks_dir is not None
-        self._disk = DiskTier(disk.send, watches.directory, disk.known, self._cache, lambda: self._now)
+        self.disk = DiskTier(disk.send, watches.directory, disk.known, self._cache, lambda: self._now)
         stats = attrs.evolve(latest.speculation, reason=model.card.no_drafts)
         self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, stats)
         self._prefill_budget = PrefillBudget.of(settings)
@@ -90,7 +90,7 @@ class Core:
             counters=self._counters,
         )  # fmt: skip
         admission = Admission(
-            queue=self._queue, batch=self._batch, cache=self._cache, disk=self._disk, blame=self._recovery.blame,
+            queue=self._queue, batch=self._batch, cache=self._cache, disk=self.disk, blame=self._recovery.blame,
             kv_memory=self._kv_memory, prefill_budget=self._prefill_budget, speculation=self._speculation, counters=self._counters,
             card=model.card, settings=self._settings,
         )  # fmt: skip
@@ -102,7 +102,7 @@ class Core:
             queue=self._queue, batch=self._batch, cache=self._cache, handover=self._handover, counters=self._counters
         )
         self._composer = PlanComposer(
-            admission=admission, batch=self._batch, cache=self._cache, disk=self._disk, kv_memory=self._kv_memory,
+            admission=admission, batch=self._batch, cache=self._cache, disk=self.disk, kv_memory=self._kv_memory,
             commit=self._commit, prefill_budget=self._prefill_budget, speculation=self._speculation,
             memory=self._watches.memory, settings=self._settings,
             prefill_together=model.card.capabilities.allows("prefill_together"), chunk_step=model.card.chunk_step,
@@ -122,11 +122,6 @@ class Core:
     def plans_in_flight(self) -> int:
         """Number of plans that are not answered."""
         return len(self._unanswered)
-
-    @property
-    def disk_busy(self) -> bool:
-        """Whether bytes are on their way to the disk."""
-        return self._disk.busy
 
     # -- after a crash ---------------------------------------------------------------------------
 
@@ -188,7 +183,7 @@ class Core:
     def hear(self, news: DiskNews, now: float) -> None:
         """News of the disk."""
         self._now = now
-        self._composer.loads += self._disk.hear(news)
+        self._composer.loads += self.disk.hear(news)
 
     def drop_aborted(self, now: float) -> None:
         """Drop requests whose client closed the reply channel, within one step: queued, prefilling or decoding (D4). A suspect is
@@ -197,7 +192,7 @@ class Core:
         aborted = self._queue.remove_aborted()
         for sequence in aborted:
             if (read := sequence.read) is not None:
-                self._disk.forget(read.number)
+                self.disk.forget(read.number)
             sequence.finish()
         if aborted:
             self._counters.add(requests_withdrawn=len(aborted))
@@ -264,7 +259,7 @@ class Core:
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._counters.answered()
         self._prefill_budget.answered(plan, stepped)
-        self._disk.persisted(stepped.persisted)
+        self.disk.persisted(stepped.persisted)
         self._commit.drops(plan, now)
         self._commit.chunks(plan, now)
         self._learn(plan, stepped)

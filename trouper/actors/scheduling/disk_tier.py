@@ -14,15 +14,17 @@ A disk lookup has a fixed order, in which each step protects the next:
 6. Then the pins are released, and the request looks its prompt up again. The plan that admits it carries the last part: the engine
    loads before it admits.
 
-Every order may be refused, and every answer may be empty; then the prompt is computed.
+Every order may be refused, and every answer may be empty; then the prompt is computed. So it is when no answer comes: a disk that says nothing
+for ANSWER_S while requests wait for it is given up for PAUSE_S, and when SSDWriter crashes it has forgotten its orders.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from math import exp2
+from math import exp2, inf
 
 import attrs
 
@@ -40,11 +42,14 @@ from trouper.protocol.work import (
     DiskNews,
     DiskOrder,
     Loaded,
+    OrdersForgotten,
     Read,
     RemovedFromDisk,
     Run,
     Written,
 )
+
+log = logging.getLogger("trouper.scheduler")
 
 RUN_BYTES = 32 * 2**20
 """Approximate size of one file: large enough to be read at the disk's full speed, small enough to be written between two reads."""
@@ -58,6 +63,10 @@ WORTH = 0.8
 """Maximum expected duration of a load, as a share of the time that computing would take."""
 HALF_LIFE_S = 300.0
 """Half-life of a measured slowness: in this time half of the difference to `FIRST_BYTES_PER_S` is forgotten."""
+ANSWER_S = 15.0
+"""Longest time for which the disk may say nothing while a request waits for it: each file that it reads or writes takes less than a second."""
+PAUSE_S = 60.0
+"""Time for which a disk that said nothing is not asked, unless it says something."""
 
 _tickets = count()
 """Numbers of tickets. They are unique in the process, so that an answer to a crashed scheduler matches no ticket of the next."""
@@ -131,6 +140,9 @@ class DiskTier:
         """Tickets that were answered since the last plan. Other ranks hold their blocks until a plan settles them."""
         self._in_flight_bytes = 0
         self._speed = ReadSpeed()
+        self._heard_at = -inf
+        """Time of the last news, or of the first order of those that wait for an answer."""
+        self._silent_until = -inf
         self._send(Announce())
 
     @property
@@ -146,15 +158,41 @@ class DiskTier:
 
     def load(self, found: Found, tokens_per_s: float) -> Ticket | None:
         """Order a read of the missing nodes, if it is expected to be faster than computing them (F8)."""
-        if not found.missing or not self.attached or not self._faster(found, tokens_per_s):
+        if not found.missing or not self.attached or self._is_silent or not self._faster(found, tokens_per_s):
             return None
         requested = self._cache.missing_refs(found)
         ticket = Ticket(next(_tickets), (*found.match.nodes[-1:], *found.missing), requested)
         if not self._send(Read(ticket.number, requested)):
             return None
         self._cache.pin(ticket.pinned)
+        if not self._loading:
+            self._heard_at = self._clock()
         self._loading[ticket.number] = ticket
         return ticket
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._clock() < self._silent_until
+
+    @property
+    def answer_due_at(self) -> float:
+        """Time at which a disk that says nothing is given up; inf: no request waits for it."""
+        return self._heard_at + ANSWER_S if self._loading else inf
+
+    def give_up_silent(self) -> None:
+        """Let requests compute what a disk that says nothing was to bring. Called before each plan."""
+        if self._clock() >= self.answer_due_at:
+            log.warning(
+                "the disk of the cache has said nothing for %g s; %d requests go on without it",
+                ANSWER_S,
+                len(self._loading),
+            )
+            self._silent_until = self._clock() + PAUSE_S
+            self._forget_reads()
+
+    def _forget_reads(self) -> None:
+        for number in tuple(self._loading):
+            self.forget(number)
 
     def _faster(self, found: Found, tokens_per_s: float) -> bool:
         if not tokens_per_s:
@@ -171,6 +209,7 @@ class DiskTier:
 
     def hear(self, news: DiskNews) -> list[Load]:
         """Take news of the disk. Returns the loads of the next plan."""
+        self._heard_at, self._silent_until = self._clock(), -inf
         match news:
             case Catalogue(runs=runs, complete=complete):
                 for run in runs:
@@ -179,12 +218,21 @@ class DiskTier:
                     self._on_catalogue()
             case RemovedFromDisk(keys=keys):
                 self._cache.not_on_disk(keys)
-            case Written(keys=keys, nbytes=nbytes, refused=refused):
-                self._in_flight_bytes -= min(nbytes, self._in_flight_bytes)
-                self._cache.saved(keys, refused=refused)
+            case Written():
+                self._written(news)
+            case OrdersForgotten():
+                self._forget_orders()
             case Loaded():
                 return self._loaded(news)
         return []
+
+    def _forget_orders(self) -> None:
+        """What plans in flight bring can still be written. The catalogue comes again, since an order for it may be among the forgotten."""
+        self._forget_reads()
+        self._in_flight_bytes = sum(write.nbytes for write in self._requested)
+        self._cache.writes.keep_in_flight(ref.key for write in self._requested for ref in write.run.blocks)
+        if not self._send(Announce()):
+            self._on_catalogue()
 
     def settled(self) -> tuple[int, ...]:
         """Tickets that the next plan settles."""
@@ -239,4 +287,8 @@ class DiskTier:
         write = pending.run.filled(data)
         self._in_flight_bytes += write.nbytes - pending.nbytes
         if not self._send(write):
-            self.hear(Written(tuple(block.key for block in write.blocks), write.nbytes, refused=True))
+            self._written(Written(tuple(block.key for block in write.blocks), write.nbytes, refused=True))
+
+    def _written(self, news: Written) -> None:
+        self._in_flight_bytes -= min(news.nbytes, self._in_flight_bytes)
+        self._cache.saved(news.keys, refused=news.refused)

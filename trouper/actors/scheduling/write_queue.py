@@ -95,6 +95,10 @@ class WriteQueue:
         self._in_flight |= {ref.key: (parent_key, ref) for parent_key, ref in run.linked()}
         return InFlightWrite(run, tuple(nodes), sum(map(self._bytes_of, nodes)))
 
+    def keep_in_flight(self, keys: Iterable[bytes]) -> None:
+        """Only these blocks are still in flight: nobody will answer for the others."""
+        self._in_flight = {key: self._in_flight[key] for key in keys if key in self._in_flight}
+
     def answered(self, keys: Iterable[bytes]) -> list[tuple[bytes, BlockRef]]:
         """Blocks that were in flight and no longer are, each with the key of its parent."""
         return [sent for key in keys if (sent := self._in_flight.pop(key, None)) is not None]

@@ -1,0 +1,147 @@
+"""A disk that says nothing, and a writer that crashes: what waits for them is computed instead, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+from trio.testing import MockClock
+
+from tests.actors.bench import Opened, generate
+from tests.fakes import FakeEngine
+from trouper import Settings
+from trouper.actors.graph import run_graph
+from trouper.actors.runtime.disk_thread import DiskThread
+from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.scheduling.disk_tier import ANSWER_S, PAUSE_S
+from trouper.actors.ssd_writer import write_to_disk
+from trouper.protocol.requests import TokenPrompt
+from trouper.protocol.setting_fields import ByteSize
+
+T = TypeVar("T")
+TEXTS = 6
+"""Texts that were written to the disk."""
+
+
+class OddThread(DiskThread):
+    """Does its work at once, but before a file is read it awaits `reading`."""
+
+    def __init__(self, reading: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint) -> None:
+        self.reading, self.reads = reading, 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        await trio.lowlevel.checkpoint()
+        if isinstance(work, partial) and work.func.__name__ == "read":
+            self.reads += 1
+            await self.reading()
+        return work()
+
+
+@asynccontextmanager
+async def serving(directory: Path, thread: OddThread) -> AsyncIterator[Runtime]:
+    """The graph around a fake engine, its cache directory in this thread."""
+    settings = Settings(ssd_cache_dir=directory, ssd_keep_free=ByteSize(0), gather_ms=0, block_size=4)
+    async with trio.open_nursery() as nursery:
+        writer = partial(write_to_disk, thread=thread)
+        runtime: Runtime = await nursery.start(partial(run_graph, settings, FakeEngine(), disk_writer=writer))
+        yield runtime
+        await runtime.drain(400)
+
+
+async def answered(runtime: Runtime, text: int) -> int:
+    """Number of tokens that came from the cache."""
+    with await runtime.submit(generate(prompt=TokenPrompt((1 + text,) * 41), max_tokens=2)) as answer:
+        async for _ in answer:
+            pass
+        return answer.cached_tokens
+
+
+async def _blocks(runtime: Runtime, count: int) -> None:
+    """Wait until so many blocks lie on the disk."""
+    while runtime.health().directory.blocks < count:  # noqa: ASYNC110  Virtual time.
+        await trio.sleep(1)
+
+
+async def written(directory: Path) -> None:
+    """All texts lie on the disk, and are in no memory."""
+    async with serving(directory, OddThread()) as runtime:
+        for text in range(TEXTS):
+            await answered(runtime, text)
+        await _blocks(runtime, 10 * TEXTS)
+
+
+async def test_a_disk_that_says_nothing_costs_time_and_no_request(
+    opened: Opened, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    await written(tmp_path)
+
+    async def hang() -> None:
+        thread.reading = trio.lowlevel.checkpoint
+        await trio.sleep(PAUSE_S - 1)
+
+    thread = OddThread(hang)
+    async with serving(tmp_path, thread) as runtime:
+        began = trio.current_time()
+        async with trio.open_nursery() as both:
+            both.start_soon(answered, runtime, 0)
+            both.start_soon(answered, runtime, 1)
+        assert ANSWER_S <= trio.current_time() - began < ANSWER_S + 1
+        assert await answered(runtime, 2) == 0 and trio.current_time() - began < ANSWER_S + 1, "it is not asked"
+        await trio.sleep(began + PAUSE_S - trio.current_time())
+        assert await answered(runtime, 3) > 0, "it has answered, and is asked again"
+
+
+async def test_a_disk_that_never_answers_is_asked_again_after_a_pause(
+    opened: Opened, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    await written(tmp_path)
+    async with serving(tmp_path, OddThread(partial(trio.sleep, 300))) as runtime:
+        await answered(runtime, 0)
+        await trio.sleep(PAUSE_S + 1)
+        began = trio.current_time()
+        await answered(runtime, 1)
+        assert ANSWER_S <= trio.current_time() - began < ANSWER_S + 1
+
+
+async def test_nobody_waits_for_what_a_crash_of_the_writer_forgot(
+    opened: Opened, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Until it has crashed too often: then there is no disk."""
+    await written(tmp_path)
+
+    async def crash() -> None:
+        raise RuntimeError("can't start new thread")
+
+    thread = OddThread(crash)
+    async with serving(tmp_path, thread) as runtime:
+        for text in range(4):
+            began = trio.current_time()
+            assert await answered(runtime, text) == 0
+            assert trio.current_time() - began < 5
+        health = runtime.health()
+        assert health.actors[3].state == "degraded" and not health.directory.attached
+        assert "crashed too often: RuntimeError: can't start new thread" in health.directory.reason
+        thread.reading = trio.lowlevel.checkpoint
+        assert await answered(runtime, 4) == 0 and thread.reads == 4
+
+
+async def test_after_a_crash_the_writer_reads_and_writes_again(
+    opened: Opened, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    await written(tmp_path)
+
+    async def crash() -> None:
+        thread.reading = trio.lowlevel.checkpoint
+        raise RuntimeError("can't start new thread")
+
+    thread = OddThread(crash)
+    async with serving(tmp_path, thread) as runtime:
+        assert await answered(runtime, 0) == 0
+        assert await answered(runtime, 1) > 0
+        blocks = runtime.health().directory.blocks
+        await answered(runtime, 100)
+        await _blocks(runtime, blocks + 10)
