@@ -143,13 +143,7 @@ class Graph:
                         tidying: trio.CancelScope = await helpers.start(
                             _in_scope, partial(supervise, janitor, watches.janitor, limit, needed=False)
                         )
-                        writer = WriterSupervision(
-                            orders=self._orders_in,
-                            news=self._admitted,
-                            stats=watches.writer,
-                            directory=watches.directory,
-                        )
-                        helpers.start_soon(writer.supervise, self._writer(), limit)
+                        helpers.start_soon(self._keep_writing, limit)
                         async with trio.open_nursery() as actors:
                             actors.start_soon(partial(supervise, self._intake, watches.intake, limit, needed=True))
                             actors.start_soon(
@@ -171,6 +165,13 @@ class Graph:
         spread = None if self._ranks is None else self._ranks.grammars.spread
         await take_in_requests(self._requests_in, self._admitted, self._model, self._settings, spread)
         await self._admitted.send(NoMoreRequests())
+
+    async def _keep_writing(self, limit: RestartLimit) -> None:
+        watches = self._watches
+        supervision = WriterSupervision(
+            orders=self._orders_in, news=self._admitted, stats=watches.writer, directory=watches.directory
+        )
+        await supervision.supervise(self._writer(), limit)
 
     def _writer(self) -> Callable[[], Awaitable[None]]:
         card, settings = self._model.card, self._settings

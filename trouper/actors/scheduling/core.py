@@ -238,6 +238,7 @@ class Core:
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None
+        self.disk.give_up_silent()
         plan = self._composer.compose(next(self._steps), idle=not self._unanswered, now=now)
         flushes = bool(self._unanswered) and self._unanswered[-1].has_work
         if not (plan.has_work or plan.changes or flushes):

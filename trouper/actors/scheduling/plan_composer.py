@@ -53,7 +53,6 @@ class PlanComposer:
         read. Rows of batches yield before anything is counted. Rows and cached blocks are fitted into memory before anything is stored or enters, so that a row that is preempted is
         stored as any other that leaves. Evictions are collected last, since all earlier steps may evict.
         """
-        self.disk.give_up_silent()
         self._relieve_pressure()
         self.admission.yielding.yield_rows(now)
         self.kv_memory.relieve(now)
