@@ -64,8 +64,8 @@ def check_families(given: Row) -> Iterator[Row]:
 
 
 def describe_model(given: Row) -> Iterator[Row]:
-    """The user's model: what it is, then how far mlx-lm's loop differs from itself."""
-    loaded = _loaded(given)
+    """The user's model: the stages of loading it, what it is, then how far mlx-lm's loop differs from itself."""
+    loaded = _loaded(given, lambda stage: _write({"stage": stage}))
     arithmetic = arithmetic_of(loaded.model, PLAIN)
     named = next(name for known, name in ARITHMETIC.items() if known.floor == arithmetic.floor)
     card = loaded.card
@@ -109,8 +109,8 @@ def copy_model(given: Row) -> Iterator[Row]:
     yield {"target": given["target"]}
 
 
-def _loaded(given: Row) -> EvaluatedModel:
-    return load(Settings(model=given["model"], no_ssd=True, self_check="off"), lambda _: None)
+def _loaded(given: Row, report: Callable[[str], None] = lambda _: None) -> EvaluatedModel:
+    return load(Settings(model=given["model"], no_ssd=True, self_check="off"), report)
 
 
 PROGRAMS: dict[str, Callable[[Row], Iterator[Row]]] = {
@@ -123,13 +123,17 @@ PROGRAMS: dict[str, Callable[[Row], Iterator[Row]]] = {
 }
 
 
+def _write(row: Row) -> None:
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     end_with_launcher()
     program, given = PROGRAMS[sys.argv[1]], json.loads(sys.argv[2])
     try:
         for row in program(given):
-            sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
+            _write(row)
     except ModelUnusable as unusable:
         sys.exit(f"{unusable.message}; {unusable.remedy}" if unusable.remedy else unusable.message)
 

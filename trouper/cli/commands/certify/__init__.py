@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
@@ -15,10 +14,15 @@ import click
 from rich.console import Console
 
 from trouper.cli.commands.certify.certificate import Json, held, line_of
-from trouper.cli.commands.certify.certificate_page import as_html
+from trouper.cli.commands.certify.certificate_files import (
+    NoCertificate,
+    read_certificate,
+    require_writable,
+    write_certificate,
+)
 from trouper.cli.commands.certify.certify_progress import progress_shown
 from trouper.cli.commands.certify.child_processes import ChildProcesses, child_processes
-from trouper.cli.commands.certify.comparison import CertificatePair, NoCertificate, read_certificate
+from trouper.cli.commands.certify.comparison import CertificatePair
 from trouper.cli.commands.certify.making import SECTIONS, CertifyPlan, make_certificate
 from trouper.cli.exits import end_at_once, forget_terminal, refuse
 
@@ -36,6 +40,8 @@ class SectionList(click.ParamType[tuple[str, ...]]):
         if isinstance(value, tuple):
             return value
         names = [name.strip() for name in str(value).split(",") if name.strip()]
+        if not names:
+            self.fail(f"no section is named; there are {', '.join(SECTIONS)}", param, context)
         if unknown := [name for name in names if name not in SECTIONS]:
             self.fail(f"{unknown[0]!r} is no section; there are {', '.join(SECTIONS)}", param, context)
         return tuple(name for name in SECTIONS if name in names)
@@ -45,7 +51,7 @@ class SectionList(click.ParamType[tuple[str, ...]]):
 @click.option("--model", metavar="DIR-OR-HUB-ID", help="Default: the embedded SmolLM2-135M-Instruct.")
 @click.option("--only", type=SectionList(), default=tuple(SECTIONS), metavar="SECTIONS",
               help=f"Parted by commas, of: {', '.join(SECTIONS)}. Default: all.")  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(0.1, 600), help="About so long. Default: 10; 3 with --quick.")
+@click.option("--minutes", type=click.FloatRange(0.1, 600), help="Bound of the whole. Default: 10; 3 with --quick.")
 @click.option(
     "--quick", is_flag=True, help="A few requests and families of each section: whether it runs, not how fast."
 )
@@ -69,17 +75,22 @@ def certify(
     """
     if compare is not None:
         sys.exit(_compare(*compare))
-    if not out.name or not out.absolute().parent.is_dir():
-        refuse(f"--out {out}: there is no directory {out.absolute().parent}")
+    try:
+        require_writable(out)
+    except NoCertificate as wrong:
+        refuse(f"--out: {wrong}")
     with progress_shown(only) as progress, child_processes() as children, _stopped_by_signals(children) as signals:
         limit = minutes or (QUICK_MINUTES if quick else ALL_MINUTES)
         plan = CertifyPlan(
             model=model, minutes=limit, quick=quick, only=only, command=_command(model), show=progress.show
         )
         certificate = make_certificate(plan, children)
-    written = _write(certificate, out)
+    try:
+        where = f"written to {' and '.join(map(str, write_certificate(certificate, out)))}"
+    except NoCertificate as wrong:
+        where = str(wrong)
     _print_promises(certificate)
-    click.echo(f"trouper certify: {line_of(certificate)}; written to {' and '.join(map(str, written))}")
+    click.echo(f"trouper certify: {line_of(certificate)}; {where}")
     sys.exit(128 + signals[0] if signals else 0 if held(certificate) else BROKEN)
 
 
@@ -97,7 +108,9 @@ def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
             forget_terminal()
         children.stop("interrupted")
 
-    before = [(number, signal.signal(number, leave)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    # What is ignored stays so: `nohup` and a shell's `&` ask for that.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, leave)) for number in numbers]
     try:
         yield came
     finally:
@@ -114,19 +127,6 @@ def _command(model: str | None) -> str:
         del words[index : index + 2]
     shown = shlex.join(["trouper", *words])
     return shown.replace(model, Path(model).name or model) if model else shown
-
-
-def _write(certificate: Json, out: Path) -> list[Path]:
-    texts = {".json": json.dumps(certificate, indent=1) + "\n", ".html": as_html(certificate)}
-    written = []
-    for suffix, text in texts.items():
-        path = out.with_name(out.name + suffix)
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            refuse(f"{path}: {error.strerror}")
-        written.append(path)
-    return written
 
 
 def _print_promises(certificate: Json) -> None:
@@ -146,6 +146,8 @@ def _compare(first: Path, second: Path) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     for table in pair.tables():
         console.print(table)
+    if pair.not_shown:
+        click.echo(f"held in the first, not shown by the second: {', '.join(pair.not_shown)}")
     broken = pair.newly_broken
     click.echo(f"newly broken: {'; '.join(broken)}" if broken else "no promise is newly broken")
     return BROKEN if broken else 0

@@ -14,7 +14,7 @@ import httpx2
 from trouper.cli.commands.bench.load import random_words
 from trouper.cli.commands.certify.answers import ProbeAnswer, ProbeQuestion, compared, questions
 from trouper.cli.commands.certify.section_run import NotApplicable, SectionRun
-from trouper.cli.commands.certify.server_runs import ServerFailed, ServerRun
+from trouper.cli.commands.certify.server_runs import ServerFailed, ServerRun, probe_question
 from trouper.storage import cache_inspection
 
 POLL_S, REST_S = 0.05, 3.0
@@ -26,9 +26,8 @@ KILL_AFTER_S = (1.5, 0.6)
 def restoring(run: SectionRun) -> None:
     """Time to the first token of a long prompt: computed, from memory, and from disk after a restart."""
     require_cache(run)
-    words = 60 if run.quick else int(min(600 if run.on_cpu else 6000, run.model["context_tokens"] / 4))
+    tokens = min(80 if run.quick else 600 if run.on_cpu else 8000, run.model["context_tokens"] // 2)
     rounds = 1 if run.quick else 3
-    prompts = [f"{index} {random_words(words)}" for index in range(rounds)]
     found: dict[str, list[tuple[float, ProbeAnswer]]] = {
         "computed": [],
         "from memory": [],
@@ -38,18 +37,19 @@ def restoring(run: SectionRun) -> None:
     disk = ("--ssd-cache-dir", str(run.folder("restoring")))
     try:
         with run.starter.trouper(*disk) as server:
-            _timed(server, random_words(words))
+            first, *prompts = [probe_question(server, index, tokens, 1) for index in range(rounds + 1)]
+            _timed(server, first)
             for index, prompt in enumerate(prompts):
                 run.show(0.1 + 0.4 * index / rounds, "a long prompt, cold and from memory")
                 found["computed"].append(_timed(server, prompt))
                 found["from memory"].append(_timed(server, prompt))
-                found["a few tokens"].append(_timed(server, f"{index}"))
+                found["a few tokens"].append(_timed(server, ProbeQuestion(f"{index}", 1)))
             run.show(0.5, "until all is written")
             _until_written(server)
         run.show(0.6, "the same from disk, after a restart")
         with run.starter.trouper(*disk) as server:
             _until_attached(server)
-            _timed(server, random_words(words))
+            _timed(server, probe_question(server, rounds + 1, tokens, 1))
             for prompt in prompts:
                 found["from disk"].append(_timed(server, prompt))
             run.result.figures["read_from_disk_bytes"] = server.health()["directory"]["read_bytes"]
@@ -57,9 +57,9 @@ def restoring(run: SectionRun) -> None:
         _report_restoring(run, {name: timed for name, timed in found.items() if timed})
 
 
-def _timed(server: ServerRun, prompt: str) -> tuple[float, ProbeAnswer]:
+def _timed(server: ServerRun, question: ProbeQuestion) -> tuple[float, ProbeAnswer]:
     """Return the seconds of an answer of one token."""
-    body = ProbeQuestion(prompt, 1).body("restoring")
+    body = question.body("restoring")
     began = time.perf_counter()
     answer = server.complete(body)
     return time.perf_counter() - began, ProbeAnswer.of(answer)

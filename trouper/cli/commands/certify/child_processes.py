@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -26,6 +27,18 @@ Stopped = Literal["", "out of time", "interrupted"]
 
 class SectionStopped(Exception):
     """The section has used its time, or was interrupted."""
+
+
+def last_words(errors: str, code: int) -> str:
+    """Say why a process ended, from what it wrote to stderr and its exit code."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    if code == -signal.SIGKILL:
+        return (
+            "the system killed it, as it does when memory is short; a smaller model, or fewer bits a weight, needs less"
+        )
+    if code < 0:
+        return f"it crashed ({signal.Signals(-code).name})" + (f": {lines[-1]}" if lines else "")
+    return lines[-1] if lines else f"it ended with {code} and wrote nothing"
 
 
 @attrs.define(eq=False)

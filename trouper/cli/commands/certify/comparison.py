@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import attrs
 from rich.table import Table
 
-from trouper.cli.commands.certify.certificate import FORMAT, Json, promises_of, subject_of
+from trouper.cli.commands.certify.certificate import Json, promises_of, subject_of
 
 WORDS = {True: "held", False: "broken", None: "measured", "": "-"}
-
-
-class NoCertificate(Exception):
-    """A file that is no certificate. The message names it."""
-
-
-def read_certificate(path: Path) -> Json:
-    """Read a JSON file of `trouper certify`. Raises `NoCertificate`."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise NoCertificate(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise NoCertificate(
-            f"{path} is no certificate of this format ({FORMAT}); give the .json that trouper certify wrote"
-        )
-    return content
 
 
 @attrs.frozen
@@ -40,15 +21,24 @@ class CertificatePair:
 
     @property
     def newly_broken(self) -> list[str]:
-        """Promises that held in the first and do not in the second, and sections that ran in the first and failed in the second."""
+        """Promises that held in the first and do not in the second, and sections that held in the first and failed in the second, or are
+        broken there by a promise that the first, of another version, does not have."""
         before, after = ({key: promise["held"] for key, promise in _keyed(each)} for each in (self.first, self.second))
-        broken = [
-            f"{name}: {text}"
-            for (name, text), held in after.items()
-            if held is False and before.get((name, text)) is True
-        ]
-        ran = {section["name"] for section in self.first["sections"] if section["status"] == "held"}
-        return broken + [s["name"] for s in self.second["sections"] if s["status"] == "failed" and s["name"] in ran]
+        broken = [key for key, held in after.items() if held is False and before.get(key) is True]
+        sections = self._held_before("broken", "failed")
+        named = {section for section, _ in broken}
+        return [f"{name}: {text}" for name, text in broken] + [name for name in sections if name not in named]
+
+    @property
+    def not_shown(self) -> list[str]:
+        """Sections that held in the first, and of which the second shows nothing: they ran out of time, were interrupted or left out."""
+        return self._held_before("out of time", "interrupted", "not run", "")
+
+    def _held_before(self, *statuses: str) -> list[str]:
+        """Sections that held in the first, and have one of these statuses in the second; "": it does not have them."""
+        after = {section["name"]: section["status"] for section in self.second["sections"]}
+        held = [section["name"] for section in self.first["sections"] if section["status"] == "held"]
+        return [name for name in held if after.get(name, "") in statuses]
 
     def tables(self) -> Iterator[Table]:
         """Yield a table of what differs about the two, one of promises, and one of figures."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trouper.cli.commands.certify.certificate import Json
-from trouper.cli.commands.certify.child_processes import ChildProcesses
+from trouper.cli.commands.certify.child_processes import ChildProcesses, last_words
 
 
 class ProgramFailed(Exception):
@@ -54,5 +54,4 @@ def program_rows(
             raise CutShort
         if code:
             errors.seek(0)
-            written = errors.read().decode(errors="replace").strip().splitlines()
-            raise ProgramFailed(written[-1] if written else f"it ended with {code}")
+            raise ProgramFailed(last_words(errors.read().decode(errors="replace"), code))

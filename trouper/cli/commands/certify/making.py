@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from trouper.cli.commands.certify import cache_sections, exactness_sections, mem
 from trouper.cli.commands.certify.certificate import FORMAT, Json, SectionResult, Status
 from trouper.cli.commands.certify.child_processes import ChildProcesses, SectionStopped, Stopped
 from trouper.cli.commands.certify.engine_programs import CutShort, ProgramFailed, program_rows
-from trouper.cli.commands.certify.section_run import NotApplicable, NothingShown, Section, SectionRun
+from trouper.cli.commands.certify.section_run import NotApplicable, NothingShown, Section, SectionRun, first_line
 from trouper.cli.commands.certify.server_runs import ServerStarter
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.names import EMBEDDED
@@ -36,6 +38,9 @@ SECTIONS: dict[str, SectionEntry] = {
     "killing": ("kill -9 and restart", 1.6, cache_sections.killing),
 }
 """Sections by name: title, share of the time, and what runs. A section that needs less leaves the rest to those after it."""
+SCRATCH, LOCK = "certify-", "lock"
+"""Beginning of names of scratch directories, and the file in each that its process has locked."""
+YOUNG_S = 60.0
 BORROWED = 0.5
 """Part of the shares of later sections that a section may use besides its own: the first server of a device may take minutes to start, and
 most sections need less than their share."""
@@ -58,10 +63,10 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
     """Run everything within the time, and return the certificate. What fails, or is not reached, is in it."""
     began, load_before = time.monotonic(), _load()
     model = str(Path(plan.model).resolve()) if plan.model and Path(plan.model).is_dir() else plan.model
-    with _scratch() as scratch:
+    with scratch_directory() as scratch:
         starter = ServerStarter(model, scratch, children)
         plan.show("device", 0.0, "device and model")
-        known = _described(children, model, plan.minutes * 60)
+        known = _described(children, model, plan)
         starter.directory = known.model.pop("directory", "")
         results = []
         for index, name in enumerate(plan.only):
@@ -94,16 +99,28 @@ def limit_of(weights: Sequence[float], left_s: float) -> float:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch_directory() -> Iterator[Path]:
     """Make a directory on the disk that the SSD tier would have: /tmp may be memory. It is removed at the end."""
     parent = default_cache_dir()
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix="certify-", dir=parent, ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=parent, ignore_cleanup_errors=True)
     except OSError:
-        folder = tempfile.TemporaryDirectory(prefix="trouper-certify-", ignore_cleanup_errors=True)
-    with folder as name:
+        folder = tempfile.TemporaryDirectory(prefix=f"trouper-{SCRATCH}", ignore_cleanup_errors=True)
+    with folder as name, (Path(name) / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_abandoned(parent)
         yield Path(name)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove scratch directories of certificates that were killed: nobody holds their locks."""
+    for path in parent.glob(f"{SCRATCH}*/{LOCK}"):
+        with suppress(OSError), path.open() as lock:
+            if time.time() - path.stat().st_mtime < YOUNG_S:  # Its process may be about to lock it.
+                continue
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 @attrs.define
@@ -117,19 +134,21 @@ class Described:
     problem: str = ""
 
 
-def _described(children: ChildProcesses, model: str | None, limit_s: float) -> Described:
-    found = Described()
+def _described(children: ChildProcesses, model: str | None, plan: CertifyPlan) -> Described:
+    found, limit_s = Described(), plan.minutes * 60
     try:
         with children.limited(limit_s):
             for row in program_rows(children, "device", {}, limit_s):
                 found.device |= row
             for row in program_rows(children, "model", {"model": model}, limit_s):
+                if stage := row.pop("stage", ""):
+                    plan.show("device", 0.0, stage)
                 found.model |= row
     except ProgramFailed as failed:
         found.status, found.problem = "failed", str(failed)
     except (CutShort, SectionStopped):
         found.status = "interrupted" if children.stopped == "interrupted" else "out of time"
-        found.problem = f"the model was not loaded within {limit_s:.0f} s; --minutes gives more"
+        found.problem = f"the model was not loaded within {limit_s:.0f} s; trouper models pull downloads it before, --minutes gives more"
         found.problem = "before it began" if children.stopped == "interrupted" else found.problem
     found.kv = KvLayout(**found.model.pop("kv", {}))
     return found
@@ -153,14 +172,14 @@ def run_section(
         finished = True
         held = [promise.held for promise in result.promises]
         result.status = "held" if True in held or not held else "failed"
-        if not {True, False} & {*held} and held:
+        if held and not {True, False}.intersection(held):
             result.problem = "nothing was compared in its time; give it more by --minutes"
     except NotApplicable as reason:
         result.problem = str(reason)
     except NothingShown as reason:
         result.status, result.problem = "failed", str(reason)
     except Exception as error:  # noqa: BLE001 - a section that fails does not stop the others
-        result.status, result.problem = "failed", _line(error)
+        result.status, result.problem = "failed", first_line(error)
     _judge(run, children.stopped, finished=finished, limit_s=limit_s)
     result.seconds = round(time.monotonic() - began, 1)
     plan.show(name, 1.0, "")
@@ -178,12 +197,6 @@ def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float)
         result.problem = f"not reached in {max(limit_s, 0):.0f} s: {', '.join(run.not_reached)}; --minutes gives more"
     if False in [promise.held for promise in result.promises]:
         result.status = "broken"
-
-
-def _line(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _name(model: str | None) -> str:

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 
 import attrs
 
-from trouper.cli.commands.bench.load import random_words
 from trouper.cli.commands.certify.answers import Comparison, ProbeAnswer, ProbeQuestion, compared
 from trouper.cli.commands.certify.cache_sections import require_cache
 from trouper.cli.commands.certify.section_run import NotApplicable, NothingShown, SectionRun
-from trouper.cli.commands.certify.server_runs import ServerRun
+from trouper.cli.commands.certify.server_runs import ServerRun, probe_question
 from trouper.protocol.kv import KvLayout
 
 SAMPLE_S = 0.05
@@ -86,46 +85,36 @@ def _sampled(server: ServerRun) -> Iterator[MemorySamples]:
 def memory(run: SectionRun) -> None:
     """Requests that outgrow a limit, on a server with that limit: its bytes, preempted rows, and the answers."""
     require_cache(run)
-    count, tokens = (3, 48) if run.quick else (4, 64) if run.on_cpu else (8, 128)
+    count, tokens = (3, 48) if run.quick else (4, 64)
     rows = growing_rows(run.kv, run.model["context_tokens"], count, tokens)
     if rows is None:
         raise NotApplicable(
             "rows of this model hold nearly the same bytes whatever their length: none outgrows a limit"
         )
-    requests, alone = _each_alone(run, rows)
-    run.show(0.6, "all at once, with a limit that they outgrow")
+    run.show(0.05, "start of a server with a limit")
     with run.starter.trouper("--no-ssd", "--kv-memory", str(rows.limit_bytes)) as server:
+        requests = [probe_question(server, index, rows.prompt_tokens, rows.answer_tokens) for index in range(count)]
+        alone = []
+        for index, question in enumerate(requests):
+            run.show(0.2 + 0.4 * index / count, "each request alone")
+            alone.append(ProbeAnswer.of(server.complete(question.body("alone", speculation="off"))))
+        run.show(0.6, "all at once, with a limit that they outgrow")
         with _sampled(server) as samples:
             together = _until_preempted(server, requests)
         preempted = _preemptions(server)
-        active = server.health()["memory"]["active_bytes"]
+        found = server.health()["memory"]
     comparison = compared(alone * (len(together) // len(alone)), together)
     _report(run, rows, samples, comparison)
-    run.result.figures |= {"preemptions": preempted, "active_bytes": active}
+    run.result.figures |= {"preemptions": preempted, "active_bytes": found["active_bytes"]}
     text = f"{comparison.text(run.near_tie)}; rows were preempted {preempted} times"
     run.result.promise(
         "answers of rows that were preempted are those of the row alone", comparison.within(run.near_tie), text
     )
     if not preempted:
-        raise NothingShown(f"no row was preempted under --kv-memory {rows.limit_bytes}, so nothing is shown of it")
-
-
-def _each_alone(run: SectionRun, rows: GrowingRows) -> tuple[list[ProbeQuestion], list[ProbeAnswer]]:
-    """Questions that begin differently, and their answers without a limit."""
-    answers = []
-    with run.starter.trouper("--no-ssd", "--cache-memory", "0") as server:
-        requests = [_question(server, index, rows) for index in range(rows.count)]
-        for index, question in enumerate(requests):
-            run.show(0.1 + 0.4 * index / len(requests), "each request alone, without a limit")
-            answers.append(ProbeAnswer.of(server.complete(question.body("", speculation="off"))))
-    return requests, answers
-
-
-def _question(server: ServerRun, index: int, rows: GrowingRows) -> ProbeQuestion:
-    """A prompt of exactly so many tokens."""
-    text = f"{index}. Tell a story of {random_words(rows.prompt_tokens)}"
-    tokens = server.post("/tokenize", {"prompt": text})["tokens"]
-    return ProbeQuestion(tuple(tokens[: rows.prompt_tokens]), rows.answer_tokens)
+        limits = (
+            f"under --kv-memory {rows.limit_bytes}, where the server's own limit was {found['kv_limit_bytes']} bytes"
+        )
+        raise NothingShown(f"no row was preempted {limits}, so nothing is shown of preemptions")
 
 
 def _until_preempted(server: ServerRun, requests: list[ProbeQuestion]) -> list[ProbeAnswer]:

@@ -86,3 +86,10 @@ class SectionRun:
 
 
 Section = Callable[[SectionRun], None]
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error as one line; of a group its first one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

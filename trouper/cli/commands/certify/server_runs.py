@@ -16,8 +16,10 @@ from pathlib import Path
 import attrs
 import httpx2
 
+from trouper.cli.commands.bench.load import random_words
+from trouper.cli.commands.certify.answers import ProbeQuestion
 from trouper.cli.commands.certify.certificate import Json
-from trouper.cli.commands.certify.child_processes import ChildProcesses
+from trouper.cli.commands.certify.child_processes import ChildProcesses, last_words
 
 GOODBYE_S = 20.0
 READY = " is ready at "
@@ -111,7 +113,7 @@ class ServerStarter:
             ready = server.process.stdout.readline()
             if READY not in ready:
                 self.children.check()
-                raise ServerFailed(f"the server did not start: {_end_of(server.log)}")
+                raise ServerFailed(f"the server did not start: {_why_ended(server)}")
             server.url = ready.rsplit(READY, 1)[1].strip().removesuffix("/v1")
             yield server
         finally:
@@ -119,7 +121,10 @@ class ServerStarter:
 
     @contextmanager
     def mlx_lm(self, model: str, streams: int, limit_s: float) -> Iterator[ServerRun]:
-        port = _free_port()
+        try:
+            port = _free_port()
+        except OSError as error:
+            raise ServerFailed(f"there is no free port for mlx_lm.server: {error.strerror}") from error
         flags = ["--model", model, "--port", str(port), "--decode-concurrency", str(streams), "--log-level", "WARNING"]
         self._note("mlx_lm.server", *flags)
         server = self._started([sys.executable, "-c", MLX_LM_SERVER, *flags])
@@ -152,6 +157,13 @@ class ServerStarter:
             self.commands.append(shown)
 
 
+def probe_question(server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int) -> ProbeQuestion:
+    """Make a question whose prompt has exactly so many tokens of the model, and begins as that of no other index."""
+    text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
+    tokens = server.post("/tokenize", {"prompt": text})["tokens"]
+    return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)
+
+
 def _without(text: str, names: Mapping[str, str]) -> str:
     """Replace directories of the user by names. A hub id stays as it is."""
     for directory, name in names.items():
@@ -165,7 +177,7 @@ def _wait_until_it_answers(server: ServerRun, limit_s: float) -> None:
     while time.monotonic() < end:
         server.children.check()
         if server.process.poll() is not None:
-            raise ServerFailed(f"mlx_lm.server did not start: {_end_of(server.log)}")
+            raise ServerFailed(f"mlx_lm.server did not start: {_why_ended(server)}")
         try:
             server.complete({"prompt": "Hello", "max_tokens": 2, "temperature": 0})
         except (httpx2.HTTPError, ServerFailed):
@@ -175,9 +187,8 @@ def _wait_until_it_answers(server: ServerRun, limit_s: float) -> None:
     raise ServerFailed(f"mlx_lm.server did not answer within {limit_s:.0f} s")
 
 
-def _end_of(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it wrote nothing"
+def _why_ended(server: ServerRun) -> str:
+    return last_words(server.log.read_text(errors="replace"), server.process.wait())
 
 
 def _free_port() -> int:

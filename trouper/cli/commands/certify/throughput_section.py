@@ -9,15 +9,19 @@ from itertools import product
 from statistics import median
 
 import attrs
+import httpx2
 import trio
 
 from trouper.cli.client import Where
 from trouper.cli.commands.bench.figures import decode_rate, percentiles
 from trouper.cli.commands.bench.load import Question, Stream, random_words, run_streams
 from trouper.cli.commands.certify.certificate import Json
-from trouper.cli.commands.certify.section_run import MARGIN_S, SectionRun
+from trouper.cli.commands.certify.engine_programs import ProgramFailed
+from trouper.cli.commands.certify.section_run import MARGIN_S, SectionRun, first_line
 from trouper.cli.commands.certify.server_runs import ServerFailed, ServerRun
+from trouper.cli.streamed_answer import AnswerFailed
 
+TROUPER = "Trouper"
 WORDS = 40
 WARM_UP_TOKENS = 8
 ALONGSIDE = 0.25
@@ -46,7 +50,7 @@ def throughput(run: SectionRun) -> None:
     counts, tokens, rounds = (
         ([1, 2], 64, 2) if run.quick else ([1, 4, 8], 32, 2) if run.on_cpu else ([1, 8, 32], 192, 3)
     )
-    found: dict[str, dict[int, ServerRates]] = {"Trouper": {}, "mlx_lm.server": {}}
+    found: dict[str, dict[int, ServerRates]] = {TROUPER: {}, "mlx_lm.server": {}}
     bare = {row["streams"]: row for row in _bare(run, counts, tokens, rounds)}
     fits = run.model["weights_bytes"] <= ALONGSIDE * run.device["memory_bytes"]
     try:
@@ -67,7 +71,7 @@ def _bare(run: SectionRun, counts: list[int], tokens: int, rounds: int) -> Itera
 
 
 def _start(run: SectionRun, stack: ExitStack, servers: dict[str, ServerRun], name: str, streams: int) -> None:
-    if name == "Trouper":
+    if name == TROUPER:
         run.show(0.15, "start of Trouper")
         flags = ("--no-ssd", "--speculation", "off", "--completion-batch-size", str(streams))
         servers[name] = stack.enter_context(run.starter.trouper(*flags))
@@ -75,7 +79,8 @@ def _start(run: SectionRun, stack: ExitStack, servers: dict[str, ServerRun], nam
     run.show(0.2, "start of mlx_lm.server")
     try:
         servers[name] = stack.enter_context(run.starter.mlx_lm(_for_mlx_lm(run), streams, 0.6 * run.left_s))
-    except ServerFailed as failed:
+    except (ServerFailed, ProgramFailed) as failed:
+        run.starter.children.check()
         run.result.notes.append(f"without mlx_lm.server: {failed}")
 
 
@@ -108,10 +113,17 @@ def _measure(
 ) -> None:
     """Measure each server in turns, each number of streams once before any of them again. The first answers of each are not counted:
     kernels compile there. A round that would not end within the section's time is left out."""
-    for name, server in servers.items():
-        for streams in counts:
-            run.show(0.3, f"{name}, {streams} at once, warming up")
-            _stream(server, streams, WARM_UP_TOKENS)
+    for name, server in [*servers.items()]:
+        try:
+            for streams in counts:
+                run.show(0.3, f"{name}, {streams} at once, warming up")
+                _stream(server, streams, WARM_UP_TOKENS)
+        except* (httpx2.HTTPError, AnswerFailed) as failed:
+            run.starter.children.check()
+            if name == TROUPER:
+                raise
+            del servers[name]
+            run.result.notes.append(f"without {name}, which did not answer: {first_line(failed)}")
     longest_s = 0.0
     for number, streams in product(range(rounds), counts):
         if number and longest_s > run.left_s - MARGIN_S:

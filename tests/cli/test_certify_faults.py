@@ -1,0 +1,123 @@
+"""What `trouper certify` says of wrong options, files and processes, and what it leaves behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from trouper import cli
+from trouper.cli.commands.certify.certificate import FORMAT
+from trouper.cli.commands.certify.certificate_files import NoCertificate, write_certificate
+from trouper.cli.commands.certify.child_processes import child_processes, last_words
+from trouper.cli.commands.certify.comparison import CertificatePair
+from trouper.cli.commands.certify.making import scratch_directory
+from trouper.cli.commands.certify.server_runs import ServerFailed, ServerStarter
+from trouper.cli.exits import USAGE_ERROR
+
+Json = dict[str, Any]
+MADE = Path(__file__).parent.parent.parent / "docs" / "certificates" / "linux-cpu.json"
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.main, ["certify", *arguments])
+    assert result.exit_code == USAGE_ERROR, result.output
+    return result.output
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    read_only = "/proc" if Path("/proc").is_dir() else "/System"  # Also for root.
+    assert f"{read_only} cannot be written to" in refused("--out", f"{read_only}/certificate")
+    (tmp_path / "c.html").mkdir()
+    assert "c.html is a directory" in refused("--out", str(tmp_path / "c"))
+    assert "there is no directory" in refused("--out", str(tmp_path / "none" / "c"))
+    assert [path.name for path in tmp_path.iterdir()] == ["c.html"]
+
+
+@pytest.mark.parametrize("only", ["", ",", "exactnes", "memory,speed"])
+def test_sections_that_are_not_there_are_refused(only: str) -> None:
+    assert "there are exactness, families" in refused("--only", only)
+
+
+def test_a_certificate_is_written_as_one(tmp_path: Path) -> None:
+    certificate = json.loads(MADE.read_text())
+    assert write_certificate(certificate, tmp_path / "c") == [tmp_path / "c.json", tmp_path / "c.html"]
+    assert json.loads((tmp_path / "c.json").read_text()) == certificate
+    (tmp_path / "d.json").mkdir()
+    with pytest.raises(NoCertificate, match=r"d\.json cannot be written"):
+        write_certificate(certificate, tmp_path / "d")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.html", "c.json", "d.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is no JSON"),
+        ('{"format": "trouper-certificate/7"}', "has the format trouper-certificate/7, which another version of trouper wrote"),
+        ('{"format": 3}', "is no certificate; give the .json"),
+        (f'{{"format": "{FORMAT}"}}', "is not complete"),
+        (json.dumps(json.loads(MADE.read_text()) | {"sections": [{"name": "memory"}]}), "is not complete"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_compared_say_why(content: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    text = refused("--compare", str(tmp_path / "a.json"), str(MADE))
+    assert "a.json" in text and reason in text
+    assert "Is a directory" in refused("--compare", str(MADE), str(tmp_path))
+
+
+def with_section(number: int, **changes: Any) -> Json:
+    certificate: Json = json.loads(MADE.read_text())
+    certificate["sections"][number] |= changes
+    return certificate
+
+
+def test_certificates_of_versions_with_other_promises_are_compared() -> None:
+    first = with_section(0)
+    promise = {"text": "a promise of a later version", "held": False, "measured": "it is not so"}
+    broken = CertificatePair(first, with_section(0, status="broken", promises=[promise]))
+    assert (broken.newly_broken, broken.not_shown) == (["exactness"], [])
+    late = CertificatePair(first, with_section(0, status="out of time"))
+    assert (late.newly_broken, late.not_shown) == ([], ["exactness"])
+    fewer = with_section(0)
+    del fewer["sections"][0]
+    assert CertificatePair(first, fewer).not_shown == ["exactness"]
+    assert CertificatePair(fewer, first).not_shown == []
+
+
+def test_why_a_process_ended_is_one_line() -> None:
+    assert last_words("Traceback\n  x\nValueError: no\n\n", 1) == "ValueError: no"
+    assert "memory is short" in last_words("loading\n", -signal.SIGKILL)
+    assert last_words("", -signal.SIGSEGV) == "it crashed (SIGSEGV)"
+    assert last_words("libc++abi: no\n", -signal.SIGABRT) == "it crashed (SIGABRT): libc++abi: no"
+    assert last_words("", 3) == "it ended with 3 and wrote nothing"
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with child_processes() as children:
+        starter = ServerStarter(None, tmp_path, children)
+        with pytest.raises(ServerFailed, match="no-such-flag"), starter.trouper("--no-such-flag"):
+            pass
+        assert not children.running
+
+
+def test_what_killed_certificates_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    locks = {name: tmp_path / "trouper" / f"certify-{name}" / "lock" for name in ("killed", "young", "running")}
+    for name, lock in locks.items():
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+        if name != "young":
+            os.utime(lock, (0, 0))
+    with locks["running"].open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with scratch_directory() as scratch:
+            found = {path for path in (tmp_path / "trouper").iterdir() if path.name.startswith("certify-")}
+            assert found == {locks["young"].parent, locks["running"].parent, scratch}
+    assert not scratch.exists()
