@@ -153,6 +153,12 @@ async def test_a_model_that_is_alone_and_unloaded_is_no_server_that_shuts_down()
         lease = await manager.lease("small")
         manager.control.unload("small")
         await wait_all_tasks_blocked()
-        seen = (await trio.to_thread.run_sync(lambda: httpx2.get(f"http://127.0.0.1:{port}/health"))).json()
-        assert seen["status"] == "unloading" and "being unloaded" in seen["detail"]
+
+        async def seen(path: str) -> httpx2.Response:
+            return await trio.to_thread.run_sync(lambda: httpx2.get(f"http://127.0.0.1:{port}/{path}"))
+
+        health, ready = (await seen("health")).json(), await seen("readyz")
+        assert health["status"] == "unloading" and "being unloaded" in health["detail"]
+        assert ready.status_code == 200, "a request loads it again"
+        assert ready.json() == {"status": "ok", "detail": "the model is being unloaded; a request loads it again"}
         lease.release()

@@ -279,10 +279,12 @@ class HttpEdge:
 
     async def readyz(self) -> Response:
         """Report ready if every loaded model makes progress. One that makes room for another takes no requests, and the server does."""
-        entries = [entry for entry in self._service.models.entries() if entry.state != "unloading"]
+        listed = self._service.models.entries()
+        entries = [entry for entry in listed if entry.state != "unloading"]
         loaded = [entry.runtime.health() for entry in entries if entry.runtime is not None]
         health = next((health for health in loaded if not health.ready), loaded[0] if loaded else None)
         if health is None:
             draining = self._service.models.draining
-            return as_json(none_loaded(draining=draining), 503 if draining else 200)
+            body = none_loaded(draining=draining, unloading=len(entries) < len(listed))
+            return as_json(body, 503 if draining else 200)
         return as_json({"status": health.status, "detail": health.detail}, 200 if health.ready else 503)

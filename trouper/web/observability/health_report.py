@@ -63,9 +63,11 @@ def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, An
     return body
 
 
-def none_loaded(*, draining: bool) -> dict[str, str]:
-    """The status of a server without a loaded model, which loads one at the next request unless it is `draining`."""
-    return {"status": "draining" if draining else "ok", "detail": "no model is loaded"}
+def none_loaded(*, draining: bool, unloading: bool = False) -> dict[str, str]:
+    """The status of a server without a loaded model, which loads one at the next request unless it is `draining`. `unloading`: the last
+    one is being unloaded."""
+    detail = "the model is being unloaded; a request loads it again" if unloading else "no model is loaded"
+    return {"status": "draining" if draining else "ok", "detail": detail}
 
 
 def _entry_body(entry: ModelEntry) -> dict[str, Any]:
