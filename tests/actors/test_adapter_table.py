@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import attrs
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.actors.bench import Opened, generate, running
+from tests.fakes import FakeEngine
 from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.protocol.model import AdapterCard
+from trouper.protocol.plans import Plan
 
 
 def card(name: str) -> AdapterCard:
@@ -40,3 +44,35 @@ async def test_one_that_nobody_has_goes_at_once_and_may_come_again() -> None:
     assert table.cards == () and table.begin("") is None
     table.add(card("one"))
     assert table.begin("one") == card("one")
+
+
+@attrs.define(eq=False)
+class Noting(FakeEngine):
+    """Notes when an adapter is taken away."""
+
+    unloaded_at: float = 0.0
+
+    async def unload_adapter(self, name: str) -> int:
+        self.unloaded_at = trio.current_time()
+        return await super().unload_adapter(name)
+
+
+async def test_it_goes_after_the_plans_that_admit_a_row_with_it(opened: Opened, autojump_clock: MockClock) -> None:
+    """Its client has left, but the plan is on its way: the row's KV would be computed without the adapter, and be kept as if with it."""
+    admitted_at = list[float]()
+
+    async def slow(plan: Plan) -> None:
+        await trio.sleep(1)
+        admitted_at.extend(trio.current_time() for admit in plan.admit if admit.adapter)
+
+    engine = Noting(before_step=slow)
+    async with running(engine) as runtime:
+        await runtime.load_adapter("one", "/one")
+        with await runtime.submit(generate("beside", max_tokens=9)) as beside:
+            await beside.next()
+            answer = await runtime.submit(generate("with", adapter="one", max_tokens=9))
+            answer.close()
+            await runtime.unload_adapter("one")
+            async for _ in beside:
+                pass
+    assert admitted_at and admitted_at[0] < engine.unloaded_at

@@ -98,7 +98,7 @@ class Intake:
 
     async def _pass_on(self, submission: Submission, message: Submission | None) -> None:
         if message is None:
-            submission.replies.close()
+            submission.close()
             return
         try:
             await self._admitted.send(message)

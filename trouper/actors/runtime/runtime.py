@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import attrs
 import trio
@@ -28,7 +29,6 @@ from trouper.protocol.problems import (
     adapter_unknown,
     rank_lost,
 )
-from trouper.protocol.record import RequestRecord
 from trouper.protocol.replies import Accepted, Failed
 from trouper.protocol.requests import Generate, Prompt
 from trouper.protocol.settings import Settings
@@ -68,21 +68,16 @@ class Runtime:
         called exactly once, however it ends, also if it is refused. `admit` is asked once its prompt is tokenized."""
         if (adapter := self._adapters.begin(request.adapter)) is not None:
             request = attrs.evolve(request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint))
-
-        def noted(record: RequestRecord) -> None:
-            if adapter is not None:
-                self._adapters.end(adapter.name)
-            if ended is not None:
-                ended(record)
-
         submission, replies = open_submission(request, self.settings)
         submission = attrs.evolve(submission, admit=admit)
+        if adapter is not None:  # Not when the answer ends: a plan may admit the row of a client that has left.
+            submission.arrivals.when_let_go = partial(self._adapters.end, adapter.name)
         timeouts = request.timeouts or default_timeouts(self.settings)
         limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
-        answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=noted, arrivals=submission.arrivals)
+        answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended, arrivals=submission.arrivals)
         try:
             if request.adapter and adapter is None:
-                submission.replies.close()
+                submission.close()
                 raise self._adapters.refusal(request.adapter)
             await self._deliver(submission, answer)
             first = await answer.receive_reply()
@@ -157,12 +152,12 @@ class Runtime:
                 await self._requests.send(submission)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            submission.replies.close()
+            submission.close()
             raise RequestFailed(self.problem_of_end()) from None
         except BaseException:
-            submission.replies.close()
+            submission.close()
             raise
-        submission.replies.close()
+        submission.close()
         raise RequestFailed(deadline.problem)
 
     def problem_of_end(self) -> Problem:

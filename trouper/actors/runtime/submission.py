@@ -23,6 +23,14 @@ class Arrivals:
     """Called when a reply has arrived, if no task waits for it. Called in the sender's task, so it neither blocks nor raises."""
     taken: bool = False
     """Whether the channel took a Delta since `Submission.aborted` was last asked: then it is open, and need not be looked at."""
+    when_let_go: Callable[[], None] | None = None
+    """Called once when the owner lets go of the request. A client may have left long before: until then a plan may have its row."""
+
+    def let_go(self) -> None:
+        """The owner has no more to do with the request."""
+        call, self.when_let_go = self.when_let_go, None
+        if call is not None:
+            call()
 
 
 Admit = Callable[[int, int, bool], int]
@@ -89,11 +97,12 @@ class Submission:
     def end(self, event: Reply) -> None:
         """Send the terminal event, then close. Synchronous, so that it completes even in cancelled cleanup."""
         self.reply(event)
-        self.replies.close()
+        self.close()
 
     def close(self) -> None:
-        """Close the channel after the terminal event, or when the request was aborted."""
+        """Close the channel after the terminal event, or when the request was aborted, and let go of the request."""
         self.replies.close()
+        self.arrivals.let_go()
 
     def fail(self, problem: Problem) -> None:
         self.end(Failed(problem))
