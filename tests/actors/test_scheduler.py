@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.bench import Bench, Opened, code, ends, heard, scheduling
 from tests.fakes import EOS, card
@@ -186,6 +186,26 @@ async def test_d11_f27_a_late_step_is_published_and_taken_back(opened: Opened, a
         assert bench.stats.latest.stalled_since == began
         await bench.play()
         assert bench.stats.latest.stalled_since is None
+
+
+async def test_a_process_that_was_paused_has_no_stuck_device(opened: Opened, mock_clock: MockClock) -> None:
+    """The clock says that a step took an hour, but the device had none of it."""
+
+    async def pass_time(seconds: float) -> None:
+        mock_clock.jump(seconds)
+        await wait_all_tasks_blocked()
+
+    async with scheduling(opened, stall_timeout_s=5) as bench:
+        answer = await bench.ask()
+        await pass_time(3600)
+        assert bench.stats.latest.stalled_since is None
+        for _ in range(9):
+            await pass_time(0.6)
+        since = bench.stats.latest.stalled_since
+        assert since is not None and since >= trio.current_time() - 10, "no clock may say that it was an hour"
+        await pass_time(3600)
+        await bench.play()
+        assert isinstance(heard(answer)[-1], Finished) and bench.stats.latest.stalled_since is None
 
 
 async def test_f18_a_stuck_device_fails_everyone_and_forgets_no_row(

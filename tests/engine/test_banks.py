@@ -26,7 +26,7 @@ from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.joined_slots import JoinedSlots, Parts
-from trouper.engine.kv.kv_layout import Layout
+from trouper.engine.kv.kv_layout import Layout, kv_layout
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.pass_shapes import EXACT, LEAD, NO_CUDNN, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -35,6 +35,7 @@ from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.platform import device
+from trouper.engine.spec_decode.prompt_lookup import DRAFTING
 from trouper.engine.step import StepEngine
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import NO_ROW, RowId
@@ -63,6 +64,18 @@ class TestLadder:
         kv = KvLayout(token_bytes=1, lead_tokens=LEAD + NO_CUDNN if shapes.rounded else 0)
         buffers = SlotBuffers([FullSlots() for _ in range(layers)], lambda: Layout((), (), ()), shapes)
         assert sum(cache._capacity(tokens) for cache in buffers.leaves) <= layers * kv.row_bytes(tokens)
+
+    @pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])
+    def test_rows_count_the_tokens_that_rings_hold_beyond_their_window(self, name: str) -> None:
+        """Drafts that are rejected have overwritten the oldest tokens: three times as many are held as a step may draft."""
+        model = model_of(name)
+        rows, _ = rows_for(model, PLAIN, DRAFTING.slack)
+        assert isinstance(rows, SlotRows)
+        rows.open(RowId(1), 40)
+        rows.prefill({RowId(1): [*range(1, 40)]})
+        kv, rings = kv_layout(model, PLAIN, draft_tokens=DRAFTING.tokens), rows._banks[RowId(1)].buffers._rings
+        assert sum(ring.nbytes for ring in rings) == kv.snapshot_bytes + kv.ring_slack_bytes
+        assert kv.snapshot_bytes == kv_layout(model, PLAIN).snapshot_bytes
 
 
 class TestRowsInBanks:

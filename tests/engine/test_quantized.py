@@ -112,6 +112,13 @@ class TestEightBits:
         assert eight.snapshot_bytes == plain.snapshot_bytes
         assert "8 bits in groups of 32" in kv_layout(model_of(name), EIGHT).description
 
+    def test_what_attention_reads_of_it_dequantized_counts(self, name: str) -> None:
+        """A layer at a time."""
+        layers = layout_of(model_of(name), PLAIN).full
+        read = [sum(shape.nbytes for shape in layer if EIGHT.takes(shape.dims[2])) for layer in layers]
+        assert kv_layout(model_of(name), EIGHT).dequantized_token_bytes == max(read) > 0
+        assert kv_layout(model_of(name), PLAIN).dequantized_token_bytes == 0
+
 
 class Written(QuantizedSlots):
     """Remembers what it was given and what it wrote of it: for each position of one row (values, codes, scales)."""

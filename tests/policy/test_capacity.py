@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,17 @@ def test_a_capacity_is_at_most_a_quarter_more(tokens: int, step: int) -> None:
     capacity = kv_capacity(tokens, step)
     assert tokens <= capacity < max(tokens + step, 1.25 * tokens)
     assert kv_capacity(capacity, step) == capacity <= kv_capacity(tokens + 1, step)
+
+
+@given(st.integers(1, 10**6), st.integers(0, 1000), st.integers(0, 1000))
+def test_what_a_pass_dequantizes_and_rings_hold_beyond_their_window_counts(
+    tokens: int, dequantized: int, slack: int
+) -> None:
+    plain = KvLayout(token_bytes=1000, snapshot_bytes=50)
+    kv = attrs.evolve(plain, dequantized_token_bytes=dequantized, ring_slack_bytes=slack)
+    assert kv.row_bytes(tokens) - plain.row_bytes(tokens) >= dequantized * tokens + slack
+    fitting = kv.max_tokens(10**8)
+    assert fitting is not None and kv.row_bytes(fitting) <= 10**8 < kv.row_bytes(fitting + 1)
 
 
 @given(TOKENS)

@@ -71,6 +71,10 @@ class KvLayout:
     between."""
     head_state_bytes: int = 0
     """Maximum bytes of the hidden states that a row holds for the model's MTP head."""
+    ring_slack_bytes: int = 0
+    """Bytes of a row's sliding windows beyond those of a snapshot: rings hold more tokens than their window."""
+    dequantized_token_bytes: int = 0
+    """Bytes of one token's keys and values in the largest layer whose KV is quantized: attention reads a layer's KV dequantized."""
     capacity_step: int = CAPACITY_STEP
     """`step` of `kv_capacity` for this model's rows."""
     lead_tokens: int = 0
@@ -96,13 +100,18 @@ class KvLayout:
     @property
     def _fixed_bytes(self) -> int:
         """Bytes of a row whatever its length."""
-        return self.snapshot_bytes + self.head_state_bytes
+        return self.snapshot_bytes + self.ring_slack_bytes + self.head_state_bytes
+
+    @property
+    def _row_token_bytes(self) -> int:
+        """Bytes of one token in a row's buffers, and of what a pass makes of it at a time."""
+        return self.token_bytes + self.dequantized_token_bytes
 
     def row_bytes(self, tokens: int) -> int:
         """Bytes of a row that holds `tokens` tokens. The buffers of some layers have grown already, since those of all layers do not
         grow in one step."""
         capacity = kv_capacity(tokens + self.lead_tokens, self.capacity_step) + self._early_tokens
-        return self.token_bytes * capacity + self._fixed_bytes
+        return self._row_token_bytes * capacity + self._fixed_bytes
 
     def batch_bytes(self, rows: Iterable[tuple[int, int]]) -> int:
         """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
@@ -131,6 +140,6 @@ class KvLayout:
             return 0
         if not self.token_bytes:
             return None
-        tokens = max((nbytes - self._fixed_bytes) // self.token_bytes - self._early_tokens, 0)
+        tokens = max((nbytes - self._fixed_bytes) // self._row_token_bytes - self._early_tokens, 0)
         unit = _capacity_unit(tokens, self.capacity_step)
         return max(tokens // unit * unit - self.lead_tokens, 0)

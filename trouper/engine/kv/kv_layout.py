@@ -25,7 +25,7 @@ from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import STEPS_BACK, StateSlots
 from trouper.engine.kv.region import Region
-from trouper.engine.kv.ring_slots import RingSlots
+from trouper.engine.kv.ring_slots import RingSlots, ring_length, ring_slack
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import FIRST_BANK, KvLayout
 
@@ -81,6 +81,11 @@ class Layout:
     def snapshot_bytes(self) -> int:
         """Bytes of a snapshot whose windows are full."""
         return self.state_bytes + sum(shape.nbytes for shape in chain(*self.rings))
+
+    @cached_property
+    def ring_token_bytes(self) -> int:
+        """Bytes of one token in all sliding windows."""
+        return sum(shape.nbytes // shape.dims[0] for shape in chain(*self.rings))
 
     @cached_property
     def state_bytes(self) -> int:
@@ -224,11 +229,19 @@ def kv_layout(
     return KvLayout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,
+        ring_slack_bytes=layout.ring_token_bytes * ring_length(0, ring_slack(draft_tokens)),
+        dequantized_token_bytes=max((_dequantized_bytes(leaf, kv) for leaf in layout.full), default=0),
         draft_state_bytes=STEPS_BACK * verified_bytes if capabilities.allows("drafts") else 0,
         lead_tokens=LEAD + NO_CUDNN if of_device().rounded else 0,
         first_bank=FIRST_BANK if capabilities.allows("banks") else None,
         description=_description(layout, kv),
     )
+
+
+def _dequantized_bytes(leaf: tuple[ArrayShape, ...], kv: KvFormat) -> int:
+    """Bytes of one token's quantized keys and values of a layer, dequantized: in groups, each with a scale that has their dtype."""
+    scales = [leaf[index + 1] for index, shape in enumerate(leaf) if shape.dtype == mx.uint32]
+    return sum(scale.nbytes * kv.group_size for scale in scales)
 
 
 def _description(layout: Layout, kv: KvFormat) -> str:

@@ -14,6 +14,18 @@ from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import SlotCache
 
 
+def ring_slack(draft_tokens: int) -> int:
+    """Number of tokens that rings hold beyond their window, where a step drafts at most `draft_tokens`. A step's drafts, accepted or
+    rejected, overwrite the oldest tokens; and a snapshot may be needed of the row's state two such steps ago, when its answer had ended
+    and one more step was planned."""
+    return 3 * (draft_tokens + 1)
+
+
+def ring_length(window: int, slack: int) -> int:
+    """Number of tokens that the buffers of a row have room for: its window, `slack` tokens more, and one that is not kept."""
+    return window + slack + 1
+
+
 class RingSlots(SlotCache):
     """Slots for attention over the last `window` tokens: the counterpart of mlx-lm's RotatingKVCache.
 
@@ -36,7 +48,7 @@ class RingSlots(SlotCache):
         self._fetched = None
 
     def _capacity(self, tokens: int) -> int:  # noqa: ARG002  A ring has a fixed length.
-        return self.ring + 1
+        return ring_length(self.ring, 0)
 
     def _used_tokens(self, tokens: int) -> int:
         return min(tokens, self.ring)

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import attrs
 
+from trouper.engine.kv.ring_slots import ring_slack
+
 
 class RowProposer(Protocol):
     """Proposes one row's next tokens from those before."""
@@ -36,10 +38,8 @@ class Drafting:
 
     @property
     def slack(self) -> int:
-        """Number of tokens that rings hold beyond their window. A step's drafts, accepted or rejected, overwrite the oldest
-        tokens; and a snapshot may be needed of the row's state two such steps ago, when its answer had ended and one more
-        step was planned."""
-        return 3 * (self.tokens + 1)
+        """Number of tokens that rings hold beyond their window."""
+        return ring_slack(self.tokens)
 
     def proposer(self, prompt: Sequence[int]) -> RowProposer:
         """Make the proposer of one row."""
