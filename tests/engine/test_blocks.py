@@ -346,6 +346,14 @@ class TestPayloads:
         for tokens in (1, window - 1, window, window + 1, 10 * window):
             assert {shape.dims[0] for shape in layout.snapshot(tokens)} == {min(tokens, window)}
 
+    def test_other_shapes_have_another_digest(self) -> None:
+        """Bytes of the disk that do not fit would end the engine, so they are of another namespace."""
+        rings = attrs.evolve(self.SHAPES, full=(), rings=self.SHAPES.full)
+        turned = attrs.evolve(self.SHAPES, full=(self.SHAPES.full[0][::-1],))
+        digests = [layout.digest for layout in (self.SHAPES, rings, turned, layout_of(model_of("gpt_oss"), PLAIN))]
+        assert len({*digests}) == 4
+        assert digests[3] == layout_of(model_of("gpt_oss"), PLAIN).digest
+
     def test_what_does_not_fit_is_refused(self) -> None:
         head, first, second = self.payload()
         for payload, told in [

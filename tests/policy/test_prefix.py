@@ -40,6 +40,7 @@ OTHERS: dict[str, tuple[ModelCard, Settings]] = {
     "architecture": (attrs.evolve(CARD, architecture="other"), Settings()),
     "dtype": (attrs.evolve(CARD, dtype="bfloat16"), Settings()),
     "description of KV": (attrs.evolve(CARD, kv=attrs.evolve(CARD.kv, description="8 bits")), Settings()),
+    "shapes of blocks": (attrs.evolve(CARD, kv=attrs.evolve(CARD.kv, shapes="others")), Settings()),
     "bytes of a token": (attrs.evolve(CARD, kv=attrs.evolve(CARD.kv, token_bytes=50)), Settings()),
     "block size": (CARD, Settings(block_size=32)),
 }

@@ -87,6 +87,8 @@ class KvLayout:
     """Maximum number of tokens of rows in a bank that rows share."""
     description: str = ""
     """One line for a person."""
+    shapes: str = ""
+    """Digest of the shapes and types of the arrays of which blocks and snapshots consist."""
 
     @property
     def needs_snapshots(self) -> bool:

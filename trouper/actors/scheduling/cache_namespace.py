@@ -22,6 +22,7 @@ def cache_namespace(card: ModelCard, settings: Settings) -> str:
         "architecture": card.architecture,
         "dtype": card.dtype,
         "kv": card.kv.description,
+        "shapes": card.kv.shapes,
         "token_bytes": str(card.kv.token_bytes),
         "block_size": str(settings.block_size),
     }

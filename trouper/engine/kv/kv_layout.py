@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from hashlib import sha256
 from itertools import accumulate, chain, islice
 from typing import TypeVar
 
@@ -91,6 +92,11 @@ class Layout:
     def state_bytes(self) -> int:
         """Bytes of a row's recurrent states."""
         return sum(shape.nbytes for shape in chain(*self.states))
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digits that differ wherever shapes, types or the order of arrays do."""
+        return sha256(repr((self.full, self.rings, self.states)).encode()).hexdigest()[:16]
 
     def block(self, tokens: int) -> list[ArrayShape]:
         """Return the shape of each array of a block of `tokens` tokens."""
@@ -235,6 +241,7 @@ def kv_layout(
         lead_tokens=LEAD + NO_CUDNN if of_device().rounded else 0,
         first_bank=FIRST_BANK if capabilities.allows("banks") else None,
         description=_description(layout, kv),
+        shapes=layout.digest,
     )
 
 
