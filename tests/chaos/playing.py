@@ -66,7 +66,7 @@ def judged(question: Question, heard: Heard, faults: Sequence[Fault]) -> tuple[s
         return "right", "" if equal(question.answer, said) else f"a wrong answer: {wish}: {said}, not {question.answer}"
     if heard.status == 400 and equal(question.answer, answer_of(wish, heard)):
         return "right", ""
-    if heard.status in (0, 200) and not failed(heard):
+    if heard.short or (heard.status in (0, 200) and not failed(heard)):
         if not continued(question, heard):
             return "cut", f"a cut answer is no part of the right one: {wish}: {heard.body[-300:]!r}"
         return "cut", "" if "killed" in kinds else f"a connection ended although nothing was killed: {wish}: {heard}"

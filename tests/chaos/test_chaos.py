@@ -66,6 +66,11 @@ class TestJudged:
         assert "nothing was killed" in judged(WHOLE, Heard(0), SLOW)[1]
         assert judged(WHOLE, Heard(200, b'{"choices": ['), KILLED) == ("cut", ""), "in the middle of its only object"
 
+    def test_an_error_whose_body_was_cut_is_forgiven_where_something_was_killed(self) -> None:
+        assert judged(WHOLE, Heard(400, b"", short=True), KILLED) == ("cut", ""), "between the head and the body"
+        assert "nothing was killed" in judged(WHOLE, Heard(400, b'{"err', short=True), SLOW)[1]
+        assert "without a message" in judged(WHOLE, Heard(400, b""), KILLED)[1]
+
     def test_errors(self) -> None:
         error = Heard(503, b'{"error": {"message": "it leaves", "code": "draining"}}')
         assert judged(WHOLE, error, KILLED) == ("error draining", "")

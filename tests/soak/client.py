@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -20,6 +21,7 @@ SLOW_BYTES = 256
 Manner = Literal["reads", "slow", "leaves"]
 """How a client reads: what comes, a few bytes at a time with pauses, or not to the end."""
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 Json = dict[str, Any]
 
 
@@ -50,13 +52,15 @@ class Ask:
 
 @attrs.frozen
 class Heard:
-    """Status 0: the connection ended before there was one. `first_s`: to the first text; `gaps_s`: between texts."""
+    """Status 0: the connection ended before there was one. `first_s`: to the first text; `gaps_s`: between texts. `short`: the connection
+    ended before the body was as long as its head says."""
 
     status: int
     body: bytes = b""
     first_s: float | None = None
     gaps_s: tuple[float, ...] = ()
     left: bool = False
+    short: bool = False
 
     def json(self) -> Any:
         with suppress(ValueError):
@@ -86,7 +90,9 @@ async def ask(port: int, wish: Ask, manner: Manner = "reads", chance: Random | N
         return Heard(status, left=manner == "leaves")
     gaps = [after - before for before, after in pairwise(arrived)]
     first_s = arrived[0] - began if arrived else None
-    return Heard(status, joined(body) if b"chunked" in head.lower() else body, first_s, tuple(gaps))
+    length = LENGTH.search(head)
+    short = length is not None and len(body) < int(length[1])
+    return Heard(status, joined(body) if b"chunked" in head.lower() else body, first_s, tuple(gaps), short=short)
 
 
 # -- what of an answer must be equal -------------------------------------------------------------
