@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from math import inf
 
 import attrs
 import pytest
@@ -15,7 +16,7 @@ from trio.testing import MockClock
 from tests.policy.test_prefix import Played
 from trouper.actors.runtime.channels import offer
 from trouper.actors.scheduling.block_keys import token_bytes
-from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES, FIRST_BYTES_PER_S, RUN_BYTES, DiskTier
+from trouper.actors.scheduling.disk_tier import ANSWER_S, BACKLOG_BYTES, FIRST_BYTES_PER_S, RUN_BYTES, DiskTier
 from trouper.actors.scheduling.found_prefix import Found
 from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.protocol.health import DirectoryStats
@@ -202,6 +203,19 @@ async def test_who_left_pins_nothing(autojump_clock: MockClock) -> None:
         assert not any(node.pins for node in ticket.pinned)
         assert bench.tier.hear(Loaded(ticket.number, (), 0, 0.1)) == []
         assert bench.look().missing_tokens == len(TEXT), "it may be asked for again"
+
+
+async def test_the_limit_of_a_disk_that_has_one_of_its_own_is_not_ours(autojump_clock: MockClock) -> None:
+    with tier() as bench:
+        on_disk(bench)
+        for limit_s, given_up in ((inf, False), (ANSWER_S, True)):
+            bench.tier._answer_s = limit_s
+            ticket = bench.tier.load(bench.look(), 0.0)
+            assert ticket is not None
+            await trio.sleep(10 * ANSWER_S)
+            bench.tier.give_up_silent()
+            assert ticket.done == given_up
+            bench.tier.forget(ticket.number)
 
 
 async def test_what_a_crash_of_the_writer_forgot_is_neither_awaited_nor_lost(autojump_clock: MockClock) -> None:

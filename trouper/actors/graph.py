@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from math import inf
 
 import attrs
 import trio
@@ -36,6 +37,7 @@ from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.crash_recovery import Recovery
+from trouper.actors.scheduling.disk_tier import ANSWER_S
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.health import AdapterStats
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
@@ -217,6 +219,7 @@ class Graph:
             crashed = self._ranks.crashed
         edges = SchedulerEdges(
             admitted=self._admitted_in, plans=plans, results=results_in, orders=self._orders, disk_known=self._disk_known,
+            disk_answer_s=ANSWER_S if self._ranks is None else inf,  # LeaderDisk answers with whole reads, and has a limit of its own.
             watches=CoreWatches(
                 stats=watches.stats, memory=watches.memory, directory=watches.directory, last_viewed_at=watches.last_viewed_at,
                 batch=watches.batch, ranks=watches.ranks, adapters=watches.adapters,

@@ -17,6 +17,7 @@ from trouper.actors.runtime.watches import STUCK_FACTOR
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_recovery import Recovery
+from trouper.actors.scheduling.disk_tier import ANSWER_S
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.problems import Problem
@@ -52,6 +53,8 @@ class SchedulerEdges:
     watches: CoreWatches
     disk_known: trio.Event
     """Set once the scheduler has heard what lies on disk, or that nothing does."""
+    disk_answer_s: float = ANSWER_S
+    """Longest time for which the disk may say nothing while a request waits."""
 
 
 async def schedule(
@@ -63,7 +66,7 @@ async def schedule(
 ) -> None:
     """The actor. Ends when no request can come and none is left; then the plans end too. `namespace`: hex, of all that
     shapes KV. `recovery`: takes those who are left when it crashes, and gives them to the next one; None: they end with it."""
-    disk = DiskSeam(send=partial(offer, edges.orders), known=edges.disk_known.set)
+    disk = DiskSeam(send=partial(offer, edges.orders), known=edges.disk_known.set, answer_s=edges.disk_answer_s)
     core = Core(model, namespace, settings, watches=edges.watches, disk=disk, recovery=recovery)
     try:
         with edges.plans, edges.results:

@@ -72,7 +72,9 @@ class Core:
         watches, settings, latest = self._watches, self._settings, self._watches.stats.latest
         self._cache = PrefixCache.of(model.card, namespace, settings, latest.cache)
         self._cache.saves = settings.blocks_dir is not None
-        self.disk = DiskTier(disk.send, watches.directory, disk.known, self._cache, lambda: self._now)
+        self.disk = DiskTier(
+            disk.send, watches.directory, disk.known, self._cache, lambda: self._now, answer_s=disk.answer_s
+        )
         stats = attrs.evolve(latest.speculation, reason=model.card.no_drafts)
         self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, stats)
         self._prefill_budget = PrefillBudget.of(settings)

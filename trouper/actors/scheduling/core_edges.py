@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
+from trouper.actors.scheduling.disk_tier import ANSWER_S
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.health import NO_ADAPTERS, AdapterStats, DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
 from trouper.protocol.watch import Watch
@@ -28,7 +29,9 @@ class CoreWatches:
 @attrs.frozen(kw_only=True, eq=False)
 class DiskSeam:
     """The way to SSDWriter. send: False if an order finds no room, or nobody carries it out. known: called once all that lies
-    on disk is known, or that nothing does."""
+    on disk is known, or that nothing does. answer_s: longest time for which it may say nothing while a request waits; inf: SSDWriter's side
+    has a limit of its own."""
 
     send: Callable[[DiskOrder], bool]
     known: Callable[[], object]
+    answer_s: float = ANSWER_S

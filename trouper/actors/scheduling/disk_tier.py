@@ -128,9 +128,11 @@ class DiskTier:
         on_catalogue: Callable[[], object],
         cache: PrefixCache,
         clock: Callable[[], float],
+        *,
+        answer_s: float = ANSWER_S,
     ) -> None:
         """`send` returns False if there is no room for an order, or no writer. `on_catalogue` is called when the catalogue of the disk
-        is complete."""
+        is complete. `answer_s`: longest time for which the disk may say nothing."""
         self._send, self._directory, self._on_catalogue = send, directory, on_catalogue
         self._cache, self._clock = cache, clock
         self._loading: dict[int, Ticket] = {}
@@ -139,7 +141,7 @@ class DiskTier:
         self._settled: list[int] = []
         """Tickets that were answered since the last plan. Other ranks hold their blocks until a plan settles them."""
         self._in_flight_bytes = 0
-        self._speed = ReadSpeed()
+        self._speed, self._answer_s = ReadSpeed(), answer_s
         self._heard_at = -inf
         """Time of the last news, or of the first order of those that wait for an answer."""
         self._silent_until = -inf
@@ -177,14 +179,14 @@ class DiskTier:
     @property
     def answer_due_at(self) -> float:
         """Time at which a disk that says nothing is given up; inf: no request waits for it."""
-        return self._heard_at + ANSWER_S if self._loading else inf
+        return self._heard_at + self._answer_s if self._loading else inf
 
     def give_up_silent(self) -> None:
         """Let requests compute what a disk that says nothing was to bring. Called before each plan."""
         if self._clock() >= self.answer_due_at:
             log.warning(
                 "the disk of the cache has said nothing for %g s; %d requests go on without it",
-                ANSWER_S,
+                self._answer_s,
                 len(self._loading),
             )
             self._silent_until = self._clock() + PAUSE_S
