@@ -679,7 +679,9 @@ async def test_an_error_in_a_dialect_ends_that_stream_alone(
     for name in ("one", "other"):
         assert (text_of(bodies[name][0]), bodies[name][1]) == (usual, True)
     body, ended = bodies["broken"]
-    assert not ended and usual.startswith(text_of(body)) and 1 <= len(text_of(body)) <= 20
+    text_before, _, last = body.rpartition(b"data: ")
+    assert ended and usual.startswith(text_of(text_before)) and 1 <= len(text_of(text_before)) <= 20
+    assert json.loads(last)["error"]["code"] == "internal_error"
     assert "this dialect is broken" in caplog.text
     assert any(b"cmpl-broken" in one.chunk for one in direct)
 
