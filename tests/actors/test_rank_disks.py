@@ -270,6 +270,13 @@ async def test_it_writes_what_its_own_engine_gives_and_loads_its_own(tmp_path: P
         assert (follower.disk.stats.attached, follower.disk.stats.read_files) == (True, 1)
 
 
+async def test_its_janitor_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is supervised, so a crash of it would be in the log and nowhere else."""
+    async with a_follower(tmp_path / "blocks") as follower:
+        await follower.keep()
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
+
+
 async def test_f9_what_was_written_for_other_weights_is_not_there(tmp_path: Path) -> None:
     async with a_follower(tmp_path / "blocks") as follower:
         await follower.keep()

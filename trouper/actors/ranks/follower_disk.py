@@ -19,7 +19,7 @@ from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.blocks import BlockData
-from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.health import ActorStats, AdapterStats, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
 from trouper.protocol.model import MemoryStats, ModelCard
 from trouper.protocol.plans import Load, Plan, Stepped
@@ -113,6 +113,7 @@ class FollowerDisk:
             self._read_memory,
             memory=Watch(MemoryStatus()),
             scheduler=self._scheduler,
+            adapters=Watch(AdapterStats(held_bytes=self._card.adapter_bytes)),
             settings=self._settings,
         )
         with self._tidying:
