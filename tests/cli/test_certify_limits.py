@@ -141,17 +141,15 @@ def test_after_an_interruption_nothing_is_started(tmp_path: Path) -> None:
 
 
 @given(
-    weights=st.lists(st.floats(0.1, 10), min_size=1, max_size=8), left_s=st.floats(0, 1000), used=st.floats(0, 1)
+    sections=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 1)), min_size=1, max_size=8), total_s=st.floats(1, 1000)
 )  # fmt: skip
-def test_sections_together_keep_the_time(weights: Sequence[float], left_s: float, used: float) -> None:
-    """Each has its share at least, however much those before it used."""
-    spent, after = 0.0, left_s
-    for index in range(len(weights)):
-        limit = limit_of(weights[index:], after)
-        assert after * weights[index] / sum(weights[index:]) <= limit * 1.000001
-        spent += used * limit
-        after = left_s - spent
-    assert spent <= left_s * 1.000001
+def test_sections_together_keep_the_time(sections: Sequence[tuple[float, float]], total_s: float) -> None:
+    """Each has half of its share at least, whatever part of their limits those before it used."""
+    weights, left_s = [weight for weight, _ in sections], total_s
+    for index, (weight, used) in enumerate(sections):
+        limit_s = limit_of(weights, index, total_s, left_s)
+        assert 0.499 * total_s * weight / sum(weights) <= limit_s <= left_s
+        left_s -= used * limit_s
 
 
 LAYOUTS = {

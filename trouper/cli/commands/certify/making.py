@@ -42,8 +42,8 @@ SCRATCH, LOCK = "certify-", "lock"
 """Beginning of names of scratch directories, and the file in each that its process has locked."""
 YOUNG_S = 60.0
 BORROWED = 0.5
-"""Part of the shares of later sections that a section may use besides its own: the first server of a device may take minutes to start, and
-most sections need less than their share."""
+"""Part of the shares of later sections that those before them may use up: the first server of a device may take minutes to start, and most
+sections need less than their share. So each has half of its share at least."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,13 +68,14 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
         plan.show("device", 0.0, "device and model")
         known = _described(children, model, plan)
         starter.directory = known.model.pop("directory", "")
-        results = []
+        results, total_s = list[SectionResult](), 0.0
         for index, name in enumerate(plan.only):
             result = SectionResult(name, plan.sections[name][0], known.status, known.problem)
             if not known.problem:
-                weights = [plan.sections[later][1] for later in plan.only[index:]]
                 left_s = plan.minutes * 60 - (time.monotonic() - began)
-                run_section(plan, starter, known, result, limit_s=limit_of(weights, left_s))
+                total_s = total_s or left_s
+                limit_s = limit_of([plan.sections[each][1] for each in plan.only], index, total_s, left_s)
+                run_section(plan, starter, known, result, limit_s=limit_s)
             results.append(result)
     device = dict(known.device)
     packages = device.pop("packages", {})
@@ -93,9 +94,11 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
     }
 
 
-def limit_of(weights: Sequence[float], left_s: float) -> float:
-    """Longest time of the section that has the first of these weights; the others belong to those after it."""
-    return max(left_s, 0.0) * (weights[0] + BORROWED * sum(weights[1:])) / sum(weights)
+def limit_of(weights: Sequence[float], index: int, total_s: float, left_s: float) -> float:
+    """Longest time of the section of this index, of the time that is left: what later sections may not lose is kept for them. `total_s`: the
+    time of all."""
+    kept_s = (1 - BORROWED) * total_s * sum(weights[index + 1 :]) / sum(weights)
+    return max(left_s - kept_s, 0.0)
 
 
 @contextmanager
