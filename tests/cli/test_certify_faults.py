@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from trouper import cli
-from trouper.cli.commands.certify.certificate import FORMAT
+from trouper.cli.commands.certify.certificate import FORMAT, line_of
 from trouper.cli.commands.certify.certificate_files import NoCertificate, write_certificate
 from trouper.cli.commands.certify.child_processes import child_processes, last_words
 from trouper.cli.commands.certify.comparison import CertificatePair
@@ -89,6 +89,12 @@ def test_certificates_of_versions_with_other_promises_are_compared() -> None:
     del fewer["sections"][0]
     assert CertificatePair(first, fewer).not_shown == ["exactness"]
     assert CertificatePair(fewer, first).not_shown == []
+
+
+def test_a_certificate_without_promises_does_not_say_that_they_held() -> None:
+    certificate = json.loads(MADE.read_text())
+    certificate["sections"] = [section for section in certificate["sections"] if section["name"] == "throughput"]
+    assert line_of(certificate).startswith("measured, with nothing to be held, on ")
 
 
 def test_why_a_process_ended_is_one_line() -> None:

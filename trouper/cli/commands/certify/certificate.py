@@ -88,7 +88,11 @@ def line_of(certificate: Json) -> str:
     unfinished = unfinished_of(certificate)
     where = subject_of(certificate)
     if not broken and not unfinished:
-        return f"all {len(checked)} promises held on {where}"
+        return (
+            f"all {len(checked)} promises held on {where}"
+            if checked
+            else f"measured, with nothing to be held, on {where}"
+        )
     parts = [f"{len(broken)} of {len(checked)} promises were broken ({'; '.join(broken)})"] if broken else []
     parts += [f"{', '.join(names)} {UNFINISHED[status]}" for status, names in unfinished.items()]
     rest = f"; {len(checked)} promises held" if checked and not broken else ""
