@@ -13,6 +13,7 @@ import termios
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,8 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     connection, _ = server.accept()
     time.sleep(600)
 """
+
+CRASHES = "import sys; print('trouper is ready at http://127.0.0.1:1/v1', flush=True); sys.stderr.write('no memory\\n'); sys.exit(70)"
 
 
 def ran(section: Section, children: ChildProcesses, scratch: Path, limit_s: float) -> SectionResult:
@@ -129,6 +132,56 @@ def test_a_model_that_is_not_loaded_in_time_is_the_problem_of_each_section(tmp_p
     assert [(s["status"], s["problem"]) for s in certificate["sections"]] == [("out of time", problem)] * 2
     assert not held(certificate)
     assert line_of(certificate).startswith("memory, killing ran out of time on ")
+
+
+def test_a_server_that_crashed_is_why_its_section_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = ServerStarter._started
+
+    def crashing(self: ServerStarter, command: list[str]) -> ServerRun:
+        return started(self, [command[0], "-c", CRASHES, "serve"])
+
+    def section(run: SectionRun) -> None:
+        with run.starter.trouper() as server:
+            server.process.wait()
+            raise ConnectionResetError("connection reset")
+
+    monkeypatch.setattr(ServerStarter, "_started", crashing)
+    with child_processes() as children:
+        result = ran(section, children, tmp_path, 60.0)
+    assert result.status == "failed"
+    assert result.problem == "ConnectionResetError: connection reset; trouper serve had ended: no memory"
+
+
+def test_a_server_that_a_section_kills_has_not_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = ServerStarter._started
+    stays = CRASHES.replace("sys.exit(70)", "sys.stdin.close(); import time; time.sleep(600)")
+    monkeypatch.setattr(
+        ServerStarter, "_started", lambda self, command: started(self, [command[0], "-c", stays, "serve"])
+    )
+    with child_processes() as children:
+        starter = ServerStarter(None, tmp_path, children)
+        with starter.trouper() as server:
+            server.kill()
+        assert starter.crashes == []
+
+
+@pytest.mark.parametrize(
+    ("minutes", "quick", "device", "limit_s"),
+    [
+        (None, False, {"prepares_shapes": False}, 600),
+        (None, True, {"prepares_shapes": False}, 180),
+        (None, False, {"prepares_shapes": True}, 1800),
+        (None, False, None, 1800),
+        (2.0, True, {"prepares_shapes": True}, 120),
+    ],
+)
+def test_devices_that_compile_have_more_time(
+    minutes: float | None, quick: bool, device: dict[str, Any] | None, limit_s: float
+) -> None:
+    plan = CertifyPlan(
+        model=None, minutes=minutes, quick=quick, only=(), command="", show=lambda name, part, text: None
+    )
+    assert plan.limit_s(device) == limit_s
 
 
 def test_after_an_interruption_nothing_is_started(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def describe_device(_: Row) -> Iterator[Row]:
         "memory_bytes": device.memory_limit_bytes(),
         "float32_gflops": round(probe.product_gflops(), 1),
         "rounds_to_tf32": device.rounds_factors(),
+        "prepares_shapes": of_device().rounded,
         "blas": FAST_BLAS.name if FAST_BLAS else "",
         "packages": {name: _version(name) for name in packages},
         "families": list(FAMILIES),

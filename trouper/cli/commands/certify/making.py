@@ -41,6 +41,9 @@ SECTIONS: dict[str, SectionEntry] = {
 SCRATCH, LOCK = "certify-", "lock"
 """Beginning of names of scratch directories, and the file in each that its process has locked."""
 YOUNG_S = 60.0
+MINUTES, QUICK_MINUTES, PREPARING = 10.0, 3.0, 3.0
+"""Bound of the whole where none is given, and so many times that on devices that prepare kernels for each new shape: on a fresh H100 exactness
+alone took 168 s with a model of 4B, and the tiny models of `quantized` more than 104 s."""
 BORROWED = 0.5
 """Part of the shares of later sections that those before them may use up: the first server of a device may take minutes to start, and most
 sections need less than their share. So each has half of its share at least."""
@@ -48,15 +51,22 @@ sections need less than their share. So each has half of its share at least."""
 
 @attrs.frozen(kw_only=True)
 class CertifyPlan:
-    """What was asked for. show: called with the name of a section, the part of it that is done, and what comes next."""
+    """What was asked for. minutes None: what this device needs. show: called with the name of a section, the part of it that is done, and what comes next."""
 
     model: str | None
-    minutes: float
+    minutes: float | None
     quick: bool
     only: Sequence[str]
     command: str
     show: Callable[[str, float, str], None]
     sections: Mapping[str, SectionEntry] = attrs.field(factory=lambda: SECTIONS)
+
+    def limit_s(self, device: Json | None = None) -> float:
+        """Bound of the whole, in seconds; of a device that is not known yet the longest."""
+        if self.minutes is not None:
+            return 60 * self.minutes
+        prepares = device is None or device.get("prepares_shapes", False)
+        return 60 * (QUICK_MINUTES if self.quick else MINUTES) * (PREPARING if prepares else 1)
 
 
 def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
@@ -72,7 +82,7 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
         for index, name in enumerate(plan.only):
             result = SectionResult(name, plan.sections[name][0], known.status, known.problem)
             if not known.problem:
-                left_s = plan.minutes * 60 - (time.monotonic() - began)
+                left_s = plan.limit_s(known.device) - (time.monotonic() - began)
                 total_s = total_s or left_s
                 limit_s = limit_of([plan.sections[each][1] for each in plan.only], index, total_s, left_s)
                 run_section(plan, starter, known, result, limit_s=limit_s)
@@ -138,7 +148,7 @@ class Described:
 
 
 def _described(children: ChildProcesses, model: str | None, plan: CertifyPlan) -> Described:
-    found, limit_s = Described(), plan.minutes * 60
+    found, limit_s = Described(), plan.limit_s()
     try:
         with children.limited(limit_s):
             for row in program_rows(children, "device", {}, limit_s):
@@ -168,6 +178,7 @@ def run_section(
     )  # fmt: skip
     plan.show(name, 0.0, result.title)
     finished = False
+    starter.crashes.clear()
     try:
         with children.limited(limit_s):
             children.check()
@@ -182,7 +193,7 @@ def run_section(
     except NothingShown as reason:
         result.status, result.problem = "failed", str(reason)
     except Exception as error:  # noqa: BLE001 - a section that fails does not stop the others
-        result.status, result.problem = "failed", first_line(error)
+        result.status, result.problem = "failed", "; ".join([first_line(error), *starter.crashes])
     _judge(run, children.stopped, finished=finished, limit_s=limit_s)
     result.seconds = round(time.monotonic() - began, 1)
     plan.show(name, 1.0, "")

@@ -35,12 +35,13 @@ class ServerFailed(Exception):
 
 @attrs.define(eq=False)
 class ServerRun:
-    """A server process. url: without /v1."""
+    """A server process. url: without /v1. killed: whether `kill` ended it."""
 
     process: subprocess.Popen[str]
     url: str
     log: Path
     children: ChildProcesses
+    killed: bool = False
 
     def client(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=None, trust_env=False)
@@ -72,6 +73,7 @@ class ServerRun:
 
     def kill(self) -> None:
         """End the process without any warning, as a crash or a power cut does."""
+        self.killed = True
         self.process.kill()
         self.process.wait()
 
@@ -90,13 +92,14 @@ class ServerRun:
 @attrs.define(eq=False)
 class ServerStarter:
     """Starts servers of one model. commands: what was started, to be repeated by others. directory: the model's, also of one that is named
-    by its hub id, and of the embedded one."""
+    by its hub id, and of the embedded one. crashes: why servers ended that nobody had ended."""
 
     model: str | None
     scratch: Path
     children: ChildProcesses
     directory: str = ""
     commands: list[str] = attrs.field(factory=list)
+    crashes: list[str] = attrs.field(factory=list)
     count: int = 0
 
     @contextmanager
@@ -117,6 +120,7 @@ class ServerStarter:
             server.url = ready.rsplit(READY, 1)[1].strip().removesuffix("/v1")
             yield server
         finally:
+            self._note_crash(server)
             server.stop()
 
     @contextmanager
@@ -145,6 +149,11 @@ class ServerStarter:
             environment = {"XDG_CONFIG_HOME": str(configs)}
             process = self.children.start(command, environment, stdout=output, stderr=errors, cwd=configs)
         return ServerRun(process, "", log, self.children)
+
+    def _note_crash(self, server: ServerRun) -> None:
+        """Note why a server is gone that had started: what waited for it only knows that a connection broke."""
+        if server.url and not server.killed and not self.children.stopped and server.process.poll() is not None:
+            self.crashes.append(f"trouper serve had ended: {_why_ended(server)}")
 
     def _note(self, *command: str) -> None:
         names = {
