@@ -19,8 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.families import save
 from trouper.cli.commands.certify.certificate import SectionResult, held, line_of
 from trouper.cli.commands.certify.child_processes import ChildProcesses, SectionStopped, child_processes
+from trouper.cli.commands.certify.engine_programs import program_rows
 from trouper.cli.commands.certify.making import (
     CertifyPlan,
     Described,
@@ -227,6 +229,14 @@ def test_rows_of_any_model_fit_a_limit_and_outgrow_it(name: str, count: int) -> 
     assert kv.batch_bytes([(middle, middle + 1)] * count) > rows.limit_bytes, "and cannot stay together"
     fits = kv.max_tokens(rows.limit_bytes)
     assert fits is None or fits >= rows.prompt_tokens + rows.answer_tokens, "none is cut short alone"
+
+
+def test_rows_are_chosen_by_the_layout_that_a_server_has(tmp_path: Path) -> None:
+    """The self-check of a start turns banks off for this family, and then rows grow at other lengths."""
+    model = save("deepseek_v3", tmp_path / "tiny")
+    with child_processes() as children:
+        described = [row for row in program_rows(children, "model", {"model": str(model)}, 300.0) if "kv" in row]
+    assert [row["kv"]["first_bank"] for row in described] == [None]
 
 
 def test_rows_that_do_not_grow_have_no_limit_that_they_outgrow() -> None:

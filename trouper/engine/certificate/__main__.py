@@ -66,7 +66,10 @@ def check_families(given: Row) -> Iterator[Row]:
 
 def describe_model(given: Row) -> Iterator[Row]:
     """The user's model: the stages of loading it, what it is, then how far mlx-lm's loop differs from itself."""
-    loaded = _loaded(given, lambda stage: _write({"stage": stage}))
+    settings = Settings(
+        model=given["model"], no_ssd=True
+    )  # With the self-check of a start, which changes how rows are laid out.
+    loaded = load(settings, lambda stage: _write({"stage": stage}))
     arithmetic = arithmetic_of(loaded.model, PLAIN)
     named = next(name for known, name in ARITHMETIC.items() if known.floor == arithmetic.floor)
     card = loaded.card
@@ -110,8 +113,8 @@ def copy_model(given: Row) -> Iterator[Row]:
     yield {"target": given["target"]}
 
 
-def _loaded(given: Row, report: Callable[[str], None] = lambda _: None) -> EvaluatedModel:
-    return load(Settings(model=given["model"], no_ssd=True, self_check="off"), report)
+def _loaded(given: Row) -> EvaluatedModel:
+    return load(Settings(model=given["model"], no_ssd=True, self_check="off"), lambda _: None)
 
 
 PROGRAMS: dict[str, Callable[[Row], Iterator[Row]]] = {
