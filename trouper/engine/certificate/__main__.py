@@ -66,9 +66,8 @@ def check_families(given: Row) -> Iterator[Row]:
 
 def describe_model(given: Row) -> Iterator[Row]:
     """The user's model: the stages of loading it, what it is, then how far mlx-lm's loop differs from itself."""
-    settings = Settings(
-        model=given["model"], no_ssd=True
-    )  # With the self-check of a start, which changes how rows are laid out.
+    # With the self-check of a start, which changes how rows are laid out.
+    settings = Settings(model=given["model"], no_ssd=True)
     loaded = load(settings, lambda stage: _write({"stage": stage}))
     arithmetic = arithmetic_of(loaded.model, PLAIN)
     named = next(name for known, name in ARITHMETIC.items() if known.floor == arithmetic.floor)
