@@ -37,8 +37,10 @@ async def memory_of(url: str) -> dict[str, Any]:
 
 
 async def limited(runtime: Runtime, spare_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device has room for the model, one step and so much more."""
-    needed = runtime.weights_bytes + step_bytes(runtime.model, runtime.settings) + spare_bytes
+    """The device has room for the model, one step and so much more, beside what other tests of this process have left."""
+    await until(lambda: runtime.health().memory.fixed_bytes > 0)
+    fixed = max(runtime.weights_bytes, runtime.health().memory.fixed_bytes + runtime.model.adapter_bytes)
+    needed = fixed + step_bytes(runtime.model, runtime.settings) + spare_bytes
     limit = int(needed / runtime.settings.memory_fraction) + 1
     monkeypatch.setattr(device, "memory_limit_bytes", lambda *_: limit)
     await until(lambda: runtime.health().memory.limit_bytes == limit)
