@@ -40,8 +40,13 @@ every_measured_family = pytest.mark.parametrize("name", MEASURED)
 Reaction = Callable[[Mapping[RowId, Sequence[int]], dict[RowId, list[int]]], None]
 
 
-@cache
 def loaded(name: str, kind: Kind = "random") -> EvaluatedModel:
+    """One model for each kind: a head is that of the very modules with which rows are computed."""
+    return _loaded(name, kind)
+
+
+@cache
+def _loaded(name: str, kind: Kind) -> EvaluatedModel:
     with TemporaryDirectory() as directory:
         return load(Settings(model=str(save_with_head(name, Path(directory), kind)), no_ssd=True), lambda _: None)
 
