@@ -42,4 +42,5 @@ class Model(llama.Model):
         """Name weights as this module does. Here checkpoints call the norm of a layer `norm`."""
         named = {name.replace(".norm.weight", ".input_layernorm.weight") if ".layers." in name else name: weight
                  for name, weight in weights.items()}  # fmt: skip
-        return dict(super().sanitize(named))
+        sanitize: Any = super().sanitize  # mlx-lm's methods have no types.
+        return dict(sanitize(named))
