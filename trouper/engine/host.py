@@ -121,8 +121,8 @@ class MlxEngine:
     def _bound_memory(self, adapter_bytes: int) -> None:
         """Wire the weights, and the adapters that the model has now."""
         assert self._loaded is not None, "load() comes first"
-        base_bytes = self._loaded.card.weights_bytes - self._loaded.card.adapter_bytes
-        bound_memory(self, self._settings, base_bytes + adapter_bytes, self._group.sharers)
+        weights_bytes = self._loaded.card.base_weights_bytes + adapter_bytes
+        bound_memory(self, self._settings, weights_bytes, self._group.sharers)
 
     def _warm_up(self) -> None:
         assert self._loaded is not None, "load() comes first"

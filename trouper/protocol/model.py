@@ -188,6 +188,11 @@ class ModelCard:
     """Changes of messages that the chat template needs, each by name and as text for a person."""
 
     @property
+    def base_weights_bytes(self) -> int:
+        """Bytes of the weights without adapters."""
+        return self.weights_bytes - self.adapter_bytes
+
+    @property
     def batching(self) -> str:
         """How rows share a step: "batched", or "row by row" with the reason."""
         return self.capabilities.description

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import attrs
 
-from trouper.actors.scheduling.memory_budget import step_bytes
+from trouper.actors.scheduling.memory_budget import room_bytes, step_bytes
 from trouper.protocol.health import AdapterStats, MemoryStatus
 from trouper.protocol.model import AdapterPlan, ModelCard
 from trouper.protocol.problems import OutOfDeviceMemory, Problem, RequestFailed
@@ -27,17 +27,24 @@ class AdapterRoom:
     @property
     def weights_bytes(self) -> int:
         """Bytes of the model's weights and of all adapters that it has now."""
-        return self.card.weights_bytes - self.card.adapter_bytes + self.adapters.latest.held_bytes
+        return self.card.base_weights_bytes + self.adapters.latest.held_bytes
 
     def require(self, name: str, plan: AdapterPlan) -> None:
         """Check that an adapter fits beside the weights and one step. Raises `RequestFailed` (507)."""
         memory = self.memory.latest
         if not memory.limit_bytes or not plan.loading_bytes:
             return
-        limit = int(memory.limit_bytes * self.settings.memory_fraction)
-        base = max(self.card.weights_bytes - self.card.adapter_bytes, memory.fixed_bytes)
-        free = max(0, limit - base - self.adapters.latest.nbytes - step_bytes(self.card, self.settings))
+        fraction = self.settings.memory_fraction
+        room = room_bytes(
+            memory,
+            self.adapters.latest,
+            memory_fraction=fraction,
+            weights_bytes=self.card.base_weights_bytes,
+            margin_bytes=step_bytes(self.card, self.settings),
+        )
+        free = max(0, room)
         if plan.loading_bytes >= free:
+            limit = int(memory.limit_bytes * fraction)
             raise insufficient(
                 f"the adapter {name!r} needs {_mb(plan.loading_bytes)} while it is loaded, {_mb(plan.added_bytes)} of it for good, and "
                 f"{_mb(free)} of {_mb(limit)} (--memory-fraction) are left beside the weights and one step: unload another adapter or "
@@ -52,15 +59,14 @@ class AdapterRoom:
         self.adapters.publish(attrs.evolve(before, reserved_bytes=plan.loading_bytes))
         try:
             yield
-        except OutOfDeviceMemory as error:
+        except BaseException as error:
             self.adapters.publish(before)
+            if not isinstance(error, OutOfDeviceMemory):
+                raise
             raise insufficient(
                 f"the device had no memory for the adapter {name!r}, which needs {_mb(plan.loading_bytes)} while it is loaded, though so much "
                 f"was planned: other programs use it; try again when they have ended, or unload another adapter or model ({error})"
             ) from error
-        except BaseException:
-            self.adapters.publish(before)
-            raise
         self.left(plan.total_bytes)
 
     def left(self, nbytes: int) -> None:

@@ -55,7 +55,7 @@ class MemoryBudget:
     def of(cls, card: ModelCard, settings: Settings, watches: CoreWatches, allocations: AllocationFailures) -> Self:
         return cls(
             kv=card.kv,
-            weights_bytes=card.weights_bytes - card.adapter_bytes,
+            weights_bytes=card.base_weights_bytes,
             margin_bytes=step_bytes(card, settings),
             kv_memory=None if settings.kv_memory is None else int(settings.kv_memory),
             memory_fraction=settings.memory_fraction,
@@ -79,9 +79,14 @@ class MemoryBudget:
         """The limit without the bounds of a failed allocation and of the system's memory pressure, which hold for minutes only."""
         if not self.kv.row_bytes(1):
             return None
-        memory = self.memory.latest
-        fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.adapters.latest.nbytes + self.margin_bytes
-        device = (int(memory.limit_bytes * self.memory_fraction) - fixed_bytes) // self.sharers
+        room = room_bytes(
+            self.memory.latest,
+            self.adapters.latest,
+            memory_fraction=self.memory_fraction,
+            weights_bytes=self.weights_bytes,
+            margin_bytes=self.margin_bytes,
+        )
+        device = room // self.sharers
         return min_known(self.kv_memory, device if device > 0 else None)
 
     def rows_bytes(self, rows: Iterable[Sequence], entering: Sequence | None = None) -> int:
@@ -115,6 +120,15 @@ class MemoryBudget:
 def step_bytes(card: ModelCard, settings: Settings) -> int:
     """Estimate the bytes of one step's activations and logits."""
     return settings.prefill_step_size * ACTIVATION_BYTES + settings.rows * card.vocab_size * LOGIT_BYTES
+
+
+def room_bytes(
+    memory: MemoryStatus, adapters: AdapterStats, *, memory_fraction: float, weights_bytes: int, margin_bytes: int
+) -> int:
+    """Bytes that the device has besides the weights (`weights_bytes`, without adapters), the adapters and one step (`margin_bytes`); below 0
+    if it has less than these."""
+    fixed_bytes = max(weights_bytes, memory.fixed_bytes) + adapters.nbytes + margin_bytes
+    return int(memory.limit_bytes * memory_fraction) - fixed_bytes
 
 
 def min_known(*bounds: int | None) -> int | None:

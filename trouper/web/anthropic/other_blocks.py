@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trouper.web.http.leniency import Skip, safe_name
+from trouper.web.http.leniency import Skip, messages_adapted, safe_name
 from trouper.web.http.request_schema import Json
 
 KNOWN = {
@@ -24,10 +24,7 @@ UNREADABLE = "[a document that this text-only model cannot read]"
 
 def blocks_adapted(value: Json, skip: Skip) -> Json:
     """Return the body with the blocks that are read."""
-    messages = value.get("messages")
-    if not isinstance(messages, list):
-        return value
-    return value | {"messages": [_message(message, skip) for message in messages]}
+    return messages_adapted(value, lambda message: _message(message, skip))
 
 
 def _message(message: Any, skip: Skip) -> Any:

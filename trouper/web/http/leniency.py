@@ -29,6 +29,12 @@ NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 """Values of a parameter that request nothing, whatever the parameter is."""
 
 
+def messages_adapted(value: Json, adapted: Callable[[Any], Any]) -> Json:
+    """Return a body with each of its messages as `adapted` returns it; as it is where they are no list."""
+    messages = value.get("messages")
+    return value | {"messages": [adapted(message) for message in messages]} if isinstance(messages, list) else value
+
+
 class ReadPast:
     """The names that one request was read past, each once, without the indexes of arrays."""
 

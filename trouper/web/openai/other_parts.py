@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from trouper.web.http.leniency import Skip, safe_name
+from trouper.web.http.leniency import Skip, messages_adapted, safe_name
 from trouper.web.http.request_schema import Json
 
 FILE = "[A file was sent here. This model reads text only.]"
@@ -52,10 +52,7 @@ def parts_adapted(parts: Any, role: object, types: PartTypes, path: str, skip: S
 
 def chat_adapted(value: Json, skip: Skip) -> Json:
     """Return the body of a chat with parts that are read."""
-    messages = value.get("messages")
-    if not isinstance(messages, list):
-        return value
-    return value | {"messages": [_message(message, skip) for message in messages]}
+    return messages_adapted(value, lambda message: _message(message, skip))
 
 
 def _message(message: Any, skip: Skip) -> Any:

@@ -160,9 +160,10 @@ def _described(children: ChildProcesses, model: str | None, plan: CertifyPlan) -
     except ProgramFailed as failed:
         found.status, found.problem = "failed", str(failed)
     except (CutShort, SectionStopped):
-        found.status = "interrupted" if children.stopped == "interrupted" else "out of time"
-        found.problem = f"the model was not loaded within {limit_s:.0f} s; trouper models pull downloads it before, --minutes gives more"
-        found.problem = "before it began" if children.stopped == "interrupted" else found.problem
+        found.status, found.problem = "interrupted", "before it began"
+        if children.stopped != "interrupted":
+            found.status = "out of time"
+            found.problem = f"the model was not loaded within {limit_s:.0f} s; trouper models pull downloads it before, --minutes gives more"
     found.kv = KvLayout(**found.model.pop("kv", {}))
     return found
 
