@@ -145,6 +145,21 @@ def test_top_candidates_are_the_best(vocabulary: int, dtype: mx.Dtype) -> None:
     assert all(len(set(row)) == k for row in ids.tolist())  # type: ignore[union-attr,arg-type]
 
 
+@pytest.mark.parametrize("vocabulary", [8201, 9001, 16001])
+def test_the_last_token_is_a_candidate_once_where_most_are_masked(vocabulary: int) -> None:
+    """Padding behind a vocabulary that is no multiple of the group's size was taken for its last token, which then stood in the places of
+    others."""
+    dice, allowed = np.random.RandomState(5), []
+    logits = np.full((60, vocabulary), -np.inf, np.float32)
+    for row in logits:
+        tokens = {vocabulary - 1, *dice.choice(vocabulary, dice.randint(1, CANDIDATES - 1), replace=False).tolist()}
+        row[[*tokens]] = dice.randn(len(tokens))
+        allowed.append(sorted(tokens))
+    ids, values = top_candidates(mx.array(logits))
+    found = [np.sort(own[np.isfinite(its)]).tolist() for own, its in zip(np.array(ids), np.array(values), strict=True)]
+    assert found == allowed
+
+
 def chi_square(drawn: NDArray[np.int64], weights: Floats) -> float:
     """How many standard deviations above its mean Pearson's statistic is (rare tokens counted as one)."""
     counts = np.bincount(drawn, minlength=len(weights)).astype(np.float64)

@@ -40,15 +40,17 @@ def top_candidates(logits: mx.array, k: int = CANDIDATES) -> tuple[mx.array, mx.
     vocabulary = logits.shape[1]
     k = min(k, vocabulary)
     if vocabulary > 4 * k * GROUP:
-        ids = _grouped_candidates(logits, k)
+        ids, values = _grouped_candidates(logits, k)
     else:
         ids = mx.argpartition(-logits, k - 1, axis=-1)[:, :k]
-    values = mx.take_along_axis(logits, ids, axis=-1).astype(mx.float32)
+        values = mx.take_along_axis(logits, ids, axis=-1)
+    values = values.astype(mx.float32)
     order = mx.argsort(-values, axis=-1)
     return mx.take_along_axis(ids, order, axis=-1).astype(mx.uint32), mx.take_along_axis(values, order, axis=-1)
 
 
-def _grouped_candidates(logits: mx.array, k: int) -> mx.array:
+def _grouped_candidates(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
+    """Ids and values (n, k). Where most tokens are masked, padding is among them, with the last token's id and a value of minus infinity."""
     rows, vocabulary = logits.shape
     groups = -(-vocabulary // GROUP)
     if groups * GROUP != vocabulary:
@@ -58,7 +60,8 @@ def _grouped_candidates(logits: mx.array, k: int) -> mx.array:
     inside = mx.take_along_axis(grouped, best[:, :, None], axis=1).reshape(rows, k * GROUP)
     chosen = mx.argpartition(-inside, k - 1, axis=-1)[:, :k]
     group = mx.take_along_axis(best, chosen // GROUP, axis=-1)
-    return mx.minimum(group * GROUP + chosen % GROUP, vocabulary - 1)
+    ids = mx.minimum(group * GROUP + chosen % GROUP, vocabulary - 1)
+    return ids, mx.take_along_axis(inside, chosen, axis=-1)
 
 
 @attrs.frozen
