@@ -63,7 +63,10 @@ def test_vectors_of_every_family(name: str) -> None:
     assert body is not None, "it gives embeddings"
     hidden = body(mx.array([PROMPT]), cache=make_prompt_cache(model))[0].astype(mx.float32)
     engine = StepEngine(model, VOCABULARY)
-    for pooling, state in (("mean", hidden.mean(0)), ("last", hidden[-1]), ("first", hidden[0])):
+    weights = mx.arange(1, len(PROMPT) + 1)[:, None]
+    for pooling, state in (
+        ("mean", hidden.mean(0)), ("last", hidden[-1]), ("first", hidden[0]), ("max", hidden.max(0)), ("weighted", (hidden * weights).mean(0)),
+    ):  # fmt: skip
         wanted = state / mx.linalg.norm(state)
         for chunks in ((40,), (1, 16, 23)):
             got = vector(engine, pooling, chunks)  # type: ignore[arg-type]
@@ -79,13 +82,30 @@ def test_vectors_of_every_family(name: str) -> None:
         ({"pooling_mode_lasttoken": True}, "last"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
         ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weighted"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, None),
+        ({"pooling_mode": "lasttoken", "embedding_dimension": 64}, "last"),
+        ({"pooling_mode": ["cls"]}, "first"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": ["mean", "max"]}, None),
+        ({"pooling_mode": "by attention"}, None),
+        ({"word_embedding_dimension": 64}, "mean"),
         ([], "mean"),
     ],
 )
-def test_the_models_own_files_say_how_to_pool(tmp_path: Path, said: object, pooling: str) -> None:
+def test_the_models_own_files_say_how_to_pool(tmp_path: Path, said: object, pooling: str | None) -> None:
+    """Newer files name it, and were once taken for none, so that their models got the mean."""
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(said))
     assert pooling_of(tmp_path) == pooling
+
+
+def test_a_model_that_joins_several_vectors_gives_none(tmp_path: Path) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": ["mean", "max"]}))
+    assert embedding_of(build("llama"), tmp_path) is None
 
 
 def test_nothing_is_divided_by_zero() -> None:

@@ -16,7 +16,19 @@ from trouper.protocol.plans import Pooling
 
 POOLING_FILE = Path("1_Pooling") / "config.json"
 """File in which sentence-transformers stores how a model pools."""
-POOLINGS: dict[str, Pooling] = {"pooling_mode_lasttoken": "last", "pooling_mode_cls_token": "first"}
+POOLINGS: dict[str, Pooling] = {
+    "mean": "mean", "mean_sqrt_len_tokens": "mean", "lasttoken": "last", "cls": "first", "max": "max", "weightedmean": "weighted",
+}  # fmt: skip
+"""By the names that sentence-transformers has. Vectors get length one, so that it is no matter by what a mean was divided."""
+SWITCHES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+"""As older files name them, each as true or false."""
 BODIES = ("model", "backbone", "transformer")
 """Names of the attribute that holds all of an mlx-lm model except its head."""
 
@@ -47,21 +59,30 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
 
 
 def embedding_of(model: nn.Module, directory: Path) -> EmbeddingLayout | None:
-    """Describe the model's embeddings. None: the model gives none."""
-    body = body_of(model)
-    if body is None:
+    """Describe the model's embeddings. None: the model gives none, or pools them in a way that is not known."""
+    body, pooling = body_of(model), pooling_of(directory)
+    if body is None or pooling is None:
         return None
     hidden = body(mx.array([[0]]), cache=make_prompt_cache(model))
-    return EmbeddingLayout(int(hidden.shape[-1]), pooling_of(directory))
+    return EmbeddingLayout(int(hidden.shape[-1]), pooling)
 
 
-def pooling_of(directory: Path) -> Pooling:
-    """Read the kind of pooling from the model's files; the default is the mean."""
+def pooling_of(directory: Path) -> Pooling | None:
+    """Read the kind of pooling from the model's files; the default is the mean. None: several that are joined, or one that is not known."""
     try:
         config: Any = json.loads((directory / POOLING_FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return "mean"
-    return next((pooling for key, pooling in POOLINGS.items() if isinstance(config, dict) and config.get(key)), "mean")
+    names = _names_of(config) if isinstance(config, dict) else []
+    return POOLINGS.get(names[0]) if len(names) == 1 else None if names else "mean"
+
+
+def _names_of(config: dict[str, Any]) -> list[str]:
+    """Names of the kinds of pooling: one or a list of them since 2026, before that a switch for each."""
+    named = config.get("pooling_mode")
+    if isinstance(named, str | list):
+        return [named] if isinstance(named, str) else [str(name) for name in named]
+    return [name for switch, name in SWITCHES.items() if config.get(switch)]
 
 
 @attrs.define(eq=False)
@@ -70,10 +91,13 @@ class Pool:
 
     pooling: Pooling
     kept: mx.array | None = None
+    tokens: int = 0
+    """Number of tokens so far."""
 
     def add(self, hidden: mx.array) -> None:
         """Add the hidden states of the prompt's next tokens, (tokens, dim)."""
         states = hidden.astype(mx.float32)
+        first, self.tokens = self.tokens, self.tokens + states.shape[0]
         match self.pooling:
             case "mean":
                 self.kept = states.sum(0) if self.kept is None else self.kept + states.sum(0)
@@ -81,6 +105,11 @@ class Pool:
                 self.kept = states[-1]
             case "first":
                 self.kept = states[0] if self.kept is None else self.kept
+            case "max":
+                self.kept = states.max(0) if self.kept is None else mx.maximum(self.kept, states.max(0))
+            case "weighted":
+                weighted = (states * mx.arange(first + 1, self.tokens + 1)[:, None]).sum(0)
+                self.kept = weighted if self.kept is None else self.kept + weighted
 
     def vector(self) -> mx.array:
         """Return the vector, (dim,) float32 of length one."""

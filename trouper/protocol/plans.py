@@ -29,7 +29,7 @@ BlockId = NewType("BlockId", int)
 
 ProposerName = Literal["ngram", "draft_model", "mtp"]
 """What drafts: the row's own n-grams, the draft model, or the model's own MTP head."""
-Pooling = Literal["mean", "last", "first"]
+Pooling = Literal["mean", "last", "first", "max", "weighted"]
 """Tokens whose hidden states are pooled into the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
 """Maximum number of unanswered plans: one that the device computes, and one whose tokens are read next."""
