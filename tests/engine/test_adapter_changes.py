@@ -174,3 +174,23 @@ async def test_a_fault_is_the_jobs_and_the_end_is_told() -> None:
         side.close()
     with pytest.raises(ModelUnusable, match="being unloaded; try again"):
         await side.run(endless(), passes)
+
+
+async def test_an_engine_that_ends_while_a_job_is_ordered(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It ends on its own thread, at any moment: nobody would do the job, and who ordered it waits shielded."""
+    side, token = SideWork(), trio.lowlevel.current_trio_token()
+
+    def ending() -> trio.lowlevel.TrioToken:
+        side.close()
+        return token
+
+    monkeypatch.setattr(trio.lowlevel, "current_trio_token", ending)
+    with trio.fail_after(1), pytest.raises(ModelUnusable, match="unloaded meanwhile"):
+        await side.run(iter_once(), passes)
+    assert side.is_idle
+
+
+def iter_once() -> Pieces[None]:
+    yield False

@@ -59,16 +59,21 @@ class SideWork:
     async def run(self, pieces: Pieces[T], wake: Callable[[], None]) -> T:
         """Have a job done by the session that runs, or by the next one, and wait. `wake` lets a session without plans look. Raises what the
         job raises, and `ModelUnusable` if the engine ends before."""
-        if self._closed:
+        if self._has_ended():
             raise ModelUnusable("the model is being unloaded", "try again")
         job = SideJob(pieces, trio.lowlevel.current_trio_token())
         self._jobs.append(job)
+        if self._has_ended():  # On its own thread, since the first look.
+            self.close()
         wake()
         await job.done.wait()
         if job.error is not None:
             raise job.error
         result: T = job.result.pop()
         return result
+
+    def _has_ended(self) -> bool:
+        return self._closed
 
     def work(self, *, planned: bool) -> bool:
         """Do a piece, on the engine's thread. `planned`: a plan was carried out since the last one. Returns whether there was one to do."""
