@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import mlx.core as mx
@@ -25,7 +26,8 @@ from tests.family_configs import VOCABULARY
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
 from trouper.engine.loading.adapter_loading import load_adapters
 from trouper.engine.loading.model_loading import EvaluatedModel, load, weights_bytes
-from trouper.engine.lora.lora_layers import LowRank, install
+from trouper.engine.lora.adapter_changes import adding
+from trouper.engine.lora.lora_layers import LowRank, adapted_layers, install
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters
 from trouper.engine.platform import device
 from trouper.engine.step import StepEngine
@@ -109,19 +111,25 @@ def test_drafts_change_nothing(family: str) -> None:
     assert [row.tokens[:TOKENS] for row in rows] == wanted
 
 
-def quantized() -> nn.Module:
+PACKED = {"affine": (32, 8), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+
+
+def quantized(mode: str) -> nn.Module:
     model = build("llama")
-    nn.quantize(model, 32, 8)
+    nn.quantize(model, *PACKED[mode], mode=mode)
     return model
 
 
-def test_quantized_layers() -> None:
-    """Their adapters are not quantized: compared with mlx-lm's own LoRA layers, since fusing would quantize the sum again."""
-    dice, model, other = np.random.RandomState(5), quantized(), quantized()
+@pytest.mark.parametrize("mode", PACKED)
+def test_quantized_layers(mode: str) -> None:
+    """Their adapters are not quantized: compared with mlx-lm's own LoRA layers, since fusing would quantize the sum again. Scales of 8
+    bits once made matrices of 8-bit integers, which are zeros."""
+    dice, model, other = np.random.RandomState(5), quantized(mode), quantized(mode)
     parts = {
-        path: LowRank(mx.array(dice.randn(inputs, 4) / inputs**0.5), mx.array(dice.randn(4, outputs) * 0.2))
+        path: LowRank(*(mx.array(part).astype(mx.bfloat16) for part in (
+            dice.randn(inputs, 4) / inputs**0.5, dice.randn(4, outputs) * 0.2)))
         for path, (inputs, outputs) in layers_of(model).items()
-    }
+    }  # fmt: skip
     install(model, [parts])
     modules = dict(other.named_modules())
     layers = []
@@ -129,7 +137,7 @@ def test_quantized_layers() -> None:
         layer = LoRALinear.from_base(modules[path], r=4, scale=1.0)
         layer.lora_a, layer.lora_b = part.a.astype(mx.float32), part.b.astype(mx.float32)
         layers.append((path, layer))
-    plain = [reference(quantized(), prompt, TOKENS) for prompt in PROMPTS]
+    plain = [reference(quantized(mode), prompt, TOKENS) for prompt in PROMPTS]
     other.update_modules(tree_unflatten(layers))
     other.eval()
     adapted = [reference(other, prompt, TOKENS) for prompt in PROMPTS]
@@ -185,6 +193,11 @@ def test_adapters_that_do_not_fit_beside_the_weights_are_refused_before_these_ar
         ({"bias": "all"}, "bias all"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save replaces lm_head"),
         ({"peft_type": "IA3"}, "IA3 is no LoRA"),
+        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights pissa_niter_16 changes the model's own weights"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights olora"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights loftq"),
+        ({"alora_invocation_tokens": [5, 6]}, "alora_invocation_tokens"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -193,6 +206,15 @@ def test_what_is_no_plain_lora_is_refused_by_name(change: dict[str, Any], messag
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(ModelUnusable, match=message):
         find_adapter("it", str(directory))
+
+
+@pytest.mark.parametrize("kind", [True, "gaussian", "eva", None])
+def test_how_a_plain_lora_began_is_no_matter(kind: object, tmp_path: Path) -> None:
+    directory = save_adapter(build("llama"), tmp_path / "it", 1, form="peft")
+    config = directory / "adapter_config.json"
+    unset = {"alora_invocation_tokens": None, "layer_replication": None}  # As PEFT writes them.
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"init_lora_weights": kind} | unset))
+    assert find_adapter("it", str(directory)).is_peft
 
 
 @pytest.mark.parametrize(
@@ -219,6 +241,23 @@ def test_adapters_without_memory_are_unusable(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("trouper.engine.loading.adapter_loading.install", full)
     with pytest.raises(ModelUnusable, match=r"given its adapters: .*Unable to allocate"):
         load_adapters([found], [read_adapter(found, model)], model, lambda _: None)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_adapter_whose_training_diverged_is_refused(value: float, tmp_path: Path) -> None:
+    """Rows that share a bank with one of its rows, or had its slot afterwards, said something else."""
+    model = build("llama")
+    directory = save_adapter(model, tmp_path / "it", 1)
+    weights = dict(cast(dict[str, mx.array], mx.load(str(directory / "adapters.safetensors"))))
+    name = next(name for name in weights if name.endswith("lora_b"))
+    weights[name][0, 0] = value
+    mx.save_safetensors(str(directory / "adapters.safetensors"), weights)
+    found = find_adapter("it", str(directory))
+    with pytest.raises(ModelUnusable, match=r"--adapter it=.*has values that are not finite"):
+        load_adapters([found], [read_adapter(found, model)], model, lambda _: None)
+    with pytest.raises(ModelUnusable, match="not finite"):
+        list(adding(model, [], found, lambda: None))
+    assert not adapted_layers(model)
 
 
 def test_a_truncated_adapter_is_refused_by_name(tmp_path: Path) -> None:

@@ -23,6 +23,11 @@ CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
 PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
+PLAIN_INITS = {"True", "False", "None", "gaussian", "eva", "orthogonal", "mica", "lora_ga"}
+"""Values of PEFT's `init_lora_weights` after which an adapter is a plain one. With others, such as PiSSA's, it was trained beside changed weights
+of the model, unless it was converted when it was saved, and then it says so."""
+NOT_PLAIN = ("alora_invocation_tokens", "layer_replication", "use_qalora", "use_bdlora", "arrow_config")
+"""PEFT's options whose products are no x A B of each token and layer."""
 FUSE = "merge it into a model of its own; one that mlx-lm wrote can also be served with --adapter-path"
 """Remedy for what is no plain LoRA."""
 
@@ -86,6 +91,9 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
         yield f"modules_to_save replaces {', '.join(map(str, config['modules_to_save']))}"
     if config.get("fan_in_fan_out"):
         yield "fan_in_fan_out is of layers that mlx-lm's models do not have"
+    if (kind := str(config.get("init_lora_weights"))) not in PLAIN_INITS:
+        yield f"init_lora_weights {kind} changes the model's own weights"
+    yield from (f"{option} is more than low-rank products" for option in NOT_PLAIN if config.get(option))
 
 
 def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
@@ -114,6 +122,15 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     if not read:
         raise found.unusable(f"{found.weights.name} is empty")
     return read
+
+
+def require_finite(found: FoundAdapter, path: str, part: LowRank) -> None:
+    """Read the matrices of a layer and check that they are numbers. A row's KV that is not would spread: attention multiplies what it must not see
+    by 0. Raises `ModelUnusable`."""
+    if not (mx.isfinite(part.a).all() & mx.isfinite(part.b).all()).item():
+        raise found.unusable(
+            f"{path} has values that are not finite: its training has diverged", "give an earlier checkpoint of it"
+        )
 
 
 def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mlx import nn
 
 from trouper.engine.distributed.rank_group import RankGroup
-from trouper.engine.loading.adapter_files import FUSE, FoundAdapter, find_adapter, read_adapter
+from trouper.engine.loading.adapter_files import FUSE, FoundAdapter, find_adapter, read_adapter, require_finite
 from trouper.engine.loading.checkpoint import Checkpoint, require_memory
 from trouper.engine.lora.lora_layers import (
     LowRank,
@@ -56,6 +56,9 @@ def load_adapters(
     `ModelUnusable`."""
     if not found:
         return ()
+    for adapter, parts in zip(found, read, strict=True):
+        for path, part in parts.items():
+            require_finite(adapter, path, part)
     try:
         install(model, read)
     except Exception as error:  # MLX raises what it likes where there is no memory

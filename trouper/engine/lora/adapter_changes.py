@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
-from trouper.engine.loading.adapter_files import FoundAdapter, read_adapter
+from trouper.engine.loading.adapter_files import FoundAdapter, read_adapter, require_finite
 from trouper.engine.lora.lora_layers import (
     LowRank,
     StackedAdapters,
@@ -52,8 +52,9 @@ def adding(model: nn.Module, names: Names, found: FoundAdapter, check: Callable[
     `ModelUnusable`."""
     parts = read_adapter(found, model)
     yield False
-    for part in parts.values():
+    for path, part in parts.items():
         mx.eval(part.a, part.b)
+        require_finite(found, path, part)
         yield False
     slot = names.index(None) if None in names else len(names)
     changed: Names = [*names[:slot], found.name, *names[slot + 1 :]]

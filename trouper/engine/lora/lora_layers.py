@@ -54,7 +54,7 @@ class WithAdapters(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         out: mx.array = super().__call__(x)
         added = self.adapters.added(x)
-        return out if added is None else out + added
+        return out if added is None else out + added.astype(out.dtype)
 
 
 class LoraLinear(WithAdapters, nn.Linear):
@@ -92,9 +92,9 @@ def install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> None
 
 
 def dtype_of(layer: nn.Module) -> mx.Dtype:
-    """Type of the matrices of a layer's adapters."""
+    """Type of the matrices of a layer's adapters. Scales of mxfp4, mxfp8 and nvfp4 are numbers of 8 bits of their own, which no product takes."""
     found: mx.Dtype = layer.scales.dtype if isinstance(layer, nn.QuantizedLinear) else layer.weight.dtype
-    return found
+    return found if mx.issubdtype(found, mx.floating) else mx.bfloat16
 
 
 def put(layer: Any, made: StackedAdapters | None) -> None:
