@@ -38,6 +38,7 @@ class ByteTokenizer:
     """Token id = byte; 256 ends the answer."""
 
     eos_token_ids = frozenset({EOS})
+    grammar_end: int | None = None
     has_chat_template = True
 
     longest_token = 1

@@ -177,6 +177,16 @@ async def test_the_request_in_hand_is_answered_when_intake_is_cancelled(opened: 
     assert code(heard(answer)) == "draining"
 
 
+@pytest.mark.parametrize(("logits", "limited"), [(EOS + 1, True), (ord("t") + 1, True), (ord("t"), False)])
+async def test_a_model_that_cannot_write_the_end_of_its_reasoning_has_no_limit_on_it(
+    opened: Opened, logits: int, limited: bool
+) -> None:
+    """Its tokenizer has a token more than it has logits. To force that token would end the engine."""
+    model = LoadedModel(attrs.evolve(card(context_length=100), vocab_size=logits), ByteTokenizer())
+    admitted = await prepared(opened, generate(thinking_tokens=3, prompt=TokenPrompt((1, 2))), model)
+    assert (admitted.thinking is not None) == limited
+
+
 async def test_d13_drafts_that_cannot_be_are_refused(opened: Opened) -> None:
     """A model whose state cannot be taken back: who asks for drafts is told, who does not gets its answer without."""
     model = LoadedModel(attrs.evolve(card(), capabilities=Capabilities(drafts="recurrent state")), ByteTokenizer())

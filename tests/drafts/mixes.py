@@ -169,7 +169,7 @@ def drafting(mix: Mix, answers: Answers) -> Iterator[None]:
 def thinking() -> Iterator[None]:
     """Whoever has a limit on thinking thinks from its prompt on. The tiny models have no markers of their own."""
 
-    def limited(request: Generate, prompt: object, tokenizer: object) -> ThinkingLimit | None:
+    def limited(request: Generate, *_: object) -> ThinkingLimit | None:
         limit = request.thinking_tokens
         return None if limit is None else ThinkingLimit(limit, (), MARKER, begun=True)
 

@@ -291,6 +291,8 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_context_lengths() -> None:
     assert context.context_length({"text_config": {"max_position_embeddings": 99}}) == 99
     assert context.context_length({"n_positions": 7, "text_config": {}}) == 7
+    assert context.context_length({"model_type": "openelm", "max_context_length": 8, "rope_max_length": 16}) == 8
+    assert context.context_length({"model_type": "lille-130m", "block_size": 9}) == 9
     assert context.context_length({"model_type": "mamba2"}) == context.UNBOUNDED_CONTEXT
 
 

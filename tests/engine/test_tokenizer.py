@@ -147,6 +147,10 @@ def test_every_end_of_a_turn(tmp_path: Path) -> None:
     found = load(tmp_path, {"eos_token_id": 3}, {"eos_token_id": [4, 5]}, {"text_config": {"eos_token_id": 6}}, {})
     assert found.eos_token_ids == {511, 3, 4, 5, 6}
     assert eos_ids({"eos_token_id": 0}) == {0}
+    assert load(tmp_path, {"eos_token_id": [4, None]}, {"eos_token_id": "</s>"}).with_grammars(512).eos_token_ids == {
+        511,
+        4,
+    }
 
 
 def test_what_is_nested_too_deeply_for_a_template_is_a_bad_request(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     max_tokens = room(request, len(prompt), model.card.context_length, settings)
     check_tokens(request, prompt, model.card.vocab_size)
     compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
-    limit = thinking_limit(request, prompt, tokenizer)
+    limit = thinking_limit(request, prompt, tokenizer, model.card.vocab_size)
     breakers = tokenizer.breakers(request.sampling.dry_sequence_breakers) if request.sampling.dry else None
     if isinstance(request.prompt, InfillPrompt) and tokenizer.infill is not None and not request.ignore_eos:
         request = attrs.evolve(request, stop_token_ids=(*request.stop_token_ids, *tokenizer.infill.ends))
@@ -191,12 +191,17 @@ def compiled_grammar(grammar: Grammar | None, tokenizer: Tokenizer, timeout_s: f
     return tokenizer.compile_grammar(grammar, timeout_s)
 
 
-def thinking_limit(request: Generate, prompt: Sequence[int], tokenizer: Tokenizer) -> ThinkingLimit | None:
-    """Limit on the reasoning of a request; None without a bound, or for a model that does not reason."""
+def thinking_limit(
+    request: Generate, prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int
+) -> ThinkingLimit | None:
+    """Limit on the reasoning of a request; None without a bound, or for a model that does not reason, or has no logit for the token that
+    ends it: tokenizers may have more tokens than their model."""
     if request.thinking_tokens is None or request.grammar is not None or tokenizer.thinking is None:
         return None
     start, end = (tokenizer.marker_tokens(marker) for marker in tokenizer.thinking)
-    return ThinkingLimit(request.thinking_tokens, start, end, thinks_already(prompt, tokenizer)) if end else None
+    if not end or max(end) >= vocab_size:
+        return None
+    return ThinkingLimit(request.thinking_tokens, start, end, thinks_already(prompt, tokenizer))
 
 
 def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:

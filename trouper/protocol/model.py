@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
         """Every id that ends a turn, of the tokenizer, the model's config and its generation config (F16)."""
 
     @property
+    def grammar_end(self) -> int | None:
+        """Id that ends an answer that follows a grammar, where the model can sample none of `eos_token_ids`; None: it can."""
+
+    @property
     def has_chat_template(self) -> bool: ...
 
     @property

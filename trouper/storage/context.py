@@ -15,6 +15,8 @@ CONTEXT_KEYS = (
     "seq_length",
     "n_positions",
     "n_ctx",
+    "max_context_length",
+    "block_size",
 )
 UNBOUNDED_CONTEXT = 32768
 """Context length for configs that name no limit: those of recurrent models, which have none."""

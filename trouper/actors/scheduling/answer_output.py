@@ -38,6 +38,8 @@ class AnswerOutput:
     def of(cls, client: PreparedRequest, tokenizer: Tokenizer, stream_interval: int = 1) -> AnswerOutput:
         request = client.request
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
+        if request.grammar is not None and tokenizer.grammar_end is not None:
+            ends |= {tokenizer.grammar_end}
         text = TextStream(request.stop)
         return cls(client, tokenizer, text, ends, client.max_tokens, stream_interval=stream_interval)
 
@@ -48,7 +50,8 @@ class AnswerOutput:
         if self.first_token_at is None:
             self._begin()
         if token in self.ends:
-            return self._end("stop", (token,), None, None if token in self.tokenizer.eos_token_ids else token)
+            named = token in client.request.stop_token_ids and token not in self.tokenizer.eos_token_ids
+            return self._end("stop", (token,), None, token if named else None)
         may_stop = self.num_tokens > client.request.min_tokens
         shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
         if shown.stop is not None:

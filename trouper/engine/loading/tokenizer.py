@@ -61,6 +61,7 @@ class HubTokenizer:
     _specials: Mapping[int, str]
     grammars: Grammars | None = None
     """Grammars of the tokenizer's model, once that is loaded."""
+    grammar_end: int | None = None
     template: TemplateReport = attrs.field(factory=TemplateReport)
     """How messages are changed for the chat template."""
     _breakers: dict[tuple[str, ...], Breakers] = attrs.field(factory=dict, init=False)
@@ -161,12 +162,13 @@ class HubTokenizer:
         return self.grammars.compile(grammar, timeout_s)
 
     def with_grammars(self, logits: int) -> HubTokenizer:
-        """Return a copy with grammars for a model of `logits` logits."""
-        eos = sorted(self.eos_token_ids) or [0]
+        """Return a copy with grammars for a model of `logits` logits. If none of them ends a turn, one without text ends what follows a grammar,
+        or else the last: its text can be written with others."""
+        known = [token for token in sorted(self.eos_token_ids) if token < logits]
+        eos = known or [next((token for token in reversed(range(logits)) if not self.token_bytes(token)), logits - 1)]
         encode = partial(self._wrapped.encode, add_special_tokens=False)
-        return attrs.evolve(
-            self, grammars=Grammars(TokenizerVocabulary(self._bytes, self._specials, eos, encode), logits, eos)
-        )
+        vocabulary = TokenizerVocabulary(self._bytes, self._specials, eos, encode)
+        return attrs.evolve(self, grammars=Grammars(vocabulary, logits, eos), grammar_end=None if known else eos[0])
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, str]:
@@ -225,8 +227,8 @@ def _rendered(wrapped: TokenizerWrapper, messages: Sequence[Message], options: M
 
 
 def eos_ids(config: Config) -> frozenset[int]:
-    """Read eos_token_id: an id, a list of ids, or nothing; configs of multimodal models nest it (F16)."""
+    """Read eos_token_id: an id, a list of ids, or nothing; configs of multimodal models nest it (F16). What is no id is left out."""
     named = config.get("eos_token_id")
-    ids = {named} if isinstance(named, int) else set(named or ())
+    ids = {token for token in (named if isinstance(named, list) else [named]) if isinstance(token, int)}
     nested = config.get("text_config")
     return frozenset(ids) | (eos_ids(nested) if isinstance(nested, Mapping) else frozenset())
