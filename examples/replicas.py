@@ -2,7 +2,8 @@
 
 python examples/replicas.py --replicas 2 --port 8000 -- --model DIR --completion-batch-size 16
 
-What follows `--` goes to each `trouper serve`. A replica that dies is started again; the router finds it when it is ready.
+What follows `--` goes to each `trouper serve`. A replica that dies is started again; the router finds it when it is ready. One
+whose flags cannot be ends all of it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import socket
 import sys
 import urllib.request
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import trio
 
 GRACE_S = 15.0
 """A replica drains for --drain-timeout-s (10) when it is told to leave."""
 AGAIN_S = 1.0
+CANNOT_BE = 2
+"""Exit code for a flag, a model or a port that cannot be: a restart mends none of these."""
 
 
 def replica(port: int, flags: Sequence[str]) -> list[str]:
@@ -62,10 +66,14 @@ async def leave(process: trio.Process) -> None:
     process.kill()
 
 
-async def keep(name: str, command: Sequence[str]) -> None:
-    """Run it, and again whenever it ends. A session of its own: Ctrl-C is for this program, which passes it on."""
+async def keep(name: str, command: Sequence[str]) -> int:
+    """Run it, and again whenever it ends, unless that mends nothing; return its code. A session of its own: Ctrl-C is for this
+    program, which passes it on."""
     while True:
         process = await trio.run_process(command, check=False, start_new_session=True, deliver_cancel=leave)
+        if process.returncode == CANNOT_BE:
+            print(f"{name} ended with code {CANNOT_BE}; it said why above", file=sys.stderr, flush=True)
+            return CANNOT_BE
         print(f"{name} ended with code {process.returncode}; it is started again", file=sys.stderr, flush=True)
         await trio.sleep(AGAIN_S)
 
@@ -79,19 +87,27 @@ def healthy(port: int) -> int:
         return 0
 
 
-async def main(count: int, port: int, policy: str, flags: Sequence[str]) -> None:
-    """Until a signal."""
+async def main(count: int, port: int, policy: str, flags: Sequence[str]) -> int:
+    """Until a signal, or until one of them cannot be. Return the exit code."""
+    code = 0
     metrics_port, *ports = free_ports(count + 1)
     urls = [f"http://127.0.0.1:{own}" for own in ports]
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
+
+            async def run(name: str, command: Sequence[str]) -> None:
+                nonlocal code
+                code = await keep(name, command)
+                nursery.cancel_scope.cancel(reason=f"{name} cannot be")
+
             for own in ports:
-                nursery.start_soon(keep, f"the replica on port {own}", replica(own, flags))
-            nursery.start_soon(keep, "the router", router(port, metrics_port, urls, policy))
+                nursery.start_soon(run, f"the replica on port {own}", replica(own, flags))
+            nursery.start_soon(run, "the router", router(port, metrics_port, urls, policy))
             nursery.start_soon(announce, port, urls)
             async for _ in signals:
                 nursery.cancel_scope.cancel(reason="a signal")
                 break
+    return code
 
 
 async def announce(port: int, urls: Sequence[str]) -> None:
@@ -107,4 +123,6 @@ if __name__ == "__main__":
     arguments.add_argument("--policy", default="cache_aware", help="cache_aware, round_robin, power_of_two, random")
     arguments.add_argument("flags", nargs="*", metavar="FLAG", help="after --: flags of each `trouper serve`")
     options = arguments.parse_args()
-    trio.run(main, options.replicas, options.port, options.policy, options.flags)
+    if find_spec("sglang_router") is None:
+        arguments.error("sglang-router is not installed beside this Python: pip install sglang-router")
+    sys.exit(trio.run(main, options.replicas, options.port, options.policy, options.flags))

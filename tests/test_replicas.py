@@ -73,6 +73,16 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
             process.kill()
 
 
+def test_flags_that_cannot_be_end_all_of_it() -> None:
+    """Found by use: replicas with a wrong flag were started again every second, for ever."""
+    [port] = free_ports(1)
+    command = [sys.executable, program, "--port", str(port), "--", "--prot", "1"]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert outcome.returncode == 2, outcome.stderr
+    assert "there is no flag --prot; did you mean --port?" in outcome.stderr
+    assert "is started again" not in outcome.stderr
+
+
 def alive(process: psutil.Process) -> bool:
     """A zombie has ended: only nobody has asked for its code yet."""
     with suppress(psutil.NoSuchProcess):
