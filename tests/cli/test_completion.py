@@ -16,6 +16,17 @@ from trouper import cli
 PROGRAM = Path(sys.executable).parent / "trouper"
 
 
+def test_neither_help_nor_a_completion_imports_the_server() -> None:
+    """A shell asks at each Tab. Found by use: a name that one check needs had the HTTP server imported, which took most of a second."""
+    code = "import sys, trouper.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", code]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert "click" in loaded
+    assert loaded.isdisjoint(
+        {"quart", "flask", "hypercorn", "numpy", "mlx", "mlx_lm", "transformers", "huggingface_hub"}
+    )
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script_that_it_can_read(shell: str) -> None:
     script = CliRunner().invoke(cli.main, ["completion", shell]).stdout

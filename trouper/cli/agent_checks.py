@@ -10,7 +10,6 @@ from trouper.cli.doctor_checks import Check, CheckedSettings, Finding, memory, m
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import Settings
 from trouper.protocol.suggested_models import AGENT_TOKENS, SUGGESTED, SuggestedModel, that_fit
-from trouper.web.tool_support import can_call_tools
 
 LARGER_CONTEXT = f"give a --model with at least {AGENT_TOKENS:,} tokens of context"
 
@@ -45,6 +44,7 @@ def template(checked: CheckedSettings) -> Iterator[Finding]:
 
 def parsers(checked: CheckedSettings) -> Iterator[Finding]:
     from trouper.engine.agent_probe import probe_for_agents
+    from trouper.web.tool_support import can_call_tools  # Imports the whole HTTP server.
 
     for name, settings in _local(checked):
         words = probe_for_agents(settings).tokenizer
