@@ -26,6 +26,7 @@ from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.cli import server_process
+from trouper.cli.announce import snippets
 from trouper.cli.client import Where, client_of
 from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
@@ -327,6 +328,13 @@ def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) ->
         _, log = process.communicate(timeout=30)
         assert process.returncode == 0, log
         assert f"{number.name}: leaving" in log
+
+
+def test_what_is_to_be_pasted_is_one_word_for_a_shell() -> None:
+    """zsh looks for files whose names fit the brackets of an IPv6 address, and runs nothing if there are none."""
+    curl, *_ = snippets("http://[::1]:8000", "it's", keyed=False)
+    assert shlex.split(curl)[1] == "http://[::1]:8000/v1/chat/completions"
+    assert "curl 'http://[::1]:8000/v1/chat/completions' -H" in curl
 
 
 ANNOUNCING = """
