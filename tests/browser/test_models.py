@@ -107,6 +107,17 @@ async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path
         await state(page, "large", "ready")
 
 
+async def test_a_key_that_may_not_look_is_told_so(browser: Browser, tmp_path: Path) -> None:
+    """Until a key is given that may: the server is there, and asking it again with this one changes nothing."""
+    (tmp_path / "keys").write_text(KEYS + "name-of-worker-key name=worker\n")
+    async with shown(browser, ServerSettings(port=0, api_key_file=tmp_path / "keys")) as (page, _):
+        await page.type("#key", "name-of-worker-key\n")
+        await page.reads("#wrong", "the API key 'worker' has no right to observability, which /v1/live needs")
+        await page.reads("#status", "Locked")
+        await page.type("#key", "name-of-viewer-key\n")
+        await page.reads("#status", "Running")
+
+
 async def test_the_keyboard_keeps_its_button(browser: Browser) -> None:
     async with shown(browser) as (page, _):
         await page.until("document.querySelector(\"#models [aria-label='Load large']\")")

@@ -136,3 +136,26 @@ async def test_ids_are_cut_to_what_tells_them_apart(browser: Browser) -> None:
     assert isinstance(briefs, list)
     assert [brief for brief, _ in briefs] == [*wanted.values()]
     assert all(length <= 9 for _, length in briefs), "on a phone"
+
+
+async def test_midnight_is_the_hour_0(browser: Browser) -> None:
+    """Not 24, which some languages make of a clock without am and pm."""
+    async with shown(browser) as (page, _):
+        assert (
+            await computed(page, "format.js", "return module.clock(new Date(2026, 0, 1, 0, 5, 9).getTime() / 1000)")
+            == "00:05:09"
+        )
+
+
+async def test_an_error_that_is_not_the_servers_goes_by_its_status(browser: Browser) -> None:
+    async with shown(browser) as (page, _):
+        said = await computed(
+            page,
+            "problem.js",
+            """
+            const bodies = [['{"error": {"message": "no such model"}}', 404], ["<html>Bad Gateway</html>", 502], ["null", 500]];
+            return Promise.all(bodies.map(([body, status]) => module.problemOf(new Response(body, {status}))));
+            """,
+        )
+    unknown = "The server, or what is before it, answered {}."
+    assert said == ["no such model", unknown.format(502), unknown.format(500)]

@@ -76,6 +76,36 @@ async def test_what_the_server_refuses_is_said(browser: Browser) -> None:
         await page.reads("#messages [data-role=user] .told", "Not answered")
 
 
+async def test_options_that_are_empty_are_the_servers_to_choose(browser: Browser) -> None:
+    """An empty temperature is none, and not 0."""
+    sent = """
+      window.sent = [];
+      const real = window.fetch;
+      window.fetch = (url, options = {}) => { if (options.body) window.sent.push(JSON.parse(options.body)); return real(url, options); };
+    """
+    async with shown(browser, says(SAID)) as (page, _):
+        await page.reads("#status", "Running")
+        await page.run(sent + "for (const id of ['temperature', 'most']) document.getElementById(id).value = '';")
+        await page.type("#prompt", "Hi\n")
+        await page.reads("#messages", SAID)
+        body = cast("dict[str, Any]", await page.run("return window.sent[0]"))
+        assert {"temperature", "max_tokens"}.isdisjoint(body) and body["stream"] is True
+
+
+async def test_an_answer_that_is_cut_off_is_no_whole_one(browser: Browser) -> None:
+    """As by a proxy that ends the response properly."""
+    half = """
+      const real = window.fetch, body = 'data: {"choices": [{"index": 0, "delta": {"content": "The cap"}}]}\\n\\n';
+      window.fetch = (url, options) => (url.endsWith("completions") ? Promise.resolve(new Response(body)) : real(url, options));
+    """
+    async with shown(browser) as (page, _):
+        await page.reads("#status", "Running")
+        await page.run(half)
+        await page.type("#prompt", "Hi\n")
+        await page.reads("#messages [data-role=assistant]", "The cap")
+        await page.reads("#messages [role=alert]", "The answer has ended in the middle.")
+
+
 async def test_a_message_to_an_absent_server_is_marked_and_can_be_sent_again(browser: Browser) -> None:
     async with serving(says(SAID)) as served:
         page = Page(browser, f"http://127.0.0.1:{served.port}/")

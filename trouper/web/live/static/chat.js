@@ -3,6 +3,7 @@
 import { byId, make } from "./dom.js";
 import { modelName, plural, seconds, short } from "./format.js";
 import { headers } from "./key.js";
+import { problemOf } from "./problem.js";
 import { events } from "./sse.js";
 
 export class Chat {
@@ -74,7 +75,7 @@ export class Chat {
     const system = byId("system").value.trim();
     const body = {
       model: this.#model, stream: true, stream_options: { include_usage: true },
-      temperature: Number(byId("temperature").value), max_tokens: Number(byId("most").value) || undefined,
+      temperature: numberIn("temperature"), max_tokens: numberIn("most"),
       messages: system ? [{ role: "system", content: system }, ...this.#messages] : this.#messages,
     };
     const response = await fetch("v1/chat/completions", {
@@ -82,13 +83,14 @@ export class Chat {
       headers: headers({ "Content-Type": "application/json" }),
     });
     answer.reached = true;
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    if (!response.ok) throw new Error(await problemOf(response));
     for await (const { data } of events(response.body)) {
-      if (data === "[DONE]") break;
+      if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       answer.take(chunk);
     }
+    throw new Error("The answer has ended in the middle.");
   }
 
   #show(role, text) {
@@ -104,6 +106,9 @@ export class Chat {
     (busy ? byId("stop") : this.#prompt).focus({ preventScroll: true });
   }
 }
+
+/** Nothing where the field is empty: the server has defaults. */
+const numberIn = (id) => (byId(id).value ? Number(byId(id).value) : undefined);
 
 /** One answer as it comes. */
 class Reply {

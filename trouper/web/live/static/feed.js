@@ -1,6 +1,7 @@
 // The stream of snapshots. It comes back by itself, and rests while nobody sees the page.
 
 import { WrongKey, headers } from "./key.js";
+import { Refused, problemOf } from "./problem.js";
 import { events } from "./sse.js";
 
 const PAUSES_MS = [300, 600, 1200, 2500, 5000];
@@ -12,7 +13,7 @@ export class Feed {
   #running = null;
   #on;
 
-  /** on: {snapshot(data), recent(data), away(), locked()} */
+  /** on: {snapshot(data), recent(data), viewer(data), away(), locked(error)} */
   constructor(on) {
     this.#on = on;
     document.addEventListener("visibilitychange", () => (document.hidden ? this.#rest() : this.#go()));
@@ -47,9 +48,9 @@ export class Feed {
         await this.#read(stopped, () => { failures = 0; });
       } catch (error) {
         if (stopped.aborted) return;
-        if (error instanceof WrongKey) {
+        if (error instanceof WrongKey || error instanceof Refused) {
           this.stop();
-          this.#on.locked();
+          this.#on.locked(error);
           return;
         }
       }
@@ -69,6 +70,7 @@ export class Feed {
         signal: AbortSignal.any([stopped, silence.signal]),
       });
       if (response.status === 401) throw new WrongKey();
+      if (response.status === 403) throw new Refused(await problemOf(response));
       if (!response.ok) throw new Error(`status ${response.status}`);
       for await (const { event, data } of events(response.body)) {
         clearTimeout(timer);

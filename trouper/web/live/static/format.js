@@ -26,7 +26,7 @@ export const percent = (part, all) => (all ? `${((100 * part) / all).toFixed(par
 export const seconds = (value) => (value == null ? "–" : value.toFixed(value < 10 ? 2 : 1));
 
 export function clock(unix) {
-  return new Date(unix * 1000).toLocaleTimeString([], { hour12: false });
+  return new Date(unix * 1000).toLocaleTimeString([], { hourCycle: "h23" });
 }
 
 export function span(s) {

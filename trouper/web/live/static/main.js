@@ -42,7 +42,7 @@ const feed = new Feed({
   recent: (records) => { ended = records; requests.add(records, chosen); },
   viewer: ({ manages_models: manages }) => models.allow(manages),
   away: () => { away = true; tellAway(); },
-  locked: () => lock(key.get() ? key.WRONG : ""),
+  locked: (error) => lock(error instanceof key.WrongKey && !key.get() ? "" : error.message),
 });
 
 const age = new Age(() => {

@@ -3,6 +3,7 @@
 import { make, mark, say } from "./dom.js";
 import { bytes, modelName, percent, plural, span } from "./format.js";
 import { WrongKey, headers } from "./key.js";
+import { problemOf } from "./problem.js";
 import { events } from "./sse.js";
 
 /** What can be done in each state: the last part of the endpoint's path, and the word for it. */
@@ -89,7 +90,7 @@ async function done(verb, body) {
     method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body),
   });
   if (response.status === 401) throw new WrongKey();
-  if (!response.ok) return (await response.json()).error.message;
+  if (!response.ok) return problemOf(response);
   if (!body.stream) return "";
   for await (const { event, data } of events(response.body)) {
     if (event === "error") return JSON.parse(data).error.message;
