@@ -11,11 +11,13 @@ from pathlib import Path
 from threading import Thread
 
 COMMIT = "0123456789" * 4
+TORN = "torn.json"
+"""A file of this name is sent in part, and then the connection ends."""
 
 
 @contextmanager
-def hub_of(repository: str, directory: Path) -> Iterator[str]:
-    """The URL of a hub that has the files of `directory` as `repository`."""
+def hub_of(repository: str, directory: Path, asked: list[str] | None = None) -> Iterator[str]:
+    """The URL of a hub that has the files of `directory` as `repository`. `asked` gets the path of each request."""
     files = {path.name: path.read_bytes() for path in directory.iterdir()}
 
     class Handler(BaseHTTPRequestHandler):
@@ -29,6 +31,8 @@ def hub_of(repository: str, directory: Path) -> Iterator[str]:
 
         def do_GET(self, *, body: bool = True) -> None:
             path = self.path.partition("?")[0]
+            if asked is not None:
+                asked.append(path)
             name = path.rpartition("/")[2]
             if path.startswith(f"/api/models/{repository}/revision/") or path == f"/api/models/{repository}":
                 siblings = [{"rfilename": each} for each in files]
@@ -39,12 +43,14 @@ def hub_of(repository: str, directory: Path) -> Iterator[str]:
                     for each in files
                 ]
                 self._answer(json.dumps(tree).encode(), body)
+            elif path.startswith(f"/{repository}/resolve/") and name == TORN:
+                self._answer(files[name], body, sent=1)
             elif path.startswith(f"/{repository}/resolve/") and name in files:
                 self._answer(files[name], body)
             else:
                 self._answer(b'{"error": "Repository not found"}', body, 404)
 
-        def _answer(self, data: bytes, body: bool, status: int = 200) -> None:
+        def _answer(self, data: bytes, body: bool, status: int = 200, sent: int | None = None) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.send_header("ETag", f'"{digest(data)}"')
@@ -53,7 +59,8 @@ def hub_of(repository: str, directory: Path) -> Iterator[str]:
                 self.send_header("X-Error-Code", "RepoNotFound")
             self.end_headers()
             if body:
-                self.wfile.write(data)
+                self.wfile.write(data[:sent])
+                self.close_connection = sent is not None
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever)

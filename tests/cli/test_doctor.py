@@ -202,6 +202,35 @@ def test_weights_that_make_no_model_are_one_line(tiny: str) -> None:
     assert (finding.level, "do not make a model" in finding.message, "\n" in finding.message) == ("fail", True, False)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"adapter": ("sql=/nope",)}, "--adapter sql=/nope has no adapter"),
+        ({"draft_model": "/nope"}, "--draft-model /nope: no such directory, and not a hub id"),
+    ],
+)
+def test_what_a_model_is_served_with_is_looked_at(tiny: str, given: dict[str, Any], said: str) -> None:
+    """Found by use: all was well, and the start with the same flags was refused."""
+    finding = one(doctor_checks.model(plan(model=tiny, **given)))
+    assert finding.level == "fail" and said in finding.message
+
+
+def test_a_draft_model_that_is_here_is_looked_at_and_another_is_to_come(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert one(doctor_checks.model(plan(model=tiny, draft_model=tiny))).level == "ok"
+    [ok, coming] = doctor_checks.model(plan(model=tiny, draft_model="owner/not-here"))
+    assert (ok.level, coming.level) == ("ok", "warn")
+    assert coming.message == "owner/not-here (--draft-model) is not here yet"
+
+
+def test_a_model_without_a_tokenizer_fails(tiny: str) -> None:
+    for file in Path(tiny).glob("tokenizer*"):
+        file.unlink()
+    finding = one(doctor_checks.model(plan(model=tiny)))
+    assert finding.level == "fail" and "tokenizer" in finding.message
+
+
 def test_an_adapter_that_is_none(tiny: str, tmp_path: Path) -> None:
     finding = one(doctor_checks.model(plan(model=tiny, adapter_path="/nope")))
     assert (finding.level, finding.message) == ("fail", "--adapter-path /nope: no such directory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.cli.fake_hub import hub_of
+from tests.cli.fake_hub import TORN, hub_of
 from tests.families import save
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
@@ -127,6 +128,55 @@ def test_info_and_what_is_not_there(shelf: Path) -> None:
     assert missing.exit_code == USAGE_ERROR and "trouper models ls" in missing.output
     empty = call("ls", "--models-from", str(shelf / "plain"))
     assert empty.exit_code == 0 and empty.output.startswith("no models in")
+
+
+def test_a_doctor_knows_a_model_that_was_pulled_and_asks_nobody(tmp_path: Path) -> None:
+    """Found by use: a repository has files that no server fetches, and without them the model counted as absent. Else the doctor
+    asked the hub, and would have downloaded what is newer there."""
+    directory, asked = save("llama", tmp_path / "model"), list[str]()
+    (directory / "README.md").write_text("# Tiny")
+    with hub_of("owner/tiny", directory, asked) as url:
+        environment = os.environ | {
+            "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        }  # fmt: skip
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "trouper", *arguments]
+            return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+        assert run("models", "pull", "owner/tiny").returncode == 0 and asked
+        asked.clear()
+        of_model = ("--json", "--no-ssd", "--port", "0", "--model", "owner/tiny")
+        found = json.loads(run("doctor", *of_model).stdout) + json.loads(
+            run("doctor", "--for", "agents", *of_model).stdout
+        )
+        assert asked == []
+    said = [finding["said"] for finding in found]
+    assert not [each for each in said if "is not here" in each]
+    assert [each for each in said if each.startswith("owner/tiny (llama): ")]
+    assert [each for each in said if re.match("owner/tiny: .* tokens of context", each)]
+
+
+def test_half_a_model_without_a_hub_is_named_as_that(tmp_path: Path) -> None:
+    directory = save("llama", tmp_path / "model")
+    (directory / TORN).write_text("[1, 2, 3]")
+    with hub_of("owner/tiny", directory) as url:
+        environment = os.environ | {
+            "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0",
+        }  # fmt: skip
+
+        def pull() -> str:
+            command = [sys.executable, "-m", "trouper", "models", "pull", "owner/tiny"]
+            outcome = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+            assert (outcome.returncode, "Traceback" in outcome.stderr) == (USAGE_ERROR, False), outcome.stderr
+            return outcome.stderr.splitlines()[-1]
+
+        assert pull().startswith("trouper: owner/tiny could not be downloaded: ")
+    assert pull() == (
+        "trouper: only a part of owner/tiny is cached, and the model hub cannot be reached; `trouper models pull owner/tiny` "
+        "fetches the rest"
+    )
 
 
 def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:

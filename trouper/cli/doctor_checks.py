@@ -15,6 +15,7 @@ from rich.filesize import decimal
 
 from trouper import __version__
 from trouper.cli.address import CannotListenError, require_address, url_to
+from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -121,6 +122,7 @@ def model(checked: CheckedSettings) -> Iterator[Finding]:
     for settings in checked.models:
         try:
             yield _model(settings)
+            yield from _draft_model(settings)
         except ModelUnusable as unusable:
             yield Finding("fail", unusable.message, unusable.remedy or "give another --model, or what this one lacks")
 
@@ -136,6 +138,7 @@ def _model(settings: Settings) -> Finding:
         if name == bundled_model.NAME:
             bundled_model.require_cache()
         return Finding("warn", f"{name} is not here yet", "the first start downloads it")
+    probe.require_parts(settings)
     fit, limit = probe.fit(settings), probe.device_stats().memory_bytes
     message = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
     room = int(limit * settings.memory_fraction) - fit.weights_bytes
@@ -147,6 +150,13 @@ def _model(settings: Settings) -> Finding:
     if room // fit.token_bytes < SHORT_CONTEXT_TOKENS:
         return Finding("warn", message, "use a smaller model, or --kv-bits 8")
     return Finding("ok", message)
+
+
+def _draft_model(settings: Settings) -> Iterator[Finding]:
+    from trouper.engine import probe
+
+    if settings.draft_model is not None and not probe.is_here(settings.draft_model, DRAFT_FLAG):
+        yield Finding("warn", f"{settings.draft_model} ({DRAFT_FLAG}) is not here yet", "the first start downloads it")
 
 
 def self_check(checked: CheckedSettings) -> Iterator[Finding]:
@@ -178,7 +188,7 @@ def disk(checked: CheckedSettings) -> Iterator[Finding]:
         yield Finding("ok", "--no-ssd: nothing is kept on disk")
         return
     try:
-        directory = disk_speed.nearest(first.blocks_dir.expanduser().absolute())
+        directory = disk_speed.nearest(first.blocks_dir.absolute())
         free, measured = Disk().free_bytes(directory), disk_speed.measure(directory)
     except OSError as error:
         message = f"{first.blocks_dir}: {error.strerror}; nothing will be kept there"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from trouper.engine.loading import checkpoint, tokenizer
-from trouper.engine.loading.model_source import resolve
+from trouper.engine.loading.model_source import local
 from trouper.engine.loading.template_probe import TOOL
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.protocol.problems import RequestFailed
@@ -27,7 +27,7 @@ class AgentProbe:
 
 def probe_for_agents(settings: Settings) -> AgentProbe:
     """Examine a local model. Raises `ModelUnusable`."""
-    found = checkpoint.inspect(resolve(settings.model, lambda _: None))
+    found = checkpoint.inspect(local(settings.model))
     loaded = tokenizer.load(
         found.directory, found.config, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
     )

@@ -7,20 +7,22 @@ from pathlib import Path
 
 import attrs
 import mlx.core as mx
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from trouper.engine import FAST_BLAS
 from trouper.engine.distributed.rank_group import ALONE
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import KvFormat
-from trouper.engine.loading import bundled_model, checkpoint, precision
-from trouper.engine.loading.model_source import resolve, source_of
+from trouper.engine.loading import bundled_model, checkpoint, precision, tokenizer
+from trouper.engine.loading.adapter_files import find_adapter
+from trouper.engine.loading.draft_loading import find_draft
+from trouper.engine.loading.model_source import cached, local, source_of
 from trouper.engine.loading.weights import opened
 from trouper.engine.platform import device
 from trouper.engine.self_check.remembering import key_of, recalled
 from trouper.engine.self_check.starting import line_of
+from trouper.protocol.loading import nobody_watches
+from trouper.protocol.names import DRAFT_FLAG, adapters_of
 from trouper.protocol.settings import Settings
 
 PRODUCT_SIZE = 1024
@@ -67,23 +69,29 @@ def product_gflops() -> float:
     return float(2 * PRODUCT_SIZE**3 / best / 1e9)
 
 
-def is_here(model: str | None) -> bool:
-    """Whether a start would download nothing. Raises `ModelUnusable` for a model that no start could find."""
-    match source_of(model):
+def is_here(model: str | None, flag: str = "--model") -> bool:
+    """Whether a start would download nothing. `flag`: what named the model. Raises `ModelUnusable` for one that no start could find."""
+    match source_of(model, flag):
         case Path():
             return True
         case None:
             return bundled_model.is_here()
         case hub_id:
-            return _is_cached(hub_id)
+            return cached(hub_id) is not None
 
 
-def _is_cached(hub_id: str) -> bool:
-    try:
-        snapshot_download(hub_id, local_files_only=True)
-    except LocalEntryNotFoundError:
-        return False
-    return True
+def require_parts(settings: Settings) -> None:
+    """Check what a start needs of a local model beside its weights: tokenizer, adapters, and the draft model if it is here. Raises
+    `ModelUnusable`."""
+    found = checkpoint.inspect(local(settings.model))
+    words = tokenizer.load(
+        found.directory, found.config, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
+    )
+    for name, path in adapters_of(settings.adapter).items():
+        find_adapter(name, path)
+    if settings.draft_model is not None and is_here(settings.draft_model, DRAFT_FLAG):
+        drafting = attrs.evolve(settings, draft_model=str(local(settings.draft_model)))
+        find_draft(drafting, found, words, lambda _: None, nobody_watches, group=ALONE)
 
 
 @attrs.frozen
@@ -96,7 +104,7 @@ class SelfCheckSummary:
 
 def checked(settings: Settings) -> SelfCheckSummary | None:
     """Recall the self-check of a local model. None: there was none yet. Raises `ModelUnusable`."""
-    found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
+    found = checkpoint.inspect(directory := local(settings.model))
     known = recalled(key_of(found.digest, settings, ALONE))
     if known is None:
         return None
@@ -107,7 +115,7 @@ def checked(settings: Settings) -> SelfCheckSummary | None:
 
 def fit(settings: Settings) -> Fit:
     """Compute the memory that a local model would take. Raises `ModelUnusable`."""
-    found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
+    found = checkpoint.inspect(directory := local(settings.model))
     model, _ = opened(directory)
     if device.is_cpu():
         precision.to_float32(model)

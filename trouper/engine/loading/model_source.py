@@ -6,19 +6,22 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
+    IncompleteSnapshotError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
-from mlx_lm.utils import _download  # the hub files that mlx-lm reads, and ModelScope on request
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download  # the hub files that mlx-lm reads, and ModelScope on request
 
 from trouper.engine.loading import bundled_model
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.loading import LoadWatch, nobody_watches
+from trouper.protocol.paths import exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -45,12 +48,12 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
     """Return an existing directory, or a hub id, or None for the bundled model. Raises `ModelUnusable` for any other value."""
     if model is None:
         return None
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = expanded(model)
+    if is_directory(path):
         return path
     if model == bundled_model.NAME:
         return None
-    if path.exists():
+    if exists(path):
         raise ModelUnusable(f"{flag} {model} is a file: give the directory that holds config.json and the weights")
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):
         raise ModelUnusable(f"{flag} {model}: no such directory, and not a hub id (owner/name) either")
@@ -61,6 +64,25 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
     return model
 
 
+def cached(hub_id: str) -> Path | None:
+    """Return the directory of a model of the hub if all that a start would fetch is there. Nobody is asked."""
+    try:
+        return Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def local(model: str | None) -> Path:
+    """Return the directory of a model that is on this machine, as it is there now. Raises `ModelUnusable` for one of the hub that is
+    not."""
+    source = source_of(model)
+    if not isinstance(source, str):
+        return resolve(model, lambda _: None)
+    if (directory := cached(source)) is None:
+        raise ModelUnusable(f"{source} is not here, or not all of it", "`trouper models pull` downloads it")
+    return directory
+
+
 def _fetch(hub_id: str) -> Path:
     try:
         return Path(_download(hub_id))
@@ -68,9 +90,12 @@ def _fetch(hub_id: str) -> Path:
         raise ModelUnusable(f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
         raise ModelUnusable(f"the hub has no {hub_id}, or it is private: then set HF_TOKEN") from error
+    except IncompleteSnapshotError as error:
+        message = f"only a part of {hub_id} is cached, and the model hub cannot be reached"
+        raise ModelUnusable(message, f"`trouper models pull {hub_id}` fetches the rest") from error
     except LocalEntryNotFoundError as error:
         raise ModelUnusable(
             f"{hub_id} is neither a directory nor cached, and the model hub cannot be reached"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ImportError) as error:  # ImportError: of a proxy by SOCKS.
         raise ModelUnusable(f"{hub_id} could not be downloaded: {line_of(error)}") from error

@@ -1,0 +1,40 @@
+"""Paths as people write them, and questions about them that are never an error.
+
+`Path.expanduser` raises RuntimeError, and before Python 3.14 `Path.is_dir` raises OSError for a name that is too long, or one
+below a directory that may not be searched.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trouper.protocol.problems import SettingsInvalid
+
+
+def expanded(path: str) -> Path:
+    """Return the path with a home directory for ~. Where that is not known (`~nobody`) the path stays, as in a shell."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - see above
+
+
+def home_directory() -> Path:
+    """Return the user's home directory. Raises `SettingsInvalid` for a user who has none."""
+    home = os.path.expanduser("~")  # noqa: PTH111 - see above
+    if home == "~":
+        raise SettingsInvalid("this user has no home directory: set HOME to a directory, as in HOME=/var/lib/trouper")
+    return Path(home)
+
+
+def is_directory(path: str | Path) -> bool:
+    """Whether there is such a directory, as far as this user may know."""
+    return os.path.isdir(path)  # noqa: PTH112 - see above
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is something, as far as this user may know."""
+    return os.path.exists(path)  # noqa: PTH110 - see above
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is such a file, as far as this user may know."""
+    return os.path.isfile(path)  # noqa: PTH113 - see above
