@@ -15,13 +15,14 @@ import httpx2
 
 from trouper.cli.address import url_to
 from trouper.cli.exits import refuse
-from trouper.cli.flags import UnsplitText
+from trouper.cli.flags import HomePath, UnsplitText
 from trouper.cli.settings_file import configured
 from trouper.protocol.api_keys import keys_in, sendable
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Client = TypeVar("Client", httpx2.Client, httpx2.AsyncClient)
 CONNECT_S = 5.0
 SILENCE_S = 300.0
 """Read timeout. A server that is alive sends something in every stream long before."""
@@ -46,10 +47,25 @@ class Where:
         return address.is_loopback or address.is_unspecified
 
     def client(self) -> httpx2.Client:
-        """Return an HTTP client. The environment's proxies are used for other machines only."""
-        return httpx2.Client(
-            base_url=self.url, headers=self.headers(), timeout=self.timeout(), trust_env=not self.is_local
-        )
+        """Return an HTTP client, as `opened` does."""
+        return self.opened(httpx2.Client)
+
+    def opened(self, kind: Callable[..., Client], **options: Any) -> Client:
+        """Return an HTTP client of this kind. The environment's proxies are used for other machines only. Raises `ProxyUnusable`, or
+        httpx2's errors."""
+        try:
+            return kind(
+                base_url=self.url,
+                headers=self.headers(),
+                timeout=self.timeout(),
+                trust_env=not self.is_local,
+                **options,
+            )
+        except (ImportError, ValueError) as error:  # socks5:// without its package, a scheme that is none.
+            message = (
+                f"{self.url}: the proxy of the environment (ALL_PROXY, HTTPS_PROXY, HTTP_PROXY) cannot be used: {error}"
+            )
+            raise ProxyUnusable(f"{message.rstrip('.')}; unset it, or name the host in NO_PROXY") from error
 
     def headers(self) -> dict[str, str]:
         return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
@@ -73,11 +89,13 @@ def client_of(command: Command) -> Command:
         api_key_file: Path | None,
         **given: Any,
     ) -> Any:
+        if url and not url.lower().startswith(("http://", "https://")):
+            refuse(f"--url {url}: begin it with http:// or https://, as in http://{DEFAULT.host}:{DEFAULT.port}")
         where = Where((url or url_to(host, port)).rstrip("/").removesuffix("/v1"), _key(api_key, api_key_file))
         return command(where, *more, **given)
 
     for option in (
-        click.option("--api-key-file", type=click.Path(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
+        click.option("--api-key-file", type=HomePath(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
         click.option(
             "--api-key", type=UnsplitText(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
         ),
@@ -106,7 +124,7 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
     """End the command with one line if it cannot reach its server."""
     try:
         yield
-    except UnusableAnswer as other:
+    except (UnusableAnswer, ProxyUnusable) as other:
         refuse(str(other))
     except httpx2.ConnectError:
         refuse(f"no server answers at {where.url}: start one by `trouper serve`, or say where it is by --url")
@@ -114,6 +132,10 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
         refuse(f"{where.url}: {problem_of(error.response)}")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         refuse(f"{where.url}: {str(error) or type(error).__name__}")
+
+
+class ProxyUnusable(Exception):
+    """A proxy that the environment names, and that the HTTP client cannot use. The message is one line for a person."""
 
 
 class UnusableAnswer(Exception):

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 from trouper.cli.model_tables import NO_TABLES, ModelTables
 from trouper.protocol.names import EMBEDDED, draft_models, require_adapters, require_aliases, require_names
+from trouper.protocol.paths import expanded
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -58,7 +59,7 @@ def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]
 
 def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
     if kind is Path:
-        return click.Path(path_type=Path)
+        return HomePath(path_type=Path)
     return OneOfSeveral() if each else UnsplitText() if repeated else kind
 
 
@@ -86,6 +87,16 @@ class OneOfSeveral(click.types.StringParamType):
     name."""
 
     envvar_list_splitter = os.pathsep
+
+
+class HomePath(click.Path):
+    """A path that may begin with ~. A shell expands it in `--flag ~/x`, but neither in `--flag=~/x` nor in a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        path = expanded(os.fspath(value))
+        if str(path).startswith("~"):
+            self.fail(f"no home directory is known for {path.parts[0]}; write the path out.", param, context)
+        return super().convert(str(path), param, context)
 
 
 class Finite(click.FloatRange):

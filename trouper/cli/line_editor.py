@@ -15,12 +15,15 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from trouper.cli.typed_input import text_of
+from trouper.protocol.paths import home_directory
+from trouper.protocol.problems import SettingsInvalid
 
 PROMPT, CONTINUED = "> ", ". "
 
 
 def history_file() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "trouper" / "chat-history"
+    """Raises `SettingsInvalid` for a user without a home directory."""
+    return Path(os.environ.get("XDG_STATE_HOME") or home_directory() / ".local" / "state") / "trouper" / "chat-history"
 
 
 class FailsafeHistory(FileHistory):
@@ -34,13 +37,16 @@ class FailsafeHistory(FileHistory):
 def history() -> History:
     """Return the history of all sessions, readable by its owner only. Where no file can be written, it is of this
     session, and a line says so."""
-    path = history_file()
     try:
+        path = history_file()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
         path.open("r+b").close()
     except OSError as error:
         click.secho(f"questions are not kept: {error.filename}: {error.strerror}", dim=True)
+        return InMemoryHistory()
+    except SettingsInvalid as invalid:
+        click.secho(f"questions are not kept: {invalid}", dim=True)
         return InMemoryHistory()
     return FailsafeHistory(str(path))
 

@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from trouper.protocol.model_options import ModelOptions
+from trouper.protocol.paths import expanded
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import Settings
 
@@ -156,7 +157,7 @@ def _own(key: str, value: Any) -> Any:
     """Return the value of a key that is no flag. Raises `ValueError`."""
     match key, value:
         case "path", str() if value.strip():
-            return str(Path(value).expanduser()) if value.startswith("~") else value
+            return str(expanded(value)) if value.startswith("~") else value
         case "path", _:
             raise ValueError(f"must be a directory or a hub id, not {value!r}")
         case "aliases", str() if value.strip():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Any, TypeVar
 import click
 
 from trouper.cli.exits import refuse
-from trouper.cli.flags import OneOfSeveral
+from trouper.cli.flags import HomePath, OneOfSeveral
 from trouper.cli.model_tables import KEY, NO_TABLES, ModelTables, given_more, read_tables
+from trouper.protocol.paths import expanded
 from trouper.protocol.problems import SettingsInvalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -36,7 +38,7 @@ def configured(command: Command) -> Command:
     """Add --config, and read the default file without it."""
     return click.option(
         "--config",
-        type=click.Path(path_type=Path),
+        type=HomePath(path_type=Path),
         envvar="TROUPER_CONFIG",
         metavar="FILE",
         is_eager=True,
@@ -58,14 +60,22 @@ def model_tables(context: click.Context) -> ModelTables:
 
 
 def default_file() -> Path | None:
-    """Return the file in the working directory, else the user's, else None."""
-    user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "trouper" / "config.toml"
-    return next((path for path in (IN_WORKING_DIRECTORY, user) if path.is_file()), None)
+    """Return the file in the working directory, else the user's, else None. One that this user may not look at is none, and a line
+    says so: HOME may be another user's, as after `sudo -u`."""
+    user = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "trouper" / "config.toml"
+    for path in (IN_WORKING_DIRECTORY, user):
+        try:
+            if stat.S_ISREG(path.stat().st_mode):
+                return path
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            click.secho(f"trouper: {path} does not count: {error.strerror}", fg="yellow", err=True)
+    return None
 
 
 def _apply(context: click.Context, _: click.Parameter, given: Path | None) -> None:
-    path = given or default_file()
-    if path is None or context.resilient_parsing:
+    if context.resilient_parsing or (path := given or default_file()) is None:
         return
     try:
         declared = {_key(option): option for option in _options_of_serve(context)}
@@ -147,13 +157,11 @@ def _as_given(option: click.Option, value: Any) -> Any:
             raise ValueError(f"must be true or false, not {value!r}")
         return value
     if not option.multiple:
-        return _text(value, option)
-    return tuple(_text(item, option) for item in (value if isinstance(value, list) else [value]))
+        return _text(value)
+    return tuple(_text(item) for item in (value if isinstance(value, list) else [value]))
 
 
-def _text(value: Any, option: click.Option) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"must be a text or a number, not {value!r}")  # noqa: TRY004 - as every fault of a value
-    if isinstance(option.type, click.Path):
-        return str(Path(str(value)).expanduser())  # No shell has expanded it.
     return str(value)

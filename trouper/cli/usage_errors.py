@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from trouper.cli.exits import INTERRUPTED, refuse
+from trouper.cli.exits import INTERRUPTED, forget, refuse
 from trouper.cli.settings_file import file_read
 from trouper.protocol.problems import SettingsInvalid
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write to stdout. A reader that is gone (EPIPE) is click's matter."""
 
 
 class OneLineErrors(click.Group):
     """A group whose commands end with one line on errors, where click prints four, none of which names the source of a
-    value. Ctrl-C ends code that does not handle it, such as imports, silently."""
+    value. Ctrl-C ends code that does not handle it, such as imports, silently. NO_COLOR is heeded, which click does not."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
+        if os.environ.get("NO_COLOR"):
+            ctx.color = False  # Commands inherit it.
+        with _one_line(ctx):
             return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            _refuse(error, ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
-        except click.UsageError as error:
-            _refuse(error, ctx)
+            with _one_line(ctx):
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _one_line(group: click.Context) -> Iterator[None]:
+    """End with one line what no command has handled itself."""
+    try:
+        yield
+    except click.UsageError as error:
+        _refuse(error, group)
+    except SettingsInvalid as invalid:
+        refuse(str(invalid))
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE or error.filename is not None:
+            raise
+        forget(sys.stdout)
+        refuse(f"the output cannot be written: {error.strerror}")
 
 
 def _refuse(error: click.UsageError, group: click.Context) -> NoReturn:

@@ -9,6 +9,7 @@ import attrs
 from trouper.protocol.hosts import host_pattern, is_loopback, origin_pattern
 from trouper.protocol.names import ADAPTER_FLAG, adapters_of
 from trouper.protocol.output_formats import REASONING_PARSERS, TOOL_PARSERS, require_together
+from trouper.protocol.paths import expanded, home_directory, is_directory
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.setting_fields import ByteSize, entries, setting, size
 
@@ -19,10 +20,10 @@ FOUND_MODELS = 3
 
 
 def default_cache_dir() -> Path:
-    """Default directory of converted models and cached blocks."""
+    """Default directory of converted models and cached blocks. Raises `SettingsInvalid` for a user without a home directory."""
     import os
 
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trouper"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_directory() / ".cache") / "trouper"
 
 
 @attrs.frozen(kw_only=True)
@@ -264,7 +265,7 @@ class ServerSettings:
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "
                 "or --allow-no-key if anybody may use the model"
             )
-        missing = [one for one in self.models_from if one != HUB_CACHE and not Path(one).expanduser().is_dir()]
+        missing = [one for one in self.models_from if one != HUB_CACHE and not is_directory(expanded(one))]
         if missing:
             message = f"--models-from {missing[0]} is no directory; give one, or {HUB_CACHE}"
             raise SettingsInvalid(message, "--models-from")

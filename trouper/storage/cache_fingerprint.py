@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_128
 
+from trouper.protocol.paths import exists
 from trouper.storage.memo_file import read_memo, write_memo
 
 CHUNK_BYTES: Final = 1 << 20
@@ -81,4 +82,4 @@ def _recall(memo: Path | None) -> dict[str, _Remembered]:
 
 
 def _remember(memo: Path, known: dict[str, _Remembered]) -> None:
-    write_memo(memo, {path: found for path, found in known.items() if Path(path).exists()})
+    write_memo(memo, {path: found for path, found in known.items() if exists(path)})

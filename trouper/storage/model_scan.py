@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from trouper.protocol.paths import expanded, is_directory
 from trouper.protocol.settings import HUB_CACHE
 from trouper.storage.model_files import ModelFiles, read_model_files
 
@@ -22,7 +23,7 @@ def hub_cache() -> Path:
 
 def directory_of(source: str) -> Path:
     """The directory that one --models-from names."""
-    return hub_cache() if source == HUB_CACHE else Path(source).expanduser()
+    return hub_cache() if source == HUB_CACHE else expanded(source)
 
 
 class ModelScan:
@@ -51,6 +52,8 @@ class ModelScan:
 
 def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
     """The name and directory of each model below `root`: a hub cache, or directories with a config.json, at most two levels deep."""
+    if not is_directory(root):
+        return
     for repository in sorted(root.glob(SNAPSHOTS)):
         if (snapshot := _snapshot(repository)) is not None:
             yield repository.name.removeprefix("models--").replace("--", "/"), snapshot

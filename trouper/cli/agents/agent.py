@@ -12,6 +12,7 @@ import attrs
 from trouper.cli.agents.config_files import ConfigFile
 from trouper.cli.agents.config_formats import Format
 from trouper.cli.agents.merging import Secret
+from trouper.protocol.paths import expanded, home_directory
 from trouper.protocol.settings import default_cache_dir
 
 PROVIDER = "trouper"
@@ -114,9 +115,9 @@ def run_dir(agent: str) -> Path:
 
 
 def home(variable: str, default: str) -> Path:
-    """Return the directory that a client's variable names, else its default."""
-    return Path(os.environ.get(variable) or Path.home() / default).expanduser()
+    """Return the directory that a client's variable names, else its default. Raises `SettingsInvalid` for a user without a home directory."""
+    return expanded(os.environ.get(variable) or str(home_directory() / default))
 
 
 def xdg_config(name: str) -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / name
+    return Path(os.environ.get("XDG_CONFIG_HOME") or home_directory() / ".config") / name

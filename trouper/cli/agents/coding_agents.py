@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from trouper.cli.agents.agent import (
@@ -20,6 +19,7 @@ from trouper.cli.agents.agent import (
 from trouper.cli.agents.config_files import ConfigFile
 from trouper.cli.agents.config_formats import JSON, TOML, YAML
 from trouper.cli.agents.merging import KEY_VARIABLE, Blank, Default, Dropped, Entries, plain
+from trouper.protocol.paths import home_directory
 
 WAIT_MS = WAIT_S * 1000
 
@@ -225,8 +225,8 @@ def _aider(served: ServedModel) -> Setup:
     run_file = RunFile(name, JSON, metadata)
     return Setup(
         files=(
-            ConfigFile(Path.home() / ".aider.conf.yml", YAML, settings),
-            ConfigFile(Path.home() / name, JSON, metadata),
+            ConfigFile(home_directory() / ".aider.conf.yml", YAML, settings),
+            ConfigFile(home_directory() / name, JSON, metadata),
         ),
         run_files=(run_file,),
         variables={

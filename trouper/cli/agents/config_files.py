@@ -14,6 +14,7 @@ import attrs
 
 from trouper.cli.agents.config_formats import Format
 from trouper.cli.agents.merging import KEY_VARIABLE, MISSING, ConfigInvalid, Edit, dotted, edits_for, with_edits
+from trouper.protocol.paths import home_directory
 
 SENSITIVE = re.compile(r"key$|token$|secret|password|authorization", re.IGNORECASE)
 SENSITIVE_LINE = re.compile(
@@ -96,8 +97,8 @@ def change_of(file: ConfigFile) -> Change:
 def short(path: Path) -> str:
     """Return the path as a person writes it."""
     try:
-        return f"~/{path.relative_to(Path.home())}"
-    except ValueError:
+        return f"~/{path.relative_to(home_directory())}"
+    except ValueError:  # Or no home, which is one, too.
         return str(path)
 
 

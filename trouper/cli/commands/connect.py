@@ -38,7 +38,7 @@ def connect(where: Where, /, *, agent: str | None, arguments: tuple[str, ...], n
     Without AGENT, list the clients that are known.
     """
     if agent is None:
-        _list()
+        _list(mode)
         return
     if sum(mode.values()) > 1:
         refuse("give one of --write, --dry-run and --run")
@@ -60,7 +60,9 @@ def connect(where: Where, /, *, agent: str | None, arguments: tuple[str, ...], n
         click.echo(instructions(known, served, setup), nl=False)
 
 
-def _list() -> None:
+def _list(mode: Mapping[str, bool]) -> None:
+    if flag := next((f"--{name.replace('_', '-')}" for name, given in mode.items() if given), None):
+        refuse(f"{flag} is for one client: name it, as in `trouper connect claude {flag}`")
     for agent in AGENTS.values():
         click.echo(f"{agent.name:<12}{agent.title}")
 

@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from trouper.cli.exits import refuse
+from trouper.protocol.paths import is_directory
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import HUB_CACHE
 from trouper.storage.model_files import ModelFiles
@@ -98,7 +99,7 @@ def pull_model(model: str) -> None:
 def remove_model(model: str, yes: bool) -> None:
     """Remove a model from the hub's cache, with all its revisions."""
     repository = directory_of(HUB_CACHE) / f"models--{model.replace('/', '--')}"
-    if "--" in model or model.startswith(".") or not repository.is_dir():
+    if "--" in model or model.startswith(".") or not is_directory(repository):
         _not_there(model, (HUB_CACHE,))
     size = sum(path.stat().st_size for path in repository.rglob("*") if path.is_file() and not path.is_symlink())
     if not yes:

@@ -25,7 +25,7 @@ from trouper.lifeline import watch_launcher
 from trouper.protocol.exception_groups import leaves
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
-from trouper.protocol.settings import ServerSettings, Settings
+from trouper.protocol.settings import ServerSettings, Settings, default_cache_dir
 
 logger = logging.getLogger("trouper")
 
@@ -101,6 +101,7 @@ def _run(
     from trouper.cli import rank_process  # Imports the whole server, which `trouper --help` does not need.
     from trouper.cli.server_process import run
 
+    default_cache_dir()  # A user who has none is told before a model is loaded.
     watch_launcher(rank_process.leave_without_launcher)
     rank = rank_process.rank_of(os.environ)
     if rank is None:

@@ -16,6 +16,7 @@ from mlx import nn
 
 from trouper.engine.lora.lora_layers import LowRank, may_have_adapters, sizes_of
 from trouper.engine.platform.error_text import line_of
+from trouper.protocol.paths import is_file
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable
 from trouper.storage.checkpoint_files import header_of, tensors_of
 
@@ -58,8 +59,8 @@ class FoundAdapter:
 def find_adapter(name: str, path: str) -> FoundAdapter:
     """Check the files of an adapter before the model is loaded. Raises `ModelUnusable`."""
     directory = Path(path)
-    weights = next((directory / file for file in (PEFT_WEIGHTS, MLX_WEIGHTS) if (directory / file).is_file()), None)
-    if weights is None or not (directory / CONFIG).is_file():
+    weights = next((directory / file for file in (PEFT_WEIGHTS, MLX_WEIGHTS) if is_file(directory / file)), None)
+    if weights is None or not is_file(directory / CONFIG):
         raise AdapterFilesMissing(
             f"--adapter {name}={path} has no adapter",
             f"give the directory that holds {CONFIG} and {PEFT_WEIGHTS} (PEFT) or {MLX_WEIGHTS} (mlx-lm)",

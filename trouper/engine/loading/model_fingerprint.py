@@ -26,7 +26,6 @@ def fingerprint(
     memo = default_cache_dir() / "digests.json"
     parts = {"mlx-lm": version("mlx-lm"), **rank}
     try:
-        memo.parent.mkdir(parents=True, exist_ok=True)
         files = _files(directory, adapter_path)
         done, total = 0, sum(path.stat().st_size for path in files.values())
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from trouper.protocol.paths import exists
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches import durable_files
 from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
@@ -91,7 +92,7 @@ class BatchStorage:
         """Take the directory, unless that is done. Returns whether it is there; `create` makes it. Raises `RequestFailed` (503) if
         another server has it, or it cannot be read."""
         async with self._opening:
-            if not self.opened.is_set() and (create or self.directory.exists()):
+            if not self.opened.is_set() and (create or exists(self.directory)):
                 await self._open()
         return self.opened.is_set()
 

@@ -6,13 +6,13 @@ A key needs the right `admin` for them, and a model of its list.
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from quart import Response
 
 from trouper.actors.runtime.served_models import ModelEntry
+from trouper.protocol.paths import expanded
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable, Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
@@ -114,7 +114,7 @@ class AdapterOperations:
 
 
 def _directory(path: str) -> str:
-    return str(Path(path).expanduser())
+    return str(expanded(path))
 
 
 def _text(message: str) -> Response:

@@ -22,6 +22,7 @@ from trouper.cli.commands.bench.report import Report, as_html, as_json, as_table
 from trouper.cli.exits import refuse
 from trouper.cli.settings_file import file_read
 from trouper.cli.streamed_answer import AnswerFailed
+from trouper.protocol.paths import is_directory
 
 PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
 """Limits that are lifted in the benchmark's own server: a slow machine shall be measured, not refused."""
@@ -84,7 +85,7 @@ def _require_writable(out: Path) -> None:
     to write."""
     if not out.name:
         refuse(f"--out {out}: names no file")
-    if not out.parent.is_dir():
+    if not is_directory(out.parent):
         refuse(f"--out {out}: there is no directory {out.parent}")
     for path in _files(out):
         try:

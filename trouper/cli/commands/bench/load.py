@@ -86,9 +86,7 @@ async def run_streams(where: Where, questions: Sequence[Question]) -> list[Strea
     """Run all requests concurrently. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a group."""
     streams = [Stream() for _ in questions]
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx2.AsyncClient(
-        base_url=where.url, headers=where.headers(), timeout=where.timeout(), trust_env=not where.is_local, limits=limits
-    ) as client, trio.open_nursery() as nursery:  # fmt: skip
+    async with where.opened(httpx2.AsyncClient, limits=limits) as client, trio.open_nursery() as nursery:
         for question, stream in zip(questions, streams, strict=True):
             nursery.start_soon(_ask, client, question, stream)
     return streams

@@ -10,6 +10,7 @@ from typing import Any
 
 from trouper.cli.commands.certify.certificate import FORMAT, Json
 from trouper.cli.commands.certify.certificate_page import as_html
+from trouper.protocol.paths import is_directory
 
 NAMES = ("command", "device", "made", "model", "sections", "system", "versions")
 SECTION_NAMES = ("name", "status", "promises", "figures")
@@ -26,9 +27,9 @@ def paths_of(out: Path) -> list[Path]:
 def require_writable(out: Path) -> None:
     """Find out before anything is measured whether the files can be written. Raises `NoCertificate`."""
     parent = out.absolute().parent
-    if not out.name or not parent.is_dir():
+    if not out.name or not is_directory(parent):
         raise NoCertificate(f"{out}: there is no directory {parent}")
-    if directories := [path for path in paths_of(out) if path.is_dir()]:
+    if directories := [path for path in paths_of(out) if is_directory(path)]:
         raise NoCertificate(f"{directories[0]} is a directory")
     try:
         with tempfile.NamedTemporaryFile(dir=parent):

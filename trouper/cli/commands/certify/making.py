@@ -25,6 +25,7 @@ from trouper.cli.commands.certify.section_run import NotApplicable, NothingShown
 from trouper.cli.commands.certify.server_runs import ServerStarter
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.names import EMBEDDED
+from trouper.protocol.paths import is_directory
 from trouper.protocol.settings import default_cache_dir
 
 SectionEntry = tuple[str, float, Section]
@@ -72,7 +73,7 @@ class CertifyPlan:
 def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
     """Run everything within the time, and return the certificate. What fails, or is not reached, is in it."""
     began, load_before = time.monotonic(), _load()
-    model = str(Path(plan.model).resolve()) if plan.model and Path(plan.model).is_dir() else plan.model
+    model = str(Path(plan.model).resolve()) if plan.model and is_directory(plan.model) else plan.model
     with scratch_directory() as scratch:
         starter = ServerStarter(model, scratch, children)
         plan.show("device", 0.0, "device and model")
@@ -216,7 +217,7 @@ def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float)
 
 def _name(model: str | None) -> str:
     """Name the model without the user's directories."""
-    return EMBEDDED if model is None else Path(model).resolve().name if Path(model).is_dir() else model
+    return EMBEDDED if model is None else Path(model).resolve().name if is_directory(model) else model
 
 
 def _system() -> dict[str, Any]:
