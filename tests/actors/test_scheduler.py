@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.actors.bench import Bench, Opened, code, ends, heard, scheduling
 from tests.fakes import EOS, card
 from trouper.protocol.health import MemoryStatus
-from trouper.protocol.plans import Stepped
+from trouper.protocol.plans import NOT_A_NUMBER, Stepped
 from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Started
 
 
@@ -264,6 +264,19 @@ async def test_a_row_whose_grammar_gave_up_is_told_and_dropped(opened: Opened) -
         await bench.play()
         assert isinstance(heard(beside)[-1], Finished)
         assert bench.stats.latest.requests_errored == 1
+
+
+async def test_a_row_of_which_the_model_computes_no_numbers_is_told_and_nothing_of_it_is_kept(opened: Opened) -> None:
+    async with scheduling(opened) as bench:
+        answer = await bench.ask(tokens=10)
+        [first, _] = await bench.new_plans()
+        row = first.admit[0].row
+        bench.unanswered.pop(0)
+        bench.results.send_nowait(Stepped(first.step, failed=((row, NOT_A_NUMBER),)))
+        [following] = await bench.new_plans()
+        assert (following.drop, following.store) == ((row,), ())
+        assert code(heard(answer)) == "not_a_number"
+        await bench.play()
 
 
 @pytest.mark.parametrize(("least", "ends"), [(3, {98, EOS}), (0, set[int]())])

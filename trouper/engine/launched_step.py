@@ -29,6 +29,8 @@ class Launched:
     logprobs: PendingLogprobs | None = None
     failed: tuple[tuple[RowId, str], ...] = ()
     """Rows whose grammar failed to make a mask, with the reason."""
+    numberless: mx.array | None = None
+    """(n,) bool, as `tokens`: whether the logits are no numbers."""
     order: int = 0
     """Hash of the order of rows in their slots, if the plan has a digest; else 0."""
     banks: tuple[BankStats, ...] | None = None

@@ -11,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper import heap
+from trouper.engine.broken_rows import BrokenRows
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests, Drafted
 from trouper.engine.grammars.grammar_compiler import Grammars
@@ -67,6 +68,7 @@ class StepEngine:
         self._vocabulary, self._grammars, self._adapters = vocabulary, grammars, adapters
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
+        self._broken = BrokenRows(self._rows, self._state)
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
         self.proposals = DraftProposals.of(drafting, self._rows, group.agree, draft_limits)
@@ -78,8 +80,6 @@ class StepEngine:
         self._unread: Launched | None = None
         """The last launched step, unless its tokens were read."""
         self._digests = Digests(self._rows, self._blocks)
-
-    # -- launch ----------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> Launched:
         """Build and start the step. Returns at once where the device is asynchronous, unless a row follows a grammar:
@@ -136,6 +136,7 @@ class StepEngine:
             launched.draft_s = time.perf_counter() - began
             launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
             launched.rows, launched.failed = self._sampling.members, self._sampling.failed
+            launched.numberless = self._sampling.numberless
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
             assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
             launched.preparing = self._rows.preparing
@@ -154,6 +155,7 @@ class StepEngine:
         for store in plan.store:
             self.blocks.store(store)
         self._drop(plan.drop)
+        self._broken.clean_up()
         self._rows.bound(plan.kv_bound)
         for load in plan.load:
             self.blocks.load(load)
@@ -235,8 +237,6 @@ class StepEngine:
         if self._unread is not None:
             self.collect(self._unread)
 
-    # -- collect ---------------------------------------------------------------------------------
-
     def collect(self, launched: Launched) -> Stepped:
         """Wait for the step and read its tokens."""
         if launched.stepped is None:
@@ -263,7 +263,7 @@ class StepEngine:
         stepped = Stepped(
             launched.plan.step, rows, tokens, logprobs, seconds,
             persisted=tuple(payload.read() for payload in launched.persisted),
-            failed=launched.failed + self._follow(rows, tokens),
+            failed=launched.failed + self._broken.found(launched) + self._follow(rows, tokens),
             matched=self.proposals.matched(launched.rows) if launched.plan.watch else (),
             prompt_logprobs=scores, embedded=embedded, drafted=drafted,
             draft_s=launched.draft_s, banks=launched.banks, preparing=launched.preparing or self._rows.preparing,
@@ -292,8 +292,8 @@ class StepEngine:
                 failed.append((row, reason))
         return tuple(failed)
 
-    def lengths(self) -> dict[RowId, int]:
-        return self._rows.lengths()  # Tokens in each row's KV, for checks.
+    def lengths(self) -> dict[RowId, int]:  # Tokens in each row's KV, for checks.
+        return self._rows.lengths()
 
     @property
     def nbytes(self) -> int:

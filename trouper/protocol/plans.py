@@ -29,6 +29,8 @@ BlockId = NewType("BlockId", int)
 
 ProposerName = Literal["ngram", "draft_model", "mtp"]
 """What drafts: the row's own n-grams, the draft model, or the model's own MTP head."""
+NOT_A_NUMBER = "the model has computed no numbers (NaN) for this text: it overflows, or its weights are damaged"
+"""Reason of a row in `Stepped.failed` whose keys and values are of no use to anybody."""
 Pooling = Literal["mean", "last", "first", "max", "weighted"]
 """Tokens whose hidden states are pooled into the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
@@ -239,7 +241,7 @@ class Stepped:
     persisted: tuple[Tensors, ...] = ()
     """Bytes of each block and snapshot of the plan's `persist`, in order."""
     failed: tuple[tuple[RowId, str], ...] = ()
-    """Rows that cannot continue, each with the reason: a grammar that became too complex."""
+    """Rows that cannot continue, each with the reason: a grammar that became too complex, or `NOT_A_NUMBER`."""
     prompt_logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     """Log-probabilities of prompt tokens, in order, for rows that requested them."""
     embedded: tuple[tuple[RowId, bytes], ...] = ()

@@ -11,7 +11,7 @@ from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.sequence_state import State
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
-from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.plans import NOT_A_NUMBER, Plan, RowId, Stepped
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Embedded, Finished, Progress, TokenLogprobs
 from trouper.protocol.requests import Generate
@@ -63,6 +63,8 @@ class ResultCommit:
                 self._finish_embedding(rows[row], vector, now)
         for row, reason in stepped.failed:
             if row in rows:
+                if reason == NOT_A_NUMBER:
+                    self.cache.release(rows[row])
                 self._fail(rows[row], row_failed(rows[row].request, reason))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
@@ -120,7 +122,9 @@ class ResultCommit:
 
 
 def row_failed(request: Generate, reason: str) -> Problem:
-    """The grammar of a row cannot be followed beyond a point of its answer, or a logits processor failed."""
+    """The grammar of a row cannot be followed beyond a point of its answer, a logits processor failed, or its logits are no numbers."""
+    if reason == NOT_A_NUMBER:
+        return Problem(500, reason, "server_error", None, "not_a_number")
     if request.grammar is None and request.logits_processors:
         return Problem(500, reason, "server_error", "logits_processors", "logits_processor_failed")
     param = None if request.grammar is None else request.grammar.param

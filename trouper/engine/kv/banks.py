@@ -147,6 +147,11 @@ class Banks:
             if len(bank.slots):
                 bank.buffers.fit(len(bank.slots), bank.slots.longest + 1, exactly=True)
 
+    def clean(self) -> None:
+        """Set to 0 what is no finite number in the buffers."""
+        for bank in self:
+            bank.buffers.clean()
+
     def set_spares(self, *, spares: bool) -> None:
         """Set whether buffers may have room to spare. Without, they are fitted now, and whenever rows come or leave."""
         if spares != self._spares:

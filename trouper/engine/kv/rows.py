@@ -84,6 +84,9 @@ class Rows(Protocol):
     def drop(self, rows: Sequence[RowId]) -> None:
         """Remove prefilling and decoding rows, and free their KV."""
 
+    def clean(self) -> None:
+        """Set to 0 what is no finite number in buffers that rows share."""
+
     def lengths(self) -> dict[RowId, int]:
         """Tokens in each row's KV."""
 

@@ -48,6 +48,9 @@ class SingleRows:
     def give_back(self) -> None:
         """Do nothing: a row's caches are freed with the row."""
 
+    def clean(self) -> None:
+        """Do nothing: rows share no buffers."""
+
     def move_outgrown(self) -> None:
         """Do nothing: each row has caches of its own."""
 

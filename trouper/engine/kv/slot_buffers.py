@@ -111,6 +111,11 @@ class SlotBuffers:
         for cache in self.leaves:
             cache.fit(slots, tokens, exactly=exactly)
 
+    def clean(self) -> None:
+        """Set to 0 what is no finite number."""
+        for cache in self.leaves:
+            cache.clean()
+
     def clear(self) -> None:
         """Free everything, after the last row has left."""
         for cache in self.leaves:

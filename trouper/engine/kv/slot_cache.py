@@ -89,6 +89,13 @@ class SlotCache:
         self.buffers = []
         self.slots = self.expected_tokens = 0
 
+    def clean(self) -> None:
+        """Set to 0 what is no finite number, in one buffer after another: each is copied."""
+        for number, buffer in enumerate(self.buffers):
+            if mx.issubdtype(buffer.dtype, mx.floating):
+                self.buffers[number] = mx.where(mx.isfinite(buffer), buffer, mx.zeros((), buffer.dtype))
+                mx.eval(self.buffers[number])
+
     def hold(self, slots: int) -> None:
         """Make room for `slots` slots, in present and future buffers. Rows without KV are moved like others, and MLX does not
         check an index beyond a buffer's end but reads or writes other memory."""

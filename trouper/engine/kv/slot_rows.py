@@ -39,8 +39,7 @@ from trouper.protocol.plans import KvBound, RowId
 
 
 class SlotRows:
-    """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, is promoted before an older one, or outgrows its
-    bank."""
+    """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, is promoted before an older one, or outgrows its bank."""
 
     def __init__(
         self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT,
@@ -119,6 +118,9 @@ class SlotRows:
 
     def decodes_from_nothing(self, row: RowId) -> bool:
         return self._prefill_together or bool(self.length(row))
+
+    def clean(self) -> None:
+        self._banks.clean()
 
     def drop(self, rows: Sequence[RowId]) -> None:
         if rows:
@@ -254,8 +256,7 @@ class SlotRows:
         return bank.buffers.read(bank.slots.slot(row), start, stop)
 
     def write(self, row: RowId, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
-        """Write tokens behind the row's last one, in the form that `read` returns, into the layers `leaves`; make room for `room`
-        tokens in all. `advance` then changes the row's length."""
+        """Write tokens behind the row's last one, as `read` returns them, into the layers `leaves`, with room for `room` in all; `advance` follows."""
         bank = self._banks[row]
         bank.buffers.write(bank.slots.slot(row), self.length(row), parts, room, leaves)
 
@@ -283,9 +284,8 @@ class SlotRows:
         self._banks[row].buffers.start(leaves)
 
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:
-        """Copy rings, then states, as they were after `length` tokens: the row's present length, or up to two steps with drafts
-        before. The slack of the rings is for three such steps, since rejected drafts of the last one lie behind the present length.
-        States of before are computed from those steps, which were recorded."""
+        """Copy rings, then states, as they were after `length` tokens: the row's present length, or up to two steps with drafts before, from whose
+        records states are computed. The slack of rings is for three: rejected drafts of the last lie behind the present length."""
         beyond = self.length(row) - length
         assert 0 <= beyond <= self._slack * 2 // 3, "a snapshot is of now, or of what rings still hold"
         bank = self._banks[row]

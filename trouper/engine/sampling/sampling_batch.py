@@ -39,6 +39,8 @@ class SamplingBatch:
         """The decoding rows, in order."""
         self.failed: tuple[tuple[RowId, str], ...] = ()
         """Members whose grammar or logits processor failed in the last `sample`, with the reason."""
+        self.numberless: mx.array | None = None
+        """(n,) bool, as the tokens of the last `sample`: whether the logits are no numbers."""
         self._vocabulary, self._group, self._states = vocabulary, group, states
         self._processors = processors
         self._tokens: mx.array | None = None
@@ -121,7 +123,8 @@ class SamplingBatch:
         logprobs = logprobs_of(logits, tokens, requested, self._logprob_tokens)
         if starting is not None:
             starting()
-        mx.async_eval(tokens, self._history_arrays(), logprobs.arrays() if logprobs else [])
+        self.numberless = mx.isnan(logits[:, 0])  # One shows it for all, which are products of the same hidden state.
+        mx.async_eval(tokens, self.numberless, self._history_arrays(), logprobs.arrays() if logprobs else [])
         self._tokens = tokens if spans is None else None
         return tokens, logprobs
 

@@ -1,0 +1,42 @@
+"""Rows whose logits are not numbers: they end with an error, and what they leave in buffers reaches no other row.
+
+A model in float16 may overflow over some texts. Then the keys and values of the row are no numbers from there on, and neither are its logits.
+Attention masks what lies behind a row's tokens in its slot, but multiplies it by 0, which makes no number of these; so a row that had such a
+slot after the broken one would break, too, and cached blocks would keep what it has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import mlx.core as mx
+import numpy as np
+
+from trouper.engine.kv.rows import Rows
+from trouper.engine.launched_step import Launched
+from trouper.engine.row_state import RowState
+from trouper.protocol.plans import NOT_A_NUMBER, RowId
+
+
+class BrokenRows:
+    """Finds them when a step is read, and cleans buffers when they are gone. `states`: of the rows that are there."""
+
+    def __init__(self, rows: Rows, states: Mapping[RowId, RowState]) -> None:
+        self._rows, self._states = rows, states
+        self._found: set[RowId] = set()
+
+    def found(self, launched: Launched) -> tuple[tuple[RowId, str], ...]:
+        """Rows of a step that is read whose logits, or whose vectors, are no numbers, with the reason. For `Stepped.failed`."""
+        broken = {row for row, vector in launched.prefilled.embedded if mx.isnan(vector[0]).item()}
+        if launched.numberless is not None:
+            positions = np.flatnonzero(np.array(launched.numberless))
+            owners = positions if launched.spans is None else launched.spans.owners[positions]
+            broken.update(launched.rows[owner] for owner in owners.tolist())
+        self._found |= broken
+        return tuple((row, NOT_A_NUMBER) for row in sorted(broken))
+
+    def clean_up(self) -> None:
+        """Comes after rows are dropped, and before others are admitted."""
+        if not self._found <= self._states.keys():
+            self._found.intersection_update(self._states)
+            self._rows.clean()
