@@ -154,3 +154,32 @@ def test_two_servers_may_prepare_the_same_directory(cache: Path) -> None:
     (cache / disk.TAG).unlink()
     disk.prepare(cache)
     assert (cache / disk.TAG).read_bytes() == disk.TAG_TEXT
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_two_writers_may_prepare_it_at_the_same_moment(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, claimed: bool
+) -> None:
+    """Models of one server have one process id, and servers in containers often have the same."""
+    if not claimed:
+        (cache / disk.TAG).unlink()
+    write = Path.write_bytes
+
+    def interrupted(path: Path, data: bytes) -> int:
+        count = write(path, data)
+        monkeypatch.setattr(Path, "write_bytes", write)
+        disk.prepare(cache)
+        return count
+
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
+    disk.prepare(cache)
+    assert [path.name for path in cache.iterdir()] == [disk.TAG]
+
+
+def test_files_of_the_future_age_from_now_on(cache: Path) -> None:
+    """The clock was ahead when they were written: they would never be the oldest."""
+    ahead, skewed = put(cache / "a" / "1", age_s=-365 * DAY_S), put(cache / "a" / "2", age_s=-60)
+    before = skewed.stat().st_mtime
+    assert disk.sweep(cache, DAY_S).swept_files == 0
+    assert ahead.stat().st_mtime <= time.time() + 1
+    assert skewed.stat().st_mtime == before

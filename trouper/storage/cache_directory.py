@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -14,6 +16,8 @@ import attrs
 TEMPORARY_SUFFIX = ".tmp"
 TEMPORARY_AGE_S = 3600.0
 """Age beyond which a temporary file has no writer: the slowest write takes seconds."""
+AHEAD_S = 3600.0
+"""How far a file's times may be in the future: clocks of servers and of a network's disks differ."""
 TAG = "CACHEDIR.TAG"
 USAGE = "usage"
 """Name of the file with the bytes of the directory, which all writers update."""
@@ -51,9 +55,9 @@ def prepare(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     _claim(directory)
     directory.chmod(0o700)
-    probe = directory / f"probe-{os.getpid()}{TEMPORARY_SUFFIX}"
+    probe = _temporary(directory, "probe")
     probe.write_bytes(b"")
-    probe.unlink()
+    probe.unlink(missing_ok=True)
 
 
 def _claim(directory: Path) -> None:
@@ -64,14 +68,20 @@ def _claim(directory: Path) -> None:
     if used:
         why = "is not empty and was not made by trouper; name a new or an empty directory"
         raise OSError(errno.ENOTEMPTY, why, str(directory))
-    temporary = directory / f"{TAG}-{os.getpid()}{TEMPORARY_SUFFIX}"
+    temporary = _temporary(directory, TAG)
     temporary.write_bytes(TAG_TEXT)
     temporary.replace(tag)
 
 
+def _temporary(directory: Path, name: str) -> Path:
+    """A name that nobody else has: models of one server share a process id, and so do servers in different containers."""
+    return directory / f"{name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+
+
 def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
-    """Remove abandoned temporary files and files unused for `ttl_s`. Another server may share the directory, so a vanished file is
-    no error."""
+    """Remove abandoned temporary files and files unused for `ttl_s`. A file whose last use is in the future, since a clock was wrong, counts
+    as used now: it would stay for ever, and others would be evicted for it. Another server may share the directory, so a vanished
+    file is no error."""
     now = time.time()
     kept = kept_bytes = swept = 0
     for entry, stat in _files(directory):
@@ -80,9 +90,16 @@ def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
             Path(entry.path).unlink(missing_ok=True)
             swept += 1
         else:
+            if age < -AHEAD_S:
+                _use_now(entry)
             kept += 1
             kept_bytes += stat.st_size
     return DirectoryUsage(kept, kept_bytes, shutil.disk_usage(directory).free, swept)
+
+
+def _use_now(entry: os.DirEntry[str]) -> None:
+    with suppress(OSError):  # Vanished, or of another user.
+        os.utime(entry.path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
 
 def _files(directory: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
