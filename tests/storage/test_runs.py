@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import attrs
 import pytest
@@ -28,7 +29,7 @@ from tests.storage.making import (
     write_run,
 )
 from trouper.protocol.blocks import Tensor
-from trouper.storage import cache_directory, run_reading
+from trouper.storage import cache_directory, cache_inspection, catalogue, run_reading
 from trouper.storage.runs import BlockRef, Disk, RunStore
 
 
@@ -198,3 +199,33 @@ def test_the_same_blocks_with_other_parts_are_another_file(store: RunStore) -> N
     both = write_run(store, ROOT, chain(2, snapshot_every=1))
     assert len({blocks.name, snapshots.name, both.name}) == 3
     assert len(all_runs(RunStore(store.directory, NAMESPACE))) == 3
+
+
+class ClearedDisk(Disk):
+    """`trouper cache clear` is called just before an operation, once."""
+
+    def __init__(self, directory: Path, moment: str) -> None:
+        self.directory, self.moment = directory, moment
+
+    def _reach(self, operation: str) -> None:
+        if operation == self.moment:
+            self.moment = ""
+            cache_inspection.clear(self.directory)
+
+    def create(self, path: Path, nbytes: int) -> int:
+        self._reach("create")
+        return super().create(path, nbytes)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._reach("rename")
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize("moment", ["create", "rename"])
+def test_a_directory_may_be_cleared_while_it_is_written_to(store: RunStore, moment: str) -> None:
+    disk = ClearedDisk(store.directory, moment)
+    server = RunStore(store.directory, NAMESPACE, disk)
+    run, _ = put(server)
+    assert disk.moment == "" and all_runs(store) == [run]
+    disk.moment = moment
+    assert server.save_catalogue().fits and (store.path / catalogue.NAME).exists()

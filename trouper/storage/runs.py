@@ -20,7 +20,7 @@ from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.storage import catalogue
 from trouper.storage.bounded_directory import NAMESPACE, NAMESPACE_DIGITS, BoundedDirectory, Evicted
 from trouper.storage.cache_directory import UNLIMITED, DiskLimits
-from trouper.storage.file_operations import Disk, File, read_all
+from trouper.storage.file_operations import Buffer, Disk, File, read_all
 from trouper.storage.run_format import Sealed, seal
 from trouper.storage.run_reading import open_run
 from trouper.storage.run_uses import RunUse
@@ -113,10 +113,9 @@ class RunStore:
     def save_catalogue(self, limits: DiskLimits = UNLIMITED) -> Room:
         """Write the catalogue within the limits, also if runs are evicted for it, which it then lists in vain. Raises `OSError`; then the
         old file still exists."""
-        self._disk.mkdir(self.path)
         buffers = catalogue.encode(self.namespace, self._runs.values())
         nbytes = sum(len(buffer) for buffer in buffers)
-        return self._room(self._files.write(self.path / catalogue.NAME, buffers, nbytes, limits))
+        return self._room(self._write(self.path / catalogue.NAME, buffers, nbytes, limits))
 
     def _saved(self) -> list[RunInfo]:
         with suppress(OSError):
@@ -155,8 +154,7 @@ class RunStore:
             self.refresh()
         run, path, removed = sealed.info, self.path / sealed.info.name, tuple[Path, ...]()
         if not self._is_there(path, run.file_bytes):
-            self._disk.mkdir(self.path)
-            evicted = self._files.write(path, sealed.buffers, run.file_bytes, limits)
+            evicted = self._write(path, sealed.buffers, run.file_bytes, limits)
             if not evicted.fits:
                 return self._room(evicted)
             removed = evicted.removed
@@ -164,6 +162,16 @@ class RunStore:
         room = self._room(Evicted(True, removed))
         self._runs[run.name] = run
         return room
+
+    def _write(self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits) -> Evicted:
+        """Write a file of the namespace, and write it again if its directory or the temporary file was removed meanwhile: `trouper cache
+        clear` may be called while servers run. Raises `OSError`."""
+        try:
+            self._disk.mkdir(self.path)
+            return self._files.write(path, buffers, nbytes, limits)
+        except FileNotFoundError:
+            self._disk.mkdir(self.path)
+            return self._files.write(path, buffers, nbytes, limits)
 
     def _is_there(self, path: Path, size: int) -> bool:
         try:
