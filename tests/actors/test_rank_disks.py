@@ -16,7 +16,7 @@ from tests.fakes import FakeEngine, card
 from tests.storage.making import ROOT, chain, same
 from trouper.actors.ranks.follower_disk import FollowerDisk
 from trouper.actors.ranks.leader import Leader
-from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, LeaderDisk
+from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, WRITER_ORDERS, LeaderDisk
 from trouper.actors.ranks.rank_handshake import Invitation, shared_flags, versions
 from trouper.actors.ranks.rank_link import Link
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, write_to_disk
@@ -28,7 +28,7 @@ from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.wire import VERSION
-from trouper.protocol.work import DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Run, Write, Written
+from trouper.protocol.work import DiskNews, DiskOrder, Inspect, Loaded, Read, RemovedFromDisk, Run, Write, Written
 
 PIECES = tuple(chain(4))
 WANTED = tuple(BlockRef(one.key, one.tokens, payload=True, snapshot=False) for one in PIECES)
@@ -95,9 +95,18 @@ class Group:
         return message
 
 
+class HungWriter(OwnWriter):
+    """Its disk does not answer: it takes no order."""
+
+    async def write(self, edges: WriterEdges, *_: Any) -> None:
+        self.edges = edges
+        edges.stats.publish(WELL)
+        await trio.sleep_forever()
+
+
 @asynccontextmanager
-async def two_followers() -> AsyncIterator[Group]:
-    own = OwnWriter()
+async def two_followers(own: OwnWriter | None = None) -> AsyncIterator[Group]:
+    own = own or OwnWriter()
     settings = Settings(rank_timeout_s=1e6)
     leader = Leader(settings)
     invitation = Invitation.decode(leader.invite("here", 1))
@@ -160,6 +169,22 @@ async def test_a_disk_that_does_not_answer_counts_as_nothing_and_is_not_asked_fo
         await trio.sleep(PAUSE_S + 1)
         assert group.stats.latest.attached
         assert await group.ask(9) == [Fetch(9, WANTED)] * 2
+
+
+async def test_nobody_waits_behind_the_orders_of_a_disk_that_hangs(autojump_clock: MockClock) -> None:
+    """With several ranks the scheduler has no limit of its own: the answer comes from here."""
+    async with two_followers(HungWriter()) as group:
+        for _ in range(WRITER_ORDERS + 1):
+            await group.orders.send(Inspect())
+        await wait_all_tasks_blocked()
+        await group.orders.send(Read(7, WANTED))
+        await group.orders.send(write := Write(ROOT, PIECES))
+        with trio.fail_after(1):
+            assert_nothing(await group.news.receive(), 7, held=False)
+        for rank in (1, 2):
+            await group.tell(rank, WriteDone(KEYS))
+        with trio.fail_after(1):
+            assert await group.news.receive() == Written(KEYS, write.nbytes, refused=True)
 
 
 async def test_the_tier_rests_while_one_rank_s_disk_is_off(autojump_clock: MockClock) -> None:

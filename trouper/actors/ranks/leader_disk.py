@@ -27,6 +27,7 @@ import trio
 
 from trouper.actors.ranks.pending_disk_orders import PendingRead, PendingWrite, nothing_read
 from trouper.actors.ranks.rank_member import DiskReport
+from trouper.actors.runtime.channels import offer
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.health import DirectoryStats
@@ -126,10 +127,11 @@ class LeaderDisk:
     # -- orders ----------------------------------------------------------------------------------
 
     async def _relay_orders(self, writer_orders: trio.MemorySendChannel[DiskOrder], reads: trio.Nursery) -> None:
+        """Relay orders until they end. A full `writer_orders` sheds: a request that waits for a read is only answered from here."""
         with writer_orders:
             async for order in self._edges.orders:
                 match order:
-                    case Read() if self._silent:
+                    case Read() if self._silent or _is_full(writer_orders):
                         await self._send(nothing_read(order.ticket))
                         continue
                     case Read():
@@ -141,7 +143,8 @@ class LeaderDisk:
                         self._pending_write(tuple(block.key for block in order.blocks)).nbytes = order.nbytes
                     case _:
                         pass
-                await writer_orders.send(order)
+                if not offer(writer_orders, order) and isinstance(order, Write):
+                    await self._take_written(0, tuple(block.key for block in order.blocks), refused=True)
 
     async def _answer_read(self, read: Read) -> None:
         """Wait for all ranks, and answer with the blocks that every rank has."""
@@ -254,3 +257,8 @@ class LeaderDisk:
             if not stats.attached:
                 return f"rank {rank}: {stats.reason}"
         return ""
+
+
+def _is_full(channel: trio.MemorySendChannel[DiskOrder]) -> bool:
+    state = channel.statistics()
+    return state.current_buffer_used >= state.max_buffer_size
