@@ -39,8 +39,8 @@ def autojump_clock() -> MockClock:
 
 
 @asynccontextmanager
-async def leading() -> AsyncIterator[tuple[Leader, trio.Nursery, Invitation]]:
-    leader = Leader(SETTINGS)
+async def leading(settings: Settings = SETTINGS) -> AsyncIterator[tuple[Leader, trio.Nursery, Invitation]]:
+    leader = Leader(settings)
     with trio.fail_after(LONG_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leader.watch)
@@ -151,6 +151,20 @@ async def test_f27_silence_is_a_loss(autojump_clock: MockClock) -> None:
         assert leader.reason == "rank 1: it has been silent for 4 s (--rank-timeout-s)"
 
 
+async def test_f27_silence_is_a_loss_within_a_short_limit(autojump_clock: MockClock) -> None:
+    """Of both ends: a rank looks for heartbeats so often that no look seems late."""
+    settings = attrs.evolve(SETTINGS, rank_timeout_s=0.5)
+    async with leading(settings) as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello(rank_timeout_s="0.5"))
+        heard_at = trio.current_time()
+        while trio.current_time() < heard_at + 5:
+            assert isinstance(await link.receive(), Heartbeat)
+            await link.send(Heartbeat())
+        assert not leader.lost.is_set()
+        await leader.lost.wait()
+        assert leader.reason == "rank 1: it has been silent for 0.5 s (--rank-timeout-s)"
+
+
 async def test_f27_a_rank_that_was_suspended_takes_nobody_for_silent(autojump_clock: MockClock) -> None:
     """What the others sent meanwhile may not have been read yet, so they get the whole time limit."""
     stream, _ = memory_stream_pair()
@@ -200,6 +214,17 @@ async def test_f27_a_step_that_never_ends_is_named_with_who_is_behind(autojump_c
         assert leader.reason == (
             "step 5 has not ended for 60 s (--collective-timeout-s); the last steps done: rank 0: 4, rank 1: 3"
         )
+
+
+async def test_f27_a_step_takes_no_longer_for_a_pause_of_the_process(autojump_clock: MockClock) -> None:
+    """A container or a virtual machine that is paused: the clock goes on, the step does not."""
+    async with leading() as (leader, _, _):
+        leader.tell(Plan(4, decode=(RowId(0),)))
+        await trio.sleep(1)
+        autojump_clock.jump(SETTINGS.collective_timeout_s + 1)
+        resumed_at = trio.current_time()
+        await leader.lost.wait()
+        assert SETTINGS.collective_timeout_s <= trio.current_time() - resumed_at <= SETTINGS.collective_timeout_s + 2
 
 
 async def test_d12_a_follower_that_does_not_read_is_lost(autojump_clock: MockClock) -> None:

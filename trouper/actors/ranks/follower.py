@@ -13,7 +13,7 @@ import trio
 from trouper.actors.model_stepper import step_model
 from trouper.actors.ranks.follower_disk import FollowerDisk
 from trouper.actors.ranks.rank_handshake import HELLO_S, Invitation, join_leader
-from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, send_heartbeats, wait_until_silent
+from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, heartbeat_interval, send_heartbeats, wait_until_silent
 from trouper.actors.ranks.rank_link import LAST_MESSAGES_S, LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.runtime.supervision import innermost
 from trouper.actors.ssd_writer import DiskWriter, write_to_disk
@@ -55,7 +55,6 @@ class Follower:
         self,
         settings: Settings,
         engine: Engine,
-        heartbeat_s: float = HEARTBEAT_S,
         *,
         disk_writer: DiskWriter = write_to_disk,
     ) -> None:
@@ -68,7 +67,8 @@ class Follower:
         """Whether a second try would fail in the same way."""
         self.linked = False
         """Whether the follower has joined the group, so that rank 0 decides when it ends."""
-        self._settings, self._engine, self._heartbeat_s = settings, engine, heartbeat_s
+        self._settings, self._engine = settings, engine
+        self._heartbeat_s = heartbeat_interval(settings.rank_timeout_s)
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
         self._step = -1
         """Last step that the engine has completed."""
@@ -142,7 +142,7 @@ class Follower:
                 raise self._end(reason, unusable=True) from None
             except* Exception as group:
                 crash = innermost(group)
-                with trio.move_on_after(self._heartbeat_s):  # It may only follow from the loss of another rank.
+                with trio.move_on_after(HEARTBEAT_S):  # It may only follow from the loss of another rank.
                     await self.ended.wait()
                 if self.ended.is_set():
                     raise RankLost(self.reason) from None
@@ -273,7 +273,7 @@ class Follower:
         self._outbox.close()
         with trio.move_on_after(LAST_MESSAGES_S, shield=True):
             await self._sent.wait()
-            await trio.sleep(self._heartbeat_s)
+            await trio.sleep(HEARTBEAT_S)
 
     def _end(self, reason: str, *, unusable: bool = False) -> RankLost:
         """End the follower. Only the first reason counts, since others follow from it. Returns the exception to raise."""

@@ -17,7 +17,7 @@ import trio
 
 from trouper.actors.ranks.grammar_broadcast import GrammarSpreader
 from trouper.actors.ranks.rank_handshake import Invitation, accept_follower, card_difference, reason_to_refuse
-from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S
+from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, heartbeat_interval
 from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.ranks.rank_member import DiskReport, RankMember
 from trouper.protocol.health import SEVERITY, DirectoryStats, RanksStats, RankStats
@@ -38,14 +38,15 @@ DISK_REPORTS = 1024
 class Leader:
     """The group as rank 0 sees it. `run` lasts for its whole life; every other method may be called meanwhile."""
 
-    def __init__(self, settings: Settings, host: str = "127.0.0.1", heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(self, settings: Settings, host: str = "127.0.0.1") -> None:
         self.stats = Watch(RanksStats())
         self.joined = trio.Event()
         self.lost = trio.Event()
         self.unusable = False
         """Whether a second try would be lost in the same way."""
         self.size = 1
-        self._settings, self._host, self._heartbeat_s = settings, host, heartbeat_s
+        self._settings, self._host = settings, host
+        self._heartbeat_s = heartbeat_interval(settings.rank_timeout_s)
         self._secret = b""
         self._members: dict[int, RankMember] = {}
         self._changed = trio.Event()
@@ -195,13 +196,18 @@ class Leader:
     async def watch(self) -> None:
         """Publish the state of the group periodically, and detect a step that takes too long."""
         while not self.lost.is_set():
+            checked_at = trio.current_time()
             await trio.sleep(self._heartbeat_s)
-            self._check_oldest_plan()
+            self._check_oldest_plan(checked_at)
             self._publish()
 
-    def _check_oldest_plan(self) -> None:
-        limit_s = self._settings.collective_timeout_s
-        if self._unanswered and trio.current_time() - self._unanswered[0][1] > limit_s:
+    def _check_oldest_plan(self, checked_at: float) -> None:
+        """`checked_at`: time of the last check. One that comes late means that this process was suspended, and so was its step, which gets
+        the whole time limit again."""
+        limit_s, now = self._settings.collective_timeout_s, trio.current_time()
+        if self._unanswered and now - checked_at > max(limit_s / 2, 2 * self._heartbeat_s):
+            self._unanswered[0] = self._unanswered[0][0], now
+        if self._unanswered and now - self._unanswered[0][1] > limit_s:
             steps = ", ".join(f"rank {stats.rank}: {stats.step}" for stats in self._stats().ranks)
             step = self._unanswered[0][0].step
             self.lose(

@@ -18,6 +18,11 @@ from trouper.protocol.wire import encode
 HEARTBEAT_S = 0.5
 
 
+def heartbeat_interval(timeout_s: float) -> float:
+    """Interval of heartbeats, and of looking for them: several within the time after which a silent rank is lost."""
+    return min(HEARTBEAT_S, timeout_s / 4)
+
+
 async def send_heartbeats(
     outbox: trio.MemorySendChannel[bytes], heartbeat: Callable[[], Heartbeat], every_s: float
 ) -> None:
