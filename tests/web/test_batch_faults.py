@@ -22,7 +22,7 @@ from tests.web.test_key_rights import bearer, key_file
 from trouper.protocol.model import AdapterCard, LoadedModel
 from trouper.protocol.problems import OutOfDeviceMemory
 from trouper.protocol.setting_fields import ByteSize
-from trouper.web.batches import batch_worker
+from trouper.web.batches import batch_storage, batch_worker
 from trouper.web.batches.answer_log import AnswerLog, BatchProgress, BatchRecord
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS
@@ -218,3 +218,18 @@ async def test_the_event_loop_alone_changes_what_it_reads(tmp_path: Path, monkey
     async with serving(batch_dir=tmp_path) as served:
         await using(served, use)
     assert Index.threads == {threading.get_ident()}
+
+
+async def test_a_directory_that_does_not_answer_stops_no_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at on a thread."""
+    threads, exists = list[threading.Thread](), batch_storage.exists
+
+    def noted(path: Path) -> bool:
+        threads.append(threading.current_thread())
+        return exists(path)
+
+    monkeypatch.setattr(batch_storage, "exists", noted)
+    assert not await BatchStorage(tmp_path / "batches", 10**6).open(create=False)
+    assert len(threads) == 1 and threading.main_thread() not in threads

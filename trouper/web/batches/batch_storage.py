@@ -92,9 +92,13 @@ class BatchStorage:
         """Take the directory, unless that is done. Returns whether it is there; `create` makes it. Raises `RequestFailed` (503) if
         another server has it, or it cannot be read."""
         async with self._opening:
-            if not self.opened.is_set() and (create or exists(self.directory)):
+            if not self.opened.is_set() and (create or await self._exists()):
                 await self._open()
         return self.opened.is_set()
+
+    async def _exists(self) -> bool:
+        """On a thread: a file system that does not answer must not stop the server, which then would not even hear SIGTERM."""
+        return await trio.to_thread.run_sync(exists, self.directory, abandon_on_cancel=True)
 
     async def _open(self) -> None:
         try:
