@@ -47,10 +47,11 @@ def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None
 
 @contextmanager
 def serving(
-    model: Path | None, port: int, *flags: str, stderr: int = subprocess.PIPE
+    model: Path | None, port: int, *flags: str, stderr: int = subprocess.PIPE, ssd: Path | None = None, run: str = RUN
 ) -> Iterator[subprocess.Popen[str]]:
-    """No model: the embedded one."""
-    command = [sys.executable, "-c", RUN, "serve", "--port", str(port), "--no-ssd"]
+    """No model: the embedded one. `ssd`: the cache directory; None: without one."""
+    command = [sys.executable, "-c", run, "serve", "--port", str(port)]
+    command += ["--no-ssd"] if ssd is None else ["--ssd-cache-dir", str(ssd), "--ssd-keep-free", "0"]
     command += ["--model", str(model)] if model is not None else []
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(

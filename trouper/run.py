@@ -51,7 +51,7 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
         return [ScannedModel(files, files.float32_bytes if is_cpu else files.stored_bytes) for files in scan.models()]
 
     async def scan_once() -> list[ScannedModel]:
-        return await trio.to_thread.run_sync(found)
+        return await trio.to_thread.run_sync(found, abandon_on_cancel=True)
 
     return scan_once
 
@@ -60,7 +60,7 @@ async def _measure(settings: Settings) -> int:
     """Bytes of a model's weights, before they are loaded. Raises `ModelUnusable`."""
     from trouper.engine.loading.model_loading import weights_bytes
 
-    return await trio.to_thread.run_sync(weights_bytes, settings)
+    return await trio.to_thread.run_sync(weights_bytes, settings, abandon_on_cancel=True)
 
 
 async def run_models(

@@ -6,16 +6,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TypeVar
 
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.bench import Opened, generate
 from tests.fakes import FakeEngine
 from trouper import Settings
 from trouper.actors.graph import run_graph
-from trouper.actors.runtime.disk_thread import DiskThread
+from trouper.actors.runtime.disk_thread import LAST_WORK_S, DiskThread
+from trouper.actors.runtime.model_manager import UNLOAD_S
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.scheduling.disk_tier import ANSWER_S, PAUSE_S
 from trouper.actors.ssd_writer import write_to_disk
@@ -31,6 +33,7 @@ class OddThread(DiskThread):
     """Does its work at once, but before a file is read it awaits `reading`."""
 
     def __init__(self, reading: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint) -> None:
+        super().__init__()
         self.reading, self.reads = reading, 0
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -145,3 +148,69 @@ async def test_after_a_crash_the_writer_reads_and_writes_again(
         blocks = runtime.health().directory.blocks
         await answered(runtime, 100)
         await _blocks(runtime, blocks + 10)
+
+
+class HungThread(OddThread):
+    """The real thread hangs in each read until the test is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = Event()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        if isinstance(work, partial) and work.func.__name__ == "read":
+            self.reads += 1
+            await DiskThread.run(self, self.over.wait)
+        return await super().run(work)
+
+
+async def test_a_model_is_unloaded_although_its_disk_hangs(
+    opened: Opened, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    await written(tmp_path)
+    thread = HungThread()
+    try:
+        async with serving(tmp_path, thread) as runtime:
+            assert await answered(runtime, 0) == 0, "it was computed"
+            began = trio.current_time()
+            await runtime.drain(UNLOAD_S, leaving="unloaded")
+            assert thread.reads == 1 and trio.current_time() - began < UNLOAD_S + LAST_WORK_S + 1
+    finally:
+        thread.over.set()
+
+
+async def test_a_call_that_ends_is_waited_for_when_it_is_cancelled(mock_clock: MockClock) -> None:
+    """A write is not left halfway. No time passes here but by a jump."""
+    begun, may_end, states = trio.Event(), Event(), list[str]()
+
+    def write() -> None:
+        trio.from_thread.run_sync(begun.set)
+        may_end.wait()
+        states.append("written")
+
+    async def save() -> None:
+        try:
+            await DiskThread().run(write)
+        finally:
+            states.append("left")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(save)
+        await begun.wait()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await wait_all_tasks_blocked()
+        may_end.set()
+    assert states == ["written", "left"]
+
+
+async def test_a_call_that_has_not_begun_is_not_waited_for(mock_clock: MockClock) -> None:
+    thread, may_end = DiskThread(), Event()
+    async with trio.open_nursery() as first:
+        first.start_soon(thread.run, may_end.wait)
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as second:
+            second.start_soon(thread.run, may_end.wait)
+            await wait_all_tasks_blocked()
+            second.cancel_scope.cancel()
+        may_end.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 
@@ -32,6 +33,11 @@ STUCK_POLL_S = 1.0
 LOADING_ENDS_S = 2.0
 """Time for loading to end after a signal. A thread that reads or converts weights cannot be interrupted; nothing is
 lost with it, so it is not awaited longer."""
+ENDS_S = 15.0
+"""Time for everything to end after a drain. What still runs then is a thread that nothing can interrupt: in a file system that does not
+answer, or in the device."""
+UNCONCERNED = ("MainThread", "Trio thread ", "idle engine thread", "trouper log", "launcher")
+"""How the names of threads begin that may run to the end of the process."""
 
 
 async def run(
@@ -47,10 +53,11 @@ async def run(
     `CannotListenError` and `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
     Keys.of(server_settings)
-    leaving, loading, over = trio.Event(), trio.CancelScope(), trio.Event()
+    leaving, loading, over, drained = trio.Event(), trio.CancelScope(), trio.Event(), trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch_signals, signals, leaving, loading)
+            watching.start_soon(_watch_end, leaving, drained, server_settings.drain_timeout_s)
             if ranks is None:
                 watching.start_soon(_watch_loading, leaving, over)
             else:
@@ -63,7 +70,9 @@ async def run(
                 _freeze_heap()
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, models)
-                    await _serve(nursery, models, server_settings, leaving, observers)
+                    await _serve(
+                        nursery, models, server_settings, leaving=leaving, drained=drained, observers=observers
+                    )
             watching.cancel_scope.cancel(reason="everything has ended")
 
 
@@ -94,6 +103,17 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
     end_at_once(0)
 
 
+async def _watch_end(leaving: trio.Event, drained: trio.Event, drain_timeout_s: float) -> None:
+    """End the process if it was to leave and does not, whatever its threads wait for."""
+    await leaving.wait()
+    with trio.move_on_after(drain_timeout_s + ENDS_S):
+        await drained.wait()
+        await trio.sleep(ENDS_S)
+    names = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith(UNCONCERNED))
+    logger.error("the drain has not ended this process, so it ends now; threads that still run: %s", ", ".join(names))
+    end_at_once(0)
+
+
 async def _watch_device(models: ModelManager) -> None:
     """End the process when a device is given up (F18, F27). A thread inside the device cannot be cancelled; clients
     have had their errors by then, so those get a moment to be sent."""
@@ -114,7 +134,9 @@ async def _serve(
     nursery: trio.Nursery,
     models: ModelManager,
     settings: ServerSettings,
+    *,
     leaving: trio.Event,
+    drained: trio.Event,
     observers: Sequence[RequestObserver],
 ) -> None:
     shutdown = trio.Event()
@@ -130,4 +152,5 @@ async def _serve(
         logger.warning(
             "requests were still running after --drain-timeout-s %g; they were ended", settings.drain_timeout_s
         )
+    drained.set()
     shutdown.set()

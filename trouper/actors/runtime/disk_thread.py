@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import trio
 
 T = TypeVar("T")
+LAST_WORK_S = 2.0
+"""Longest wait, once cancelled, for the work that runs. A file is written in less than a second."""
 
 
 class DiskThread:
@@ -17,5 +20,25 @@ class DiskThread:
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread. Cancellation waits for its end, so that a write is not left halfway. Raises what `work` raises."""
-        return await trio.to_thread.run_sync(work, limiter=self._limiter)
+        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S for its end, so that a write is not left halfway. Then the thread
+        is abandoned: a file system that does not answer (NFS, FUSE) cannot be interrupted, and must neither keep the process
+        from ending nor a model from being unloaded. Raises what `work` raises."""
+        token, begun, ended = trio.lowlevel.current_trio_token(), list[bool](), trio.Event()
+
+        def noted() -> T:
+            begun.append(True)
+            try:
+                return work()
+            finally:
+                with suppress(trio.RunFinishedError):  # Abandoned, and the program has gone on without it.
+                    token.run_sync_soon(ended.set)
+
+        try:
+            return await trio.to_thread.run_sync(
+                noted, abandon_on_cancel=True, limiter=self._limiter, thread_name="cache directory"
+            )
+        except trio.Cancelled:
+            if begun:
+                with trio.move_on_after(LAST_WORK_S, shield=True):
+                    await ended.wait()
+            raise

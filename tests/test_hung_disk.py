@@ -1,0 +1,105 @@
+"""File systems that do not answer (NFS, FUSE), in a real process. A FIFO in the place of a file does the same: the thread that opens it
+waits for ever, and nothing can interrupt it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import pytest
+
+from tests.families import save
+from tests.test_process import PATIENCE_S, Client, end, free_port, get, serving, stats, until
+
+PROMPT = "a" * 200
+ENDS_SOON = "import trouper.cli.server_process as process; process.ENDS_S = 0.5; from trouper.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    save("llama", directory)
+    return directory
+
+
+def directory_stats(port: int) -> dict[str, Any]:
+    return dict(get(port, "/health")[1]["directory"])
+
+
+@contextmanager
+def hung(model: Path, port: int, ssd: Path) -> Iterator[Popen[str]]:
+    """A server whose disk hangs in a read, for which a request waits."""
+    with serving(model, port, ssd=ssd) as process:
+        Client(port, prompt=PROMPT, max_tokens=2).join(PATIENCE_S)
+        until(lambda: directory_stats(port)["written_files"] > 0)
+        assert end(process, signal.SIGTERM) == 0
+    with serving(model, port, "--drain-timeout-s", "0.3", ssd=ssd) as process:
+        until(lambda: directory_stats(port)["inspected"] > 0)  # What a start looks at has been looked at.
+        runs = list(ssd.rglob("*.safetensors"))
+        assert runs
+        for path in runs:
+            path.unlink()
+            os.mkfifo(path)
+        Client(port, prompt=PROMPT, max_tokens=2)
+        until(lambda: stats(port)["queued_requests"] == 1)
+        yield process
+
+
+@contextmanager
+def read_without_end(fifo: Path) -> Iterator[None]:
+    """Begins when the FIFO is being read."""
+    opened: list[int] = []
+
+    def is_read() -> bool:
+        with suppress(OSError):  # ENXIO: nobody reads it.
+            opened.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+
+    until(is_read)
+    try:
+        yield
+    finally:
+        os.close(opened[0])
+
+
+def test_sigterm_ends_a_server_whose_disk_hangs(model: Path, tmp_path: Path) -> None:
+    port = free_port()
+    with hung(model, port, tmp_path / "blocks") as process:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert "they were ended" in errors, "the log is written to its end"
+
+
+def test_a_model_is_unloaded_although_its_disk_hangs(model: Path, tmp_path: Path) -> None:
+    port = free_port()
+    with hung(model, port, tmp_path / "blocks") as process:
+        with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
+            body = json.dumps({"force": True})
+            connection.request("POST", "/v1/models/unload", body, {"Content-Type": "application/json"})
+            assert connection.getresponse().status == 200
+        again = Client(port, prompt=PROMPT, max_tokens=2)
+        again.join(PATIENCE_S)
+        assert again.status == 200, again.text
+        assert end(process, signal.SIGTERM) == 0
+
+
+def test_sigterm_ends_a_server_whatever_hangs(model: Path, tmp_path: Path) -> None:
+    """Here it is the directory of batches: what is written there may not be abandoned before."""
+    batch = tmp_path / "batches" / "batches" / "batch_1"
+    batch.mkdir(parents=True)
+    os.mkfifo(fifo := batch / "batch.json")
+    port = free_port()
+    flags = ("--batch-dir", str(tmp_path / "batches"), "--drain-timeout-s", "0.3")
+    with serving(model, port, *flags, run=ENDS_SOON) as process, read_without_end(fifo):
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert "threads that still run: _load from" in errors
