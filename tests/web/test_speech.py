@@ -57,7 +57,17 @@ def test_kinds() -> None:
         ("content", "no"),
     ]  # fmt: skip
     assert parts(["hm</think>yes"], thinks=True) == [("reasoning", "hm"), ("content", "yes")]
-    assert parts(["never ends <think>hm"]) == [("content", "never ends "), ("reasoning", "hm")]
+    assert parts(["never ends\n<think>hm"]) == [("content", "never ends\n"), ("reasoning", "hm")]
+
+
+def test_an_answer_about_the_markers_is_an_answer() -> None:
+    """And reasoning about them goes on behind them."""
+    for text in ("It opens with `<think>` and ends with </think>.", "The <think> tag\nis one."):
+        assert parts([text]) == parts([*text]) == [("content", text)]
+    text = "It is `</think>`, I think, or `x`</think>Yes."
+    expected = [("reasoning", "It is `</think>`, I think, or `x`"), ("content", "Yes.")]
+    assert parts([text], thinks=True) == parts([*text], thinks=True) == expected
+    assert parts(["`</think>"], thinks=True) == [("reasoning", "`")]
 
 
 def make_parser(tools: Tools, *, thinks: bool = False) -> OutputParser:

@@ -49,8 +49,8 @@ def _decoded(units: str) -> str:
 def _input_of(arguments: str) -> str:
     try:
         value: Any = json.loads(arguments)
-    except ValueError:
-        return ""  # The answer was cut.
+    except (ValueError, RecursionError):
+        return ""  # The answer was cut, or it is nested deeper than Python reads.
     if isinstance(value, dict):
         inner = value.get(INPUT, next(iter(value.values())) if len(value) == 1 else value)
         value = "" if not value else inner

@@ -80,7 +80,9 @@ def _call(source: TextSource, sink: CallSink, recipient: str) -> Steps[None]:
         name = sink.name_of(recipient)
         yield from source.skip()
         if (yield from source.peek()) != "{":
-            raise NotACall
+            yield from _nothing(source)
+            sink.add_call(name, "{}", repaired=True)
+            return
     except NotACall:
         sink.report("no_call")
         yield from _body(source, sink)
@@ -91,6 +93,13 @@ def _call(source: TextSource, sink: CallSink, recipient: str) -> Steps[None]:
     sink.end(repaired=repaired and not source.cut)
     yield from source.skip()
     yield from source.first_of(ENDS)
+
+
+def _nothing(source: TextSource) -> Steps[None]:
+    """Read the end of a message without text, as some calls without arguments are. Raises `NotACall` if there is text."""
+    ended = bool((yield from source.first_of(ENDS))) or ((yield from source.peek()) == END and not source.cut)
+    if not ended:
+        raise NotACall
 
 
 def _body(source: TextSource, sink: CallSink) -> Steps[None]:

@@ -15,7 +15,7 @@ DEEPSEEK_HEADER = re.compile(
     r"(?:function)?\s*(?:<｜tool▁sep｜>)?\s*([^\s<]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*"
 )
 KIMI_HEADER = re.compile(r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*")
-MISTRAL_HEADER = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\s\[\]]+?)\s*(?:\[CALL_ID\][^\[\]]*)?\[ARGS\]\s*")
+MISTRAL_HEADER = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\s\[\]]+?)\s*(?:\[CALL_ID\][^\[\]]*)?(?:\[ARGS\])?\s*")
 
 
 @attrs.frozen
@@ -26,10 +26,14 @@ class HeaderLayout:
     header: Pattern[str]
     call_end: str
     section_end: str
+    other_end: str = ""
+    """Another form of `section_end`."""
 
 
 DEEPSEEK = HeaderLayout("<｜tool▁call▁begin｜>", DEEPSEEK_HEADER, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
-KIMI = HeaderLayout("<|tool_call_begin|>", KIMI_HEADER, "<|tool_call_end|>", "<|tool_calls_section_end|>")
+KIMI = HeaderLayout(
+    "<|tool_call_begin|>", KIMI_HEADER, "<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"
+)
 MISTRAL = HeaderLayout("", MISTRAL_HEADER, "", "")
 
 
@@ -38,7 +42,7 @@ def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> 
     before = sink.calls
     while True:
         yield from source.skip()
-        if sink.calls > before and layout.section_end and (yield from source.matches(layout.section_end)):
+        if sink.calls > before and (yield from source.first_of((layout.section_end, layout.other_end))):
             return True
         if sink.calls > before and not layout.call_start and (yield from source.peek()) in (END, "<"):
             return False
@@ -61,7 +65,7 @@ def _call(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[Non
     if found is None:
         raise NotACall
     sink.start(sink.name_of(found[1]))
-    repaired = yield from stream_object(source, sink, Ends(layout.call_end, (layout.section_end,)))
+    repaired = yield from stream_object(source, sink, Ends(layout.call_end, (layout.section_end, layout.other_end)))
     yield from source.skip(SPACE + "`")
     if layout.call_end:
         yield from source.matches(layout.call_end)

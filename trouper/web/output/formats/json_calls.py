@@ -7,6 +7,7 @@ an answer in JSON is not held back.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import attrs
 
@@ -177,12 +178,20 @@ def _any_value(source: TextSource, longest: int | None = None) -> Steps[str]:
     return "".join(parts)
 
 
+def _decoded(text: str) -> Any:
+    """Decode valid JSON. Raises `NotACall` if it is nested deeper, or has longer numbers, than Python reads."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise NotACall from None
+
+
 def _as_object(text: str) -> tuple[str, bool]:
     """Return arguments as the JSON of an object: some models write them as a string that holds JSON. Raises `NotACall`."""
-    value, repaired = json.loads(text), False
+    value, repaired = _decoded(text), False
     if isinstance(value, str):
         text, repaired = completed(value)
-        value = json.loads(text)
+        value = _decoded(text)
     if value is None:
         return "{}", False
     if not isinstance(value, dict):

@@ -33,6 +33,8 @@ class CallFormat:
     """The marker behind calls, which is dropped where a section has ended without it."""
     opening: str = ""
     """Characters that begin calls, without a marker, at the beginning of the content."""
+    bare: tuple[str, ...] = ()
+    """What a call begins with where a model has left out the marker in front of it, as Qwen3-Coder does now and then."""
 
 
 def _no_section(_source: TextSource, _sink: CallSink) -> Steps[bool]:
@@ -63,12 +65,14 @@ class MarkedAnswer:
     @cached_property
     def _stops(self) -> Pattern[str]:
         thinking = self._thinking or ()
-        first = {marker[0] for marker in (*thinking, *self._format.starts, self._format.end) if marker}
+        calls = self._format
+        first = {marker[0] for marker in (*thinking, *calls.starts, *calls.bare, calls.end) if marker}
         return re.compile(f"[{re.escape(''.join(first) + SPACE + self._format.opening)}]")
 
     def read(self, *, thinks: bool) -> Steps[None]:
         """Read the answer. `thinks`: the prompt has already opened the reasoning."""
         if thinks and self._thinking:
+            yield from self._opened_again(self._thinking[0])
             yield from self._reasoning(self._thinking[1])
         while (yield from self._content_part()):
             pass
@@ -82,11 +86,11 @@ class MarkedAnswer:
         if char == END:
             self._flush()
             return False
-        if self._thinking and (yield from source.matches(self._thinking[0])):
+        if self._thinking and self._begins_line and (yield from source.matches(self._thinking[0])):
             yield from self._reasoning(self._thinking[1])
         elif self._fresh and char in self._format.opening:
             yield from self._section(marked=False)
-        elif (yield from source.first_of(self._format.starts)):
+        elif (yield from self._calls_begin()):
             yield from self._section(marked=True)
         elif self._unclosed and (yield from source.matches(self._format.end)):
             self._unclosed = False
@@ -95,6 +99,20 @@ class MarkedAnswer:
         else:
             self._emit((yield from source.next()))
         return True
+
+    @property
+    def _begins_line(self) -> bool:
+        """Whether nothing is before this in its line. Reasoning begins there; within a line an answer only says what its marker is."""
+        return self._fresh or "\n" in self._space
+
+    def _calls_begin(self) -> Steps[bool]:
+        """Whether calls come next. Their marker is read; where a model has left it out, nothing is."""
+        if (yield from self._source.first_of(self._format.starts)):
+            return True
+        position = self._source.position
+        found = yield from self._source.first_of(self._format.bare)
+        self._source.rewind(position)
+        return bool(found)
 
     def _emit(self, text: str) -> None:
         if text:
@@ -138,9 +156,16 @@ class MarkedAnswer:
 
     # -- reasoning -------------------------------------------------------------------------------
 
+    def _opened_again(self, start: str) -> Steps[None]:
+        """Read the marker of a model that opens the reasoning itself although the prompt has done so."""
+        self._sink.kind = "reasoning"
+        yield from self._source.skip()
+        if not (yield from self._source.matches(start)):
+            self._source.rewind(0)
+
     def _reasoning(self, end: str) -> Steps[None]:
         source, sink = self._source, self._sink
-        sink.kind, space, fresh = "reasoning", "", True
+        sink.kind, space, fresh, before = "reasoning", "", True, ""
         if self._reasoned:  # Two parts of reasoning are given as one: what is between them separates them.
             space, fresh = self._space, False
         elif self._space and not self._fresh:
@@ -150,22 +175,32 @@ class MarkedAnswer:
             source.keep()
             text = source.run(stops)
             char = "" if text else (yield from source.peek())
-            if not text and (char == END or (yield from source.matches(end))):
+            if not text and (char == END or (yield from self._reasoning_ends(end, before))):
                 break
-            if not text and (yield from source.first_of(self._format.starts)):
+            if not text and (yield from self._calls_begin()):
                 source.rewind(0)
                 if (yield from self._called_in_reasoning(end)):
                     return
                 text = source.kept
             elif char and char in SPACE:
                 space += yield from source.next()
+                before = char
                 continue
             elif not text:
                 text = yield from source.next()
             sink.reasoning((space.lstrip("\n") if fresh else space) + text)
-            space, fresh = "", False
+            space, fresh, before = "", False, text[-1:]
         self._begin_content()
         self._reasoned = True
+
+    def _reasoning_ends(self, end: str, before: str) -> Steps[bool]:
+        """Read the marker behind reasoning, if it comes next. In backquotes it is a word that the reasoning is about."""
+        if not (yield from self._source.matches(end)):
+            return False
+        if before == "`" and (yield from self._source.peek()) == "`":
+            self._source.rewind(0)
+            return False
+        return True
 
     def _called_in_reasoning(self, end: str) -> Steps[bool]:
         """Read sections of calls. If the answer ends behind them, they are calls, and True is returned. Otherwise they stay
@@ -175,7 +210,7 @@ class MarkedAnswer:
         considered = sink.tentative()
         behind = 0
         try:
-            while (yield from source.first_of(self._format.starts)):
+            while (yield from self._calls_begin()):
                 yield from self._format.section(source, considered)
                 behind = source.position
                 yield from source.skip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from trouper.web.output.formats.lenient_json import completed
 
@@ -71,10 +71,15 @@ def converted(text: str, types: SchemaTypes) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _no_constant(name: str) -> NoReturn:
+    """Refuse Python's NaN and infinities, which are no JSON."""
+    raise ValueError(name)
+
+
 def _number(text: str, *, integral: bool) -> str | None:
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -88,13 +93,13 @@ def _container(text: str, types: SchemaTypes) -> str | None:
     if kind is None or (types and kind not in types):
         return None
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=_no_constant)
         return text
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     if not types:
         return None
     try:
-        return json.dumps(ast.literal_eval(text), ensure_ascii=False)
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return completed(text)[0]

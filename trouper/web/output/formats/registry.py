@@ -10,7 +10,7 @@ from trouper.protocol.model import Tokenizer
 from trouper.web.output.formats.buffered_calls import buffered_section
 from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.harmony import harmony_answer
-from trouper.web.output.formats.header_calls import DEEPSEEK, KIMI, header_section, mistral_section
+from trouper.web.output.formats.header_calls import DEEPSEEK, KIMI, HeaderLayout, header_section, mistral_section
 from trouper.web.output.formats.json_calls import NO_END, Ends, json_section
 from trouper.web.output.formats.marked_answer import NO_CALLS, CallFormat, MarkedAnswer
 from trouper.web.output.formats.tagged_calls import TagLayout, tagged_section
@@ -53,6 +53,17 @@ DSML = TagLayout(
 )
 
 
+TOOL_CALL = Ends(QWEN3_CODER.section_end)
+
+
+def _tool_call_section(source: TextSource, sink: CallSink) -> Steps[bool]:
+    """Read calls behind `<tool_call>`: objects, or Qwen3-Coder's tags. Models of either format write the other one now and then."""
+    yield from source.skip()
+    if (yield from source.peek()) == QWEN3_CODER.call[0][0]:
+        return (yield from tagged_section(source, sink, QWEN3_CODER))
+    return (yield from json_section(source, sink, TOOL_CALL))
+
+
 def _json(start: str, end: str) -> CallFormat:
     return CallFormat((start,), partial(json_section, ends=Ends(end)), end)
 
@@ -61,17 +72,19 @@ def _tagged(start: str, layout: TagLayout) -> CallFormat:
     return CallFormat((start,), partial(tagged_section, layout=layout), layout.section_end)
 
 
+def _header(layout: HeaderLayout, *starts: str) -> CallFormat:
+    return CallFormat(starts, partial(header_section, layout=layout), layout.section_end, bare=(layout.call_start,))
+
+
 FORMATS: dict[str, CallFormat] = {
-    "hermes": _json("<tool_call>", "</tool_call>"),
+    "hermes": CallFormat(("<tool_call>",), _tool_call_section, TOOL_CALL.first),
     "longcat": _json("<longcat_tool_call>", "</longcat_tool_call>"),
-    "qwen3_coder": _tagged("<tool_call>", QWEN3_CODER),
+    "qwen3_coder": CallFormat(("<tool_call>",), _tool_call_section, TOOL_CALL.first, bare=QWEN3_CODER.call[:1]),
     "glm": _tagged("<tool_call>", GLM),
     "minimax_m2": _tagged("<minimax:tool_call>", MINIMAX),
     "deepseek_v32": _tagged("<｜DSML｜function_calls>", DSML),
-    "deepseek_v3": CallFormat(
-        ("<｜tool▁calls▁begin｜>",), partial(header_section, layout=DEEPSEEK), DEEPSEEK.section_end
-    ),
-    "kimi_k2": CallFormat(("<|tool_calls_section_begin|>",), partial(header_section, layout=KIMI), KIMI.section_end),
+    "deepseek_v3": _header(DEEPSEEK, "<｜tool▁calls▁begin｜>"),
+    "kimi_k2": _header(KIMI, "<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
     "mistral": CallFormat(("[TOOL_CALLS]",), mistral_section),
     "llama3_json": CallFormat(("<|python_tag|>",), partial(json_section, ends=NO_END), opening="{"),
 }

@@ -29,8 +29,11 @@ class TextSource:
         """Whether no more text will come."""
         self.cut = False
         """Whether the answer ended in the middle, at its length or by an abort: then nothing is completed."""
+        self._goes_on: tuple[tuple[str, ...], int] = (), 0
+        """What `ends_with` has searched, and up to where it was in vain: each place in between would give the same answer."""
 
     def feed(self, text: str) -> None:
+        self._goes_on = self._goes_on[0], self._goes_on[1] - self._kept
         self._text, self._at, self._kept = self._text[self._kept :] + text, self._at - self._kept, 0
 
     def keep(self) -> None:
@@ -109,14 +112,19 @@ class TextSource:
 
     def ends_with(self, texts: tuple[str, ...]) -> Steps[bool]:
         """Whether only whitespace and `texts` are between here and the end of the answer. Reads nothing."""
+        if self._goes_on[0] == texts and self._at < self._goes_on[1]:
+            return False
         position = self.position
         while True:
             yield from self.skip()
             if not (yield from self.first_of(texts)):
                 break
-        found = (yield from self.next()) == END
+        if (yield from self.next()) == END:
+            self.rewind(position)
+            return True
+        self._goes_on = texts, self._at
         self.rewind(position)
-        return found
+        return False
 
     def until(self, text: str, longest: int) -> Steps[str | None]:
         """Read up to and with `text`. Returns what is before it; None, with nothing read, if it does not come within

@@ -1,0 +1,174 @@
+"""Calls of which a model has left out a part, or wrote it in another family's way; values that are no JSON; and what long runs cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.output.samples import ARGUMENTS, CALLS, arguments_of, joined, parser, played
+from trouper.protocol.output_formats import HARMONY
+from trouper.web.output.formats.text_source import TextSource
+from trouper.web.output.tool_calls import Tools
+
+CODER = CALLS["qwen3_coder"]
+STARTS = {
+    "qwen3_coder": "<tool_call>\n",
+    "deepseek_v3": "<｜tool▁calls▁begin｜>",
+    "kimi_k2": "<|tool_calls_section_begin|>",
+}
+"""The marker in front of calls that models of these families leave out now and then."""
+
+
+@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("before", ["", "I look.\n\n"])
+def test_a_call_without_the_marker_in_front_of_it(name: str, before: str) -> None:
+    text = before + CALLS[name].removeprefix(STARTS[name])
+    complete = played(name, [text])
+    assert complete == [("Content", "I look.")][: bool(before)] + played(name, [CALLS[name]])
+    for place in range(len(text) + 1):
+        assert played(name, [text[:place], text[place:]]) == complete
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_it_is_text_where_it_names_no_tool_and_counted(name: str) -> None:
+    outcomes: list[str] = []
+    text = "As in " + CALLS[name].removeprefix(STARTS[name]).replace("edit", "delete")
+    output = parser(name, report=outcomes.append).parse_all(text, "stop")
+    assert (output.content, output.calls, outcomes) == (text, (), ["no_call"])
+    assert played(name, [CODER[len("<tool_call>\n") :][:6]]) == [("Content", "<funct")]
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_it_is_one_in_reasoning_that_was_never_closed(name: str) -> None:
+    call = CALLS[name].removeprefix(STARTS[name])
+    found = played(name, [f"<think>\nhm\n{call}"])
+    assert [kind for kind, _ in found] == ["Reasoning", "CallStarted", "CallArguments", "CallEnded"]
+    considered = played(name, [f"<think>\nhm {call} or not</think>No."])
+    assert considered == [("Reasoning", f"hm {call} or not"), ("Content", "No.")]
+
+
+def test_objects_and_tags_are_read_in_each_others_place() -> None:
+    assert played("qwen3_coder", [CALLS["hermes"]]) == played("hermes", [CALLS["hermes"]])
+    assert played("hermes", [CODER]) == played("qwen3_coder", [CODER])
+    both = f"{CALLS['hermes']}\n{CODER}"
+    assert [kind for kind, _ in played("hermes", [both])] == ["CallStarted", "CallArguments", "CallEnded"] * 2
+
+
+def test_kimis_section_by_its_other_name() -> None:
+    text = CALLS["kimi_k2"].replace("tool_calls_section", "tool_call_section")
+    assert played("kimi_k2", [text + "Done."]) == [*played("kimi_k2", [CALLS["kimi_k2"]]), ("Content", "Done.")]
+
+
+def test_a_header_of_mistral_without_its_marker_behind() -> None:
+    for text in ('[TOOL_CALLS]edit{"line": 1}', '[TOOL_CALLS]edit{"line": 1}[TOOL_CALLS]edit{"line": 1}'):
+        found = played("mistral", [text])
+        assert found[:3] == [("CallStarted", "edit"), ("CallArguments", '{"line": 1}'), ("CallEnded", "")]
+        assert len(found) == 3 * text.count("edit")
+        assert played("mistral", [*text]) == found
+
+
+HEADER = "<|channel|>commentary to=functions.edit <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize("ending", ["<|call|>", "", "\n<|end|>"])
+def test_a_call_of_harmony_without_text_has_no_arguments(ending: str) -> None:
+    for pieces in ([HEADER + ending], [*HEADER, *ending]):
+        assert played(HARMONY, pieces) == [("CallStarted", "edit"), ("CallArguments", "{}"), ("CallEnded", "")]
+    assert played(HARMONY, [HEADER], cut=True) == []
+    assert played(HARMONY, [f"{HEADER}no object<|call|>"]) == [("Content", "no object")]
+
+
+@pytest.mark.parametrize("opened", ["<think>", "\n<think>\n"])
+def test_reasoning_that_the_prompt_and_the_model_have_opened(opened: str) -> None:
+    text = f"{opened}hm</think>Yes."
+    assert played("hermes", [text], thinks=True) == [("Reasoning", "hm"), ("Content", "Yes.")]
+    assert played("hermes", [*text], thinks=True) == [("Reasoning", "hm"), ("Content", "Yes.")]
+    assert played("hermes", ["\n <thin</think>Yes."], thinks=True) == [("Reasoning", " <thin"), ("Content", "Yes.")]
+
+
+# -- values that are no JSON -----------------------------------------------------------------------------------
+
+
+def value_of(written: str, schema: dict[str, Any]) -> Any:
+    """The value of the parameter `x` of a call in tags, as a strict reader of JSON reads it."""
+    parameters = {"type": "object", "properties": {"x": schema}}
+    tools = Tools(({"type": "function", "function": {"name": "edit", "parameters": parameters}},))
+    reading = parser("qwen3_coder", tools=tools)
+    text = f"<tool_call>\n<function=edit>\n<parameter=x>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    [arguments] = arguments_of(joined(reading.push(text) + reading.end()))
+    return json.loads(arguments, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["x"]
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_lacks_is_never_written(word: str) -> None:
+    assert value_of(word, {"type": "number"}) == word
+    assert value_of(f"[{word}]", {"type": "array"}) in ([None], [word])
+    assert value_of(f"[{word}]", {}) == f"[{word}]"
+    assert value_of("['a', 1e999]", {"type": "array"}) == ["a", 1e999]
+
+
+def test_a_value_deeper_than_python_reads_ends_no_answer() -> None:
+    """A model that repeats one bracket for ever: what it wrote is completed, and the others of its answer are read."""
+    reading = parser("qwen3_coder")
+    text = f'<tool_call>\n<function=edit>\n<parameter=options>\n{{"a":{"[" * 50_000}\n</parameter>\n</function>\n</tool_call>Done.'
+    found = joined(reading.push(text) + reading.end())
+    assert [kind for kind, _ in found] == ["CallStarted", "CallArguments", "CallEnded", "Content"]
+    assert found[1][1].count("[") == found[1][1].count("]") == 50_000
+
+
+@pytest.mark.parametrize("value", ["[" * 50_000 + "]" * 50_000, f'{{"a": {"9" * 5000}}}'])
+def test_arguments_before_the_name_that_python_does_not_read_are_text(value: str) -> None:
+    text = f'<tool_call>{{"arguments": {value}, "name": "edit"}}</tool_call>'
+    output = parser("hermes").parse_all(text, "stop")
+    assert (output.content, output.calls) == (text, ())
+
+
+# -- what long runs cost -----------------------------------------------------------------------------------------
+
+
+class Counted(TextSource):
+    """Counts the characters that are read, again ones too."""
+
+    read = 0
+
+    def next(self) -> Any:
+        Counted.read += 1
+        return super().next()
+
+
+RUNS = {
+    "newlines in a value": ("qwen3_coder", CODER.partition("<b>")[0], "\n", "x"),
+    "ends of calls in a string": (
+        "hermes",
+        '<tool_call>{"name": "edit", "arguments": {"path": "',
+        "</tool_call>",
+        '"}}',
+    ),
+    "ends in Kimi's string": ("kimi_k2", CALLS["kimi_k2"].partition("<b>")[0], "<|tool_call_end|>", "x"),
+    "ends in harmony's": (HARMONY, CALLS[HARMONY].partition("<b>")[0], "<|call|> ", "x"),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_long_run_is_not_read_again_for_each_of_its_characters(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise 10,000 newlines of one model would stop the streams of all for a minute."""
+    monkeypatch.setattr("trouper.web.output.output_parser.TextSource", Counted)
+    name, before, unit, after = RUNS[run]
+    counts = []
+    for times in (50, 100, 200):
+        Counted.read = 0
+        reading = parser(name)
+        for piece in (before, *[unit] * times, after):
+            reading.push(piece)
+        reading.end(cut=True)
+        counts.append(Counted.read)
+    assert counts[2] - counts[1] < 2.2 * (counts[1] - counts[0]), counts
+
+
+def test_the_arguments_of_a_long_run_are_those_that_were_written() -> None:
+    arguments = ARGUMENTS | {"path": "\n" * 40 + "</tool_call>\n" * 3 + "x"}
+    text = f"<tool_call>{json.dumps({'name': 'edit', 'arguments': arguments})}</tool_call>"
+    for pieces in ([text], [*text]):
+        assert [json.loads(written) for written in arguments_of(played("hermes", pieces))] == [arguments]
