@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import EOS, FakeEngine
+from tests.fakes import EOS, ByteTokenizer, FakeEngine, ints
 from tests.web.serving import ask, exchange, post, serving
+from trouper.actors.request_intake import thinks_already, without_open_reasoning
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.requests import ChatPrompt, Generate
@@ -96,3 +97,72 @@ async def test_tokens_of_reasoning_are_those_of_the_text_whatever_the_interval(s
             counted.append(re.findall(rb'"reasoning_tokens":(\d+)', data)[-1])
     assert counted[0] != b"0"
     assert counted == [counted[0]] * 3
+
+
+ANSWER = b'{"a": 1}'
+JSON_SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+OPENED = [{"role": "user", "content": "a<think>\n"}]
+"""A conversation that the template of the fake model ends as templates do that open the reasoning whatever they are told."""
+
+
+def said_of(path: str, body: Any) -> Any:
+    """The text of an answer, where a client looks for it."""
+    if path == "/v1/chat/completions":
+        return body["choices"][0]["message"]
+    return body["content"] if path == "/v1/messages" else body["output"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": OPENED, "response_format": {"type": "json_object"}},
+            {"role": "assistant", "content": '{"a": 1}', "refusal": None},
+        ),
+        (
+            "/v1/messages",
+            {"messages": OPENED, "max_tokens": 99, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            [{"type": "text", "text": '{"a": 1}'}],
+        ),
+        ("/v1/responses", {"input": "a<think>\n", "text": {"format": JSON_SCHEMA}}, ["message"]),
+    ],
+)
+async def test_an_answer_that_follows_a_format_is_no_reasoning(path: str, body: Any, expected: Any) -> None:
+    """A grammar holds from the first token on: the reasoning that the prompt has opened is closed in it."""
+
+    def token_at(_: int, position: int) -> int:
+        return ANSWER[position] if position < len(ANSWER) else EOS
+
+    engine = FakeEngine(token_at=token_at)
+    async with serving(engine) as served:
+        status, answer = await ask(served, body, path)
+    said = said_of(path, answer)
+    assert status == 200
+    assert [item["type"] for item in said] == expected if path == "/v1/responses" else said == expected
+    [admit] = [admit for plan in engine.plans_seen for admit in plan.admit]
+    assert bytes(ints(admit.prompt)).endswith(b"a<think>\n<assistant>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("opened", ["x<think>", "x<think>\n", "x<think>\n\n"])
+def test_open_reasoning_is_closed_as_templates_close_it(opened: str) -> None:
+    tokenizer = ByteTokenizer()
+    closed = without_open_reasoning(tokenizer.encode(opened), tokenizer)
+    assert bytes(closed) == b"x<think>\n\n</think>\n\n"
+    assert without_open_reasoning(closed, tokenizer) == closed
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        ((EOS, *b"assistant\n<think>\n"), True),
+        (tuple(b"x<think>\nhm"), True),
+        ((*b"What does <think> mean?", EOS, *b"assistant\n"), False),
+        ((*b"<think>", EOS, *b"assistant\n<think></think>"), False),
+        ((EOS,), False),
+        ((), False),
+    ],
+)
+def test_a_marker_in_an_earlier_turn_opens_nothing(prompt: tuple[int, ...], opened: bool) -> None:
+    """Otherwise the whole answer of a model that does not think would be reasoning, for one word of the question."""
+    assert thinks_already(prompt, ByteTokenizer()) is opened

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import takewhile
 
 import attrs
 import trio
@@ -133,6 +134,8 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
     prompt = tokens_of(request.prompt, tokenizer, max_prompt_tokens_of(model.card, settings))
+    if request.grammar is not None and isinstance(request.prompt, ChatPrompt):
+        prompt = without_open_reasoning(prompt, tokenizer)
     max_tokens = room(request, len(prompt), model.card.context_length, settings)
     check_tokens(request, prompt, model.card.vocab_size)
     compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
@@ -205,12 +208,25 @@ def thinking_limit(
 
 
 def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether the prompt ends inside a reasoning section, which some templates open."""
+    """Whether the prompt ends inside a reasoning section, which some templates open. A marker before a special token is of an earlier turn, as
+    where somebody asks what it means."""
     if tokenizer.thinking is None:
         return False
     start, end = tokenizer.thinking
-    tail = b"".join(tokenizer.token_bytes(token) for token in prompt[-32:]).decode("utf-8", "replace")
+    pieces = takewhile(bool, map(tokenizer.token_bytes, prompt[:-33:-1]))
+    tail = b"".join([*pieces][::-1]).decode("utf-8", "replace")
     return tail.rfind(start) > tail.rfind(end)
+
+
+def without_open_reasoning(prompt: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Close the reasoning that a prompt has opened, as some templates do whatever they are told. A grammar holds from the first token on, so
+    there is no room for reasoning, and parsers would take the answer for it."""
+    if tokenizer.thinking is None or not thinks_already(prompt, tokenizer):
+        return prompt
+    end = len(prompt)
+    while (data := tokenizer.token_bytes(prompt[end - 1])) and not data.strip():
+        end -= 1
+    return (*prompt[:end], *tokenizer.encode(f"\n\n{tokenizer.thinking[1]}\n\n", special=False))
 
 
 def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:
