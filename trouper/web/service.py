@@ -236,9 +236,7 @@ class Service(CurrentKey):
     async def respond(self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:
             choices = await collect_all(answers)
-            if is_long(choices):
-                return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(dialect.body(choices))))
-            return as_json(dialect.body(choices))
+            return await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
         nursery = cast("trio.Nursery", self._state["nursery"])
         return as_events(EventStream(dialect, answers, self.settings.heartbeat_s, nursery, self._direct()))
 
@@ -268,6 +266,13 @@ async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None
 
 def as_json(body: Any, status: int = 200) -> Response:
     return encoded(msgspec.json.encode(body), status)
+
+
+async def formatted(body: Callable[[], Any], *, is_long: bool) -> Response:
+    """Format and encode a body, in a thread if that takes long."""
+    if not is_long:
+        return as_json(body())
+    return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(body())))
 
 
 def encoded(data: bytes, status: int = 200) -> Response:

@@ -23,7 +23,7 @@ from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
 from trouper.web.output.call_or_answer import with_calls
-from trouper.web.service import Served, Service, as_json, context_of, now
+from trouper.web.service import Served, Service, as_json, context_of, formatted, now
 from trouper.web.tool_support import without_tools
 
 
@@ -230,7 +230,8 @@ class OpenAi:
             answers += batch
         prompt_tokens = sum(len(answer.accepted.prompt_tokens) for answer in answers)
         vectors = [answer.embedding for answer in answers]
-        return as_json(embeddings.embeddings_body(parsed, served.name, vectors, prompt_tokens))
+        body = partial(embeddings.embeddings_body, parsed, served.name, vectors, prompt_tokens)
+        return await formatted(body, is_long=sum(map(len, vectors)) > embeddings.LONG_VECTORS)
 
     async def tokenize(self) -> Response:
         parsed = await self._service.read(parse_tokenize)

@@ -32,7 +32,7 @@ from trouper.web.responses.response_request import (
     response_to_generate,
 )
 from trouper.web.responses.response_store import ResponseStore, StoredResponse, Turn
-from trouper.web.responses.running_response import Live, run
+from trouper.web.responses.running_response import Live, on_loop, run
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.service import Served, Service, as_events, as_json, context_of
 from trouper.web.streaming.event_log import EventLog, Replay
@@ -203,7 +203,7 @@ class Responses:
         response_id = new_id("resp_")
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)
-        ended = partial(self._ended, response_id, before)
+        ended = partial(on_loop, self._ended, response_id, before)
         dialect = ResponseDialect(head, tokenizer, parser, answer, ended=ended, log=log)
         live = Live(
             dialect=dialect,

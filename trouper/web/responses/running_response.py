@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import attrs
+import trio
 
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem, RequestFailed
@@ -26,6 +30,14 @@ class Live:
     log: EventLog | None
     owner: str
     """Identity of the API key that created it."""
+
+
+def on_loop(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in the thread of the event loop, from there or from a thread that formats a long answer."""
+    if trio.lowlevel.in_trio_run():
+        function(*arguments)
+    else:
+        trio.from_thread.run_sync(function, *arguments)
 
 
 async def run(live: Live) -> None:

@@ -21,6 +21,8 @@ from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDe
 log = logging.getLogger("trouper.web")
 LONG_SCORES = 500
 """Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
+LONG_ANSWER = 5000
+"""Characters of a complete answer beyond which it is parsed in a thread. Parsers take about 3 us for each."""
 
 
 async def collect(answer: Answer) -> Choice:
@@ -42,7 +44,8 @@ async def collect(answer: Answer) -> Choice:
 
 def is_long(choices: Sequence[Choice]) -> bool:
     """Whether formatting these choices takes more than some milliseconds."""
-    return sum(len(choice.logprobs) + len(choice.prompt_logprobs) for choice in choices) > LONG_SCORES
+    scores = sum(len(choice.logprobs) + len(choice.prompt_logprobs) for choice in choices)
+    return scores > LONG_SCORES or sum(len(choice.text) for choice in choices) > LONG_ANSWER
 
 
 async def collect_all(answers: Sequence[Answer]) -> list[Choice]:
