@@ -247,7 +247,7 @@ def test_what_cannot_be_followed_says_where(kind: GrammarKind, source: str, plac
     [
         ({"type": "array", "uniqueItems": True}, "guided"),
         ({"properties": {"a": {"type": "string"}, "b": {"type": "array", "uniqueItems": True}}}, "guided.properties.b"),
-        ({"anyOf": [{"type": "null"}, {"items": {"not": {}}}]}, "guided.anyOf.1.items"),
+        ({"anyOf": [{"type": "null"}, {"items": {"contains": {}}}]}, "guided.anyOf.1.items"),
         (
             {"properties": {"a": {"$ref": "#/$defs/x"}, "b": {"type": "odd"}}, "$defs": {"x": {"type": "null"}}},
             "guided.properties.b",

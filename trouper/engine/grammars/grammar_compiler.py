@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper as Wrapped
 
 from trouper import heap
+from trouper.engine.grammars.followed_schema import followed
 from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_faults import path_of_fault, too_wide
 from trouper.engine.grammars.token_masks import Constraint, Mask, mask_bytes, reason_of
@@ -241,7 +242,7 @@ def _call_schema(grammar: Grammar) -> str:
 
 
 def _json_rule(source: str) -> str:
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': BLANKS}} | json.loads(source))}"
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': BLANKS}} | json.loads(followed(source)))}"
 
 
 def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
@@ -254,7 +255,7 @@ def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
 def _of_schema(source: str) -> str:
     """Make a grammar from a JSON schema. The schema `false` takes no options."""
     options = {"whitespace_pattern": BLANKS} if source.startswith("{") else None
-    return LLMatcher.grammar_from_json_schema(source, defaults=options)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(followed(source), defaults=options)  # type: ignore[arg-type]
 
 
 def _limits(grammar: Grammar) -> LLParserLimits:
