@@ -37,6 +37,14 @@ def fault(*call: Any) -> tuple[str | None, str | None]:
     return caught.value.problem.param, caught.value.problem.code
 
 
+def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
+    """As Windows' tools write it; no reader of JSON has to refuse it (RFC 8259, 8.1)."""
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+    assert (
+        fault(parse_json, b"\xef\xbb\xbf\xef\xbb\xbf{}") == fault(parse_json, b"\xef\xbb\xbf") == (None, "invalid_json")
+    )
+
+
 def parse(cls: Any, **fields: Any) -> Any:
     needed = {"messages": [{"role": "user", "content": "a"}]} if cls is ChatRequest else {"prompt": "a"}
     return structure(needed | fields, cls)

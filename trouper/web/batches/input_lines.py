@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,6 +20,8 @@ BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddin
 ENDPOINTS: tuple[BatchEndpoint, ...] = get_args(BatchEndpoint)
 MAX_LINES = 50_000
 """Maximum number of requests of a batch, as in OpenAI's API."""
+MAX_FILE_LINES = 20 * MAX_LINES
+"""Maximum number of lines of a file, blank ones too: a file of nothing else would take minutes."""
 MAX_ERRORS = 100
 """Number of errors after which validation ends: a file with more is of another kind."""
 MAX_ID_CHARS = 512
@@ -158,6 +161,16 @@ def _misfit(error: msgspec.ValidationError, line: int) -> LineError:
     return LineError("invalid_type", f"line {line}: {where}{message}", line, param)
 
 
+def _too_many(requests: int, lines: int) -> LineError | None:
+    if requests > MAX_LINES:
+        return LineError("too_many_tasks", f"the file has more than {MAX_LINES} requests; split it")
+    if lines > MAX_FILE_LINES:
+        return LineError(
+            "too_many_lines", f"the file has more than {MAX_FILE_LINES} lines; leave out those that are blank"
+        )
+    return None
+
+
 def validated(path: Path, endpoint: str, max_line_bytes: int) -> InputLines:
     """Check all lines of a file. Runs in a thread. Raises `LinesInvalid` with what is wrong, and `OSError`."""
     check, errors = _Validation(endpoint), list[LineError]()
@@ -169,15 +182,16 @@ def validated(path: Path, endpoint: str, max_line_bytes: int) -> InputLines:
             if len(data) > max_line_bytes:
                 message = f"line {number} is longer than {max_line_bytes} bytes (--max-body-bytes)"
                 raise LinesInvalid([*errors, LineError("line_too_large", message, number)])
-            if data.strip():
-                if (problem := check.error(number, data)) is not None:
+            text = data.removeprefix(BOM_UTF8) if number == 1 else data
+            if text.strip():
+                if (problem := check.error(number, text)) is not None:
                     errors.append(problem)
-                offsets.append(offset)
-                sizes.append(len(data))
+                offsets.append(offset + len(data) - len(text))
+                sizes.append(len(text))
             offset += len(data)
-            if len(offsets) > MAX_LINES:
-                errors.append(LineError("too_many_tasks", f"the file has more than {MAX_LINES} requests; split it"))
-            if len(errors) >= MAX_ERRORS or len(offsets) > MAX_LINES:
+            if (many := _too_many(len(offsets), number)) is not None:
+                errors.append(many)
+            if len(errors) >= MAX_ERRORS or many is not None:
                 break
     if not offsets:
         errors.append(LineError("empty_file", "the file has no requests; write one JSON object a line"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import Any
@@ -34,8 +35,9 @@ def json_type(value: object) -> str:
 
 
 def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
-    """Parse a JSON object. Halves of surrogate pairs are read as U+FFFD and named in `past`; None: they are refused. Raises
+    """Parse a JSON object, with or without a byte order mark. Halves of surrogate pairs are read as U+FFFD and named in `past`; None: they are refused. Raises
     `RequestFailed` (400)."""
+    body = body.removeprefix(BOM_UTF8)
     check_complexity(body)
     try:
         value = msgspec.json.decode(body)
