@@ -78,12 +78,9 @@ def test_the_newer_limit_counts() -> None:
 
 def test_logprobs_are_none_or_so_many_of_the_top() -> None:
     assert [
-        generate(logprobs=ask, top_logprobs=top).logprobs for ask, top in [(False, None), (True, None), (True, 3)]
-    ] == [
-        None,
-        0,
-        3,
-    ]
+        generate(logprobs=ask, top_logprobs=top).logprobs
+        for ask, top in [(False, None), (False, 0), (True, None), (True, 3)]
+    ] == [None, None, 0, 3]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import attrs
@@ -25,7 +26,13 @@ from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import drawn_seed
 from trouper.web.openai.further_sampling import FurtherSampling, with_further
-from trouper.web.openai.other_servers import NOT_SKIPPED, length_aliases, sampling_adapted, with_thinking
+from trouper.web.openai.other_servers import (
+    NOT_SKIPPED,
+    known_effort,
+    length_aliases,
+    sampling_adapted,
+    with_thinking,
+)  # fmt: skip
 from trouper.web.openai.parameters import MAX_STOPS
 from trouper.web.openai.response_format import schema_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
@@ -86,6 +93,7 @@ OutputFormat = Annotated[SchemaFormat, says("{path} must be an object of type js
 
 
 class OutputConfig(Body, kw_only=True, frozen=True):
+    adapt: ClassVar[Adapt | None] = partial(known_effort, "effort", EFFORTS)
     refused: ClassVar[Refused] = {"task_budget": ()}
     effort: Annotated[OutputEffort, ordered(OutputEffort)] | None = None
     format: OutputFormat | None = None

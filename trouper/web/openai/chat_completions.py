@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import Meta
 
@@ -59,7 +59,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 def _adapted(value: Json, skip: Skip) -> Json:
     value = sampling_adapted(value, ALIASES, ("max_tokens", "max_completion_tokens"), skip)
-    value = reasoning_adapted(thinking_adapted(value, skip), skip)
+    value = reasoning_adapted(thinking_adapted(value, skip), get_args(Effort), skip)
     value = choice_adapted(tools_adapted(chat_adapted(value, skip), ("function", "custom"), skip), nested=True)
     return value | {"response_format": format_adapted(value.get("response_format"), flat=False)}
 
@@ -160,6 +160,6 @@ def _grammar(request: ChatRequest, tools: Tools) -> Grammar | None:
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise combination("top_logprobs needs logprobs: true", "top_logprobs")
     return (request.top_logprobs or 0) if request.logprobs else None

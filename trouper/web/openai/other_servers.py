@@ -7,7 +7,7 @@ other input. All other unknown names are read past.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.leniency import Json, Skip, put, renamed
@@ -51,6 +51,8 @@ def sampling_adapted(value: Json, aliases: Mapping[str, str], lengths: Iterable[
     for name in lengths:
         if type(value.get(name)) is int and value[name] < 0:
             value[name] = HUGE  # As many as the context holds.
+    if value.get("seed") == -1:
+        del value["seed"]  # A new one each time, as llama.cpp's clients mean it.
     _drop_empty_stops(value, skip)
     if value.get("stream") in (None, False) and value.pop("stream_options", None):
         skip("stream_options")
@@ -118,8 +120,8 @@ def with_thinking(value: Json, enabled: object, skip: Skip) -> Json:
     return value | {"chat_template_kwargs": {"enable_thinking": enabled} | (given or {})}
 
 
-def reasoning_adapted(value: Json, skip: Skip) -> Json:
-    """Convert OpenRouter's `reasoning` of a chat to an effort and a budget."""
+def reasoning_adapted(value: Json, efforts: Collection[str], skip: Skip) -> Json:
+    """Convert OpenRouter's `reasoning` of a chat to an effort, one of `efforts`, and a budget."""
     reasoning = value.pop("reasoning", None)
     if isinstance(reasoning, str):
         reasoning = {"effort": reasoning}
@@ -134,7 +136,16 @@ def reasoning_adapted(value: Json, skip: Skip) -> Json:
     effort = value.get("reasoning_effort")
     if isinstance(effort, str):
         value["reasoning_effort"] = STRICTEST.get(effort, effort)
-    return value
+    return known_effort("reasoning_effort", efforts, value, skip)
+
+
+def known_effort(name: str, efforts: Collection[str], value: Json, skip: Skip) -> Json:
+    """Return the object without an effort that no dialect knows: templates know a few, and newer models get names of their own."""
+    given = value.get(name)
+    if not isinstance(given, str) or given in efforts:
+        return value
+    skip(name)
+    return {key: inner for key, inner in value.items() if key != name}
 
 
 def _switched(value: Json, enabled: object, skip: Skip) -> Json:
@@ -155,14 +166,17 @@ def format_adapted(given: object, *, flat: bool) -> object:
     if flat:
         if given["type"] == "json_object" and schema is None:
             return given
-        return {"name": "answer"} | _present(given) | {"type": "json_schema"}
+        return {"name": "answer"} | _schema_fields(given) | {"type": "json_schema"}
     if isinstance(named, dict):
-        return given | {"json_schema": {"name": "answer"} | _present(named)}
+        return given | {"json_schema": {"name": "answer"} | _schema_fields(named)}
     if schema is None or named is not None:
         return given
     rest = {name: inner for name, inner in given.items() if name not in ("schema", "json_schema")}
     return rest | {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def _present(value: Json) -> Json:
-    return {name: inner for name, inner in value.items() if inner is not None}
+def _schema_fields(value: Json) -> Json:
+    """Return what is said of a schema, without nulls. `strict` may be a text, as LM Studio's documentation has it."""
+    given = {name: inner for name, inner in value.items() if inner is not None}
+    strict = given.get("strict")
+    return given | {"strict": strict == "true"} if strict in ("true", "false") else given

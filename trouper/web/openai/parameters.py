@@ -27,13 +27,14 @@ from trouper.web.openai.response_format import (
     StructuredOutputs,
 )  # fmt: skip
 
-MAX_STOPS = 16
+MAX_STOPS = 64
+"""Editors and programs for stories send one for each keyword of a language, or each character."""
 MAX_BIASES = 1024
 MAX_CHOICES = 128
 
 
 def explain_stops(value: Any, path: str) -> None:
-    """Raise `RequestFailed` (400): stop strings are one, or up to 16 of them, none empty."""
+    """Raise `RequestFailed` (400): stop strings are one, or up to `MAX_STOPS` of them, none empty."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise bad_request(f"{path} must be a string or an array of strings", path, "invalid_type")

@@ -48,7 +48,8 @@ class ScoringParameters(Body, kw_only=True, frozen=True):
         "max_chunks_per_doc": (),
         "truncate": (False,),
     }
-    essential: ClassVar[frozenset[str]] = frozenset(refused)
+    essential: ClassVar[frozenset[str]] = frozenset(refused) - {"truncate"}
+    """A pair that is too long is refused by itself; clients of text-embeddings-inference send `truncate` with every request."""
     model: Model | None = None
     instruction: Text | None = None
     user: Annotated[str, HARMLESS] | None = None

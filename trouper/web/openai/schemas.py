@@ -18,7 +18,7 @@ NO_STRUCTURE: Json = {
 ONE_STRUCTURE = at_most_one(NO_STRUCTURE)
 ONE_CONSTRAINT = at_most_one(dict.fromkeys(CONSTRAINTS, ABSENT))
 OPTIONS_NEED_A_STREAM = needs("stream_options", OBJECT, "stream", {"const": True})
-TOP_NEEDS_LOGPROBS = needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True})
+TOP_NEEDS_LOGPROBS = needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True})
 FORCED_NEEDS_TOOLS = needs(
     "tool_choice", either({"const": "required"}, OBJECT), "tools", {"type": "array", "minItems": 1}
 )

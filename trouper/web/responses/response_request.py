@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import attrs
@@ -24,6 +25,7 @@ from trouper.web.openai.other_servers import (
     NOT_SKIPPED,
     SAMPLING,
     format_adapted,
+    known_effort,
     length_aliases,
     sampling_adapted,
     thinking_adapted,
@@ -91,6 +93,7 @@ INCLUDED = get_args(get_args(Included)[0])
 class ReasoningOptions(Body, kw_only=True, frozen=True):
     """No second model would summarize reasoning: it is returned as it is."""
 
+    adapt: ClassVar[Adapt | None] = partial(known_effort, "effort", get_args(ReasoningEffort))
     refused: ClassVar[Refused] = {
         "summary": ("auto",),
         "generate_summary": ("auto",),
