@@ -75,9 +75,9 @@ def keys(count: int) -> bytes:
 
 BODIES = (
     served("body", "16 MB of blanks around a chat", raw(MESSAGE + b"}", b" ", 16 * MB)),
-    refused("body", "17 MB: more than --max-body-bytes", None, raw(MESSAGE + b',"user":"', b"x", 17 * MB, b'"}')),
-    refused("body", "17 MB in chunks, without a length", None,
-            attrs.evolve(raw(b"", b"x", 17 * MB), chunk=2**16)),
+    refused("body", "34 MB: more than --max-body-bytes", None, raw(MESSAGE + b',"user":"', b"x", 34 * MB, b'"}')),
+    refused("body", "34 MB in chunks, without a length", None,
+            attrs.evolve(raw(b"", b"x", 34 * MB), chunk=2**16)),
     refused("body", "arrays 7,000,000 deep", None, raw(b"", b"[", 7 * MB)),
     refused("body", "arrays 500 deep in a field", "logit_bias", field("logit_bias", b"[" * 500 + b"]" * 500)),
     refused("body", "objects 2,000,000 deep", None, raw(b"", b'{"a":', 2 * MB)),
