@@ -15,7 +15,7 @@ from tests.engine.test_grammar import HOT, PROMPT, engine, tiny
 from tests.families import save
 from trouper import RequestFailed, Settings
 from trouper.engine.grammars import trial_process
-from trouper.engine.grammars.grammar_compiler import Grammars
+from trouper.engine.grammars.grammar_compiler import RECENT_BYTES, Grammars
 from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_faults import MAX_OPTIONAL
 from trouper.engine.loading.model_loading import load
@@ -179,3 +179,21 @@ def test_a_process_that_starts_too_slowly_is_started_again(monkeypatch: pytest.M
     assert failed.value.slow
     monkeypatch.setattr(trial_process, "START_S", 60.0)
     assert slow.fault('start: "a"', None, 5.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [("regex", "a{{{}}}"), ("lark", "start: /a{{{}}}/"), ("json_schema", '{{"type": "string", "pattern": "a{{{}}}"}}')],
+)
+def test_few_regular_expressions_are_kept_since_each_grows(
+    kind: GrammarKind, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their length says nothing of what they take: thousands of them, each with another number, would take all memory."""
+    recent = LruCache[Any](RECENT_BYTES)
+    monkeypatch.setattr(grammars(), "_recent", recent)
+    for number in range(2, 40):
+        grammars().compile(Grammar(kind, source.format(number), "guided"))
+    kept = [grammars()._recent.get((kind, source.format(number), (), (), "")) for number in range(2, 40)]
+    assert [found is not None for found in kept] == [False] * 23 + [True] * 15
+    grammars().compile(Grammar("json_schema", '{"type": "boolean"}', "guided"))
+    assert recent.nbytes <= RECENT_BYTES

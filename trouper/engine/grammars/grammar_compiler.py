@@ -41,6 +41,9 @@ COMPILE_S = 10.0
 RECENT_BYTES = 32 * 2**20
 """Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of schemas."""
 BYTES_PER_CHARACTER = 500
+REGEX_BYTES = 2 * 2**20
+"""What a regular expression counts at least: it grows while rows follow it, and a few characters may come to 70 MB (`(.*a.{300}b)+`). So some
+twenty of them are kept, and not 3,000."""
 
 
 Key = tuple[Hashable, ...]
@@ -145,7 +148,8 @@ class Grammars:
         matcher.compute_bitmask()  # The first mask is slow, and copies reuse its work.
         if len(text) > SMALL:
             heap.give_back()
-        return CompiledGrammar(matcher, len(text) * BYTES_PER_CHARACTER)
+        least = REGEX_BYTES if _has_regex(grammar) else 0
+        return CompiledGrammar(matcher, max(len(text) * BYTES_PER_CHARACTER, least))
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
         """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`."""
@@ -205,6 +209,11 @@ class Grammars:
 def _key(grammar: Grammar) -> Key:
     """What grammars that are compiled alike have in common."""
     return grammar.kind, grammar.source, grammar.calls, grammar.call_names, grammar.call_key
+
+
+def _has_regex(grammar: Grammar) -> bool:
+    """Whether the grammar has regular expressions of a client."""
+    return grammar.kind in ("regex", "lark") or '"pattern' in grammar.source
 
 
 def _options(source: str) -> str:
