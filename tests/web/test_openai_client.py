@@ -138,7 +138,7 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"max_tokens": 10**9}, 400, "max_tokens"),
         ({"stop": [""]}, 400, "stop"),
-        ({"stop": ["x"] * 17}, 400, "stop"),
+        ({"stop": ["x"] * 65}, 400, "stop"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias.x"),
         ({"logit_bias": {"1": 101}}, 400, "logit_bias.1"),
         ({"logit_bias": {"99999": 1}}, 400, "logit_bias"),

@@ -13,6 +13,7 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from trouper.protocol.replies import Finished, TokenLogprobs
 from trouper.protocol.requests import Generate, TextPrompt
+from trouper.web.http.field_types import MAX_STOP
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.openai_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
@@ -77,6 +78,8 @@ def test_top_k_is_off_or_fits_an_int32(asked: int, top_k: int) -> None:
         ({"stop": ["a", ""]}, "stop"),
         ({"stop": ["a"] * (MAX_STOPS + 1)}, "stop"),
         ({"stop": [1]}, "stop"),
+        ({"stop": "a" * (MAX_STOP + 1)}, "stop"),
+        ({"stop": ["b", "a" * (MAX_STOP + 1)]}, "stop"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"best_of": 2, "n": 3}, "best_of"),
@@ -97,6 +100,7 @@ def test_stops_are_strings_each_once() -> None:
     assert completion(stop=["b", "a", "b"])[0].stop == ("b", "a")
     assert completion(stop=None)[0].stop == ()
     assert len(completion(stop=[str(n) for n in range(MAX_STOPS)])[0].stop) == MAX_STOPS
+    assert completion(stop="a" * MAX_STOP)[0].stop == ("a" * MAX_STOP,)
 
 
 def test_completions_are_16_tokens_long_as_openais() -> None:

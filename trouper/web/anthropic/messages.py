@@ -20,7 +20,7 @@ from trouper.web.anthropic.other_blocks import blocks_adapted
 from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking_of
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
-from trouper.web.http.field_types import Count, Filled, Model, Priority, Salt, Share, TopP
+from trouper.web.http.field_types import MAX_STOP, Count, Model, Priority, Salt, Share, StopString, TopP
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
@@ -74,7 +74,7 @@ def explain_stop_sequences(value: Any, path: str) -> None:
         raise bad_request(f"{path} must be an array of strings", path, "invalid_type")
     if len(value) > MAX_STOPS:
         raise bad_request(f"{path} may have {MAX_STOPS} strings, not {len(value)}", path, "invalid_value")
-    raise bad_request(f"{path}: none may be empty", path, "invalid_value")
+    raise bad_request(f"{path}: each has 1 to {MAX_STOP} characters", path, "invalid_value")
 
 
 def explain_edit(value: Any, path: str) -> None:
@@ -133,7 +133,7 @@ class ContextManagement(Body, frozen=True):
     edits: list[Annotated[ClearThinking, explains(explain_edit)]] | None = None
 
 
-StopSequences = Annotated[list[Filled], explains(explain_stop_sequences, max_length=MAX_STOPS)]
+StopSequences = Annotated[list[StopString], explains(explain_stop_sequences, max_length=MAX_STOPS)]
 
 
 def _adapted(value: Json, skip: Skip) -> Json:

@@ -32,6 +32,10 @@ Count = Annotated[int, Meta(ge=0, le=HUGE)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 Filled = Annotated[str, Meta(min_length=1)]
+MAX_STOP = 512
+"""Maximum length of a stop string. Text that may be its beginning is held back and compared with all stop strings, at a cost of its length
+squared: some strings of 20,000 characters would stop everybody's streams for seconds."""
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 Salt = Annotated[str, Meta(max_length=1024)]
 """Salt of the prefix cache. Requests with another salt share no cached prompt, so a client cannot find out by timing
 what others sent."""

@@ -12,7 +12,18 @@ from trouper.protocol.requests import Speculation
 from trouper.protocol.sampling import Sampling
 from trouper.web.http.body_faults import explains
 from trouper.web.http.body_parsing import at_most, between, combination, json_type
-from trouper.web.http.field_types import HUGE, Count, Filled, Length, Model, Priority, Salt, Share, TopP
+from trouper.web.http.field_types import (
+    HUGE,
+    MAX_STOP,
+    Count,
+    Length,
+    Model,
+    Priority,
+    Salt,
+    Share,
+    StopString,
+    TopP,
+)  # fmt: skip
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
 from trouper.web.http.request_seed import drawn_seed
@@ -40,7 +51,7 @@ def explain_stops(value: Any, path: str) -> None:
         raise bad_request(f"{path} must be a string or an array of strings", path, "invalid_type")
     if len(stops) > MAX_STOPS:
         raise bad_request(f"{path} may have {MAX_STOPS} strings, not {len(stops)}", path, "invalid_value")
-    raise bad_request("a stop string may not be empty", path, "invalid_value")
+    raise bad_request(f"a stop string has 1 to {MAX_STOP} characters", path, "invalid_value")
 
 
 def explain_biases(value: Any, path: str) -> None:
@@ -63,7 +74,7 @@ def token_of(key: str, path: str) -> int:
     return int(key)
 
 
-Stops = Annotated[Filled | Annotated[list[Filled], Meta(max_length=MAX_STOPS)], explains(explain_stops)]
+Stops = Annotated[StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)], explains(explain_stops)]
 TokenKey = Annotated[str, described(TOKEN_KEY)]
 Biases = Annotated[
     dict[TokenKey, Annotated[float, Meta(ge=-100, le=100)]], explains(explain_biases, max_length=MAX_BIASES)
