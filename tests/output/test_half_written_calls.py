@@ -56,6 +56,28 @@ def test_objects_and_tags_are_read_in_each_others_place() -> None:
     assert [kind for kind, _ in played("hermes", [both])] == ["CallStarted", "CallArguments", "CallEnded"] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm", "<tool_call>edit\n{}\n</tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=edit>\n{}\n</function>\n</tool_call>"),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="edit">{}</invoke></minimax:tool_call>'),
+    ],
+)
+def test_arguments_as_an_object_behind_the_name_are_those_of_the_call(name: str, text: str) -> None:
+    """Read as none, the tool would run without them."""
+    text = text.format(json.dumps(ARGUMENTS))
+    for pieces in ([text + "Done."], [*text, "Done."]):
+        found = played(name, pieces)
+        assert [kind for kind, _ in found] == ["CallStarted", "CallArguments", "CallEnded", "Content"]
+        assert (json.loads(found[1][1]), found[3][1]) == (ARGUMENTS, "Done.")
+    cut = played(name, [text[: text.index("line")]], cut=True)
+    assert [kind for kind, _ in cut] == ["CallStarted", "CallArguments"]
+    outcomes: list[str] = []
+    parser(name, report=outcomes.append).parse_all(text, "stop")
+    assert outcomes == ["repaired"]
+
+
 def test_kimis_section_by_its_other_name() -> None:
     text = CALLS["kimi_k2"].replace("tool_calls_section", "tool_call_section")
     assert played("kimi_k2", [text + "Done."]) == [*played("kimi_k2", [CALLS["kimi_k2"]]), ("Content", "Done.")]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import attrs
 
 from trouper.web.output.formats.call_sink import CallSink, NotACall
-from trouper.web.output.formats.json_calls import LONGEST_NAME
+from trouper.web.output.formats.json_calls import LONGEST_NAME, Ends, stream_object
 from trouper.web.output.formats.parameter_types import ANY, TEXT, SchemaTypes, converted, parameter_types
 from trouper.web.output.formats.text_source import END, Steps, TextSource
 
@@ -65,6 +65,10 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         header = yield from _first_word(source)
     name = sink.name_of(_name_in(header))
     sink.start(name)
+    yield from source.skip()
+    if (yield from source.peek()) == "{":
+        yield from _object(source, sink, layout)
+        return
     sink.arguments("{")
     types, first, repaired, ended = parameter_types(sink.offered[name]), True, False, False
     while True:
@@ -90,6 +94,14 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
     else:
         yield from source.drop()
     sink.end(repaired=(repaired or not ended) and not source.cut)
+
+
+def _object(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
+    """Read arguments that a model has written as an object in place of tags, and the end of the call."""
+    yield from stream_object(source, sink, Ends(layout.ends[0], layout.ends))
+    yield from source.skip()
+    yield from source.matches(layout.call_end)
+    sink.end(repaired=not source.cut)
 
 
 def _call_end(source: TextSource, layout: TagLayout) -> Steps[bool]:
