@@ -148,8 +148,8 @@ class Grammars:
         matcher.compute_bitmask()  # The first mask is slow, and copies reuse its work.
         if len(text) > SMALL:
             heap.give_back()
-        least = REGEX_BYTES if _has_regex(grammar) else 0
-        return CompiledGrammar(matcher, max(len(text) * BYTES_PER_CHARACTER, least))
+        minimum = REGEX_BYTES if _has_regex(grammar) else 0
+        return CompiledGrammar(matcher, max(len(text) * BYTES_PER_CHARACTER, minimum))
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
         """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`."""
