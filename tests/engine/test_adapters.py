@@ -18,16 +18,17 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.lora import LoRALinear
 
-from tests.adapters import flags, fused, layers_of, save_adapter
+from tests.adapters import Form, flags, fused, layers_of, save_adapter
 from tests.engine.driver import Driver, Request
 from tests.engine.test_drafts import foretelling
 from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
+from trouper.engine.kv.model_caches import guessed
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
-from trouper.engine.loading.adapter_loading import load_adapters
+from trouper.engine.loading.adapter_loading import load_adapters, require_applied
 from trouper.engine.loading.model_loading import EvaluatedModel, load, weights_bytes
 from trouper.engine.lora.adapter_changes import adding
-from trouper.engine.lora.lora_layers import LowRank, adapted_layers, install
+from trouper.engine.lora.lora_layers import LowRank, adapted_layers, install, layers_not_reached
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters
 from trouper.engine.platform import device
 from trouper.engine.step import StepEngine
@@ -241,6 +242,27 @@ def test_adapters_without_memory_are_unusable(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("trouper.engine.loading.adapter_loading.install", full)
     with pytest.raises(ModelUnusable, match=r"given its adapters: .*Unable to allocate"):
         load_adapters([found], [read_adapter(found, model)], model, lambda _: None)
+
+
+@pytest.mark.parametrize("form", ["peft", "mlx"])
+def test_what_adds_nothing_may_be_of_layers_that_are_not_called_or_not_there(form: Form, tmp_path: Path) -> None:
+    """Families that share keys and values have projections in their checkpoints that no pass runs, and PEFT adapts them, too."""
+    model = build("gemma3n")
+    found = find_adapter("it", str(save_adapter(model, tmp_path / "it", 1, form=form)))
+    parts = read_adapter(found, model)
+    install(model, [parts])
+    idle, capabilities = layers_not_reached(model, 2), guessed(model)
+    assert idle and all("k_proj" in path or "v_proj" in path for path in idle)
+    with pytest.raises(ModelUnusable, match="does not call its layer"):
+        require_applied(model, capabilities, None)
+    weights = dict(cast(dict[str, mx.array], mx.load(str(found.weights))))
+    of_idle = [name for name in weights if any(f"{path}.lora_" in name for path in idle)]
+    weights |= {name: mx.zeros_like(weights[name]) for name in of_idle if "lora_b" in name.lower()}
+    gone = {name.replace(".layers.", ".layers.9"): weights[name] for name in of_idle}
+    mx.save_safetensors(str(found.weights), weights | gone)
+    model = build("gemma3n")
+    load_adapters([found], [read_adapter(found, model)], model, lambda _: None)
+    require_applied(model, capabilities, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import mlx.core as mx
 from mlx import nn
 
 from trouper.engine.distributed.rank_group import RankGroup
@@ -78,7 +79,7 @@ def load_adapters(
 
 
 def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Module | None) -> None:
-    """Check that every layer with adapters applies them to the rows of a pass. `head`: an MTP head, which reads the layer that makes logits
+    """Check that every layer with adapters applies them to the rows of a pass, unless they add nothing. `head`: an MTP head, which reads the layer that makes logits
     outside of the model's passes. Raises `ModelUnusable`."""
     layers = adapted_layers(model)
     outside = [path for path in layers if "layers." not in path]
@@ -87,7 +88,8 @@ def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Modul
             f"--adapter adapts {outside[0]}, which the model's MTP head shares", "give --speculation ngram, or off"
         )
     try:
-        missed = layers and layers_not_reached(model, 2 if capabilities.allows("batch") else 1)
+        not_reached = layers_not_reached(model, 2 if capabilities.allows("batch") else 1) if layers else []
+        missed = [path for path in not_reached if mx.any(layers[path].adapters.b).item()]
     except Exception as error:  # any architecture's code: whatever it raises, it cannot run with adapters
         raise ModelUnusable(
             f"--adapter: this model cannot run with adapters by request: {line_of(error)}", FUSE
