@@ -237,6 +237,19 @@ def test_a_broken_model_is_one_line(llama: Path, fault: str) -> None:
     assert str(llama) in line
 
 
+@pytest.mark.parametrize("odd", [None, "text", []])
+def test_odd_entries_that_nothing_needs_are_no_fault(llama: Path, odd: object) -> None:
+    edit_config(llama, architectures=odd)
+    write_json(llama / "model.safetensors.index.json", {"weight_map": odd})
+    assert reference(load_from(llama).model, PROMPT, 4) == reference(build("llama"), PROMPT, 4)
+
+
+@pytest.mark.parametrize("odd", [-1, True, [["LlamaForCausalLM"]]])
+def test_odd_architectures_are_one_line(llama: Path, odd: object) -> None:
+    edit_config(llama, architectures=odd)
+    assert str(llama) in complaint(llama)
+
+
 def test_no_such_directory(tmp_path: Path) -> None:
     assert "no such directory" in complaint(tmp_path / "nowhere")
     (tmp_path / "model.gguf").touch()

@@ -44,7 +44,9 @@ def weight_files(directory: Path) -> list[Path]:
     """List the files that mlx-lm loads. Raises `ModelUnusable` if one that the index of a sharded checkpoint names is missing."""
     present = sorted(directory.glob("model*.safetensors"))
     index = directory / "model.safetensors.index.json"
-    promised = set(read_json(index).get("weight_map", {}).values()) if index.exists() else set()
+    promised = (
+        {str(name) for name in section(read_json(index), "weight_map").values()} if index.exists() else set[str]()
+    )
     missing = sorted(promised - {path.name for path in present})
     if missing or not present:
         what = ", ".join(missing) or "weights (model*.safetensors)"

@@ -75,9 +75,9 @@ def _native_classes(config: Mapping[str, Any]) -> Classes:
 
 def _module_name(config: Mapping[str, Any]) -> str:
     """Return the name of mlx-lm's module for a config, as its `_get_classes` finds it."""
-    kind, architectures = str(config["model_type"]), config.get("architectures") or ()
-    for architecture in (architectures,) if isinstance(architectures, str) else architectures:
-        if remapped := utils.MODEL_ARCHITECTURE_REMAPPING.get((kind, architecture)):
+    kind, architectures = str(config["model_type"]), config.get("architectures")
+    for architecture in architectures if isinstance(architectures, list | tuple) else (architectures,):
+        if remapped := utils.MODEL_ARCHITECTURE_REMAPPING.get((kind, str(architecture))):
             return str(remapped)
     return str(utils.MODEL_REMAPPING.get(kind, kind))
 
