@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -94,6 +96,19 @@ async def test_one_that_is_lost_takes_the_others_with_it_and_all_start_again() -
     group = Scripts([(SLEEPS, "import sys; sys.exit(75)"), ("pass", "pass")])
     assert await supervise(group, None) == 0
     assert group.lived == 2
+    assert no_children()
+
+
+async def test_the_group_ends_where_macos_refuses_signals_to_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    killpg = os.killpg
+
+    def refused(group: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            killpg(group, number)
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "killpg", refused)
+    assert await supervise(Scripts([(SLEEPS, "pass")]), 0) == 128 + signal.SIGKILL
     assert no_children()
 
 

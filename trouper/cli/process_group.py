@@ -37,9 +37,9 @@ class Life:
     any_ended: trio.Event = attrs.field(factory=trio.Event)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to each process and its children."""
+        """Send a signal to each process and its children. One that has ended has none; macOS says EPERM then until its code was read."""
         for process in self.processes:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
 
 
