@@ -14,7 +14,7 @@ from trio.testing import MockClock, memory_stream_pair
 from tests.fakes import FakeEngine, card
 from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.group_lifecycle import or_rank_lost
-from trouper.actors.ranks.leader import Leader
+from trouper.actors.ranks.leader import LOADING_S, Leader
 from trouper.actors.ranks.rank_handshake import Invitation, join_leader, shared_flags, versions
 from trouper.actors.ranks.rank_heartbeat import wait_until_silent
 from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
@@ -138,6 +138,21 @@ async def test_a_model_that_one_rank_cannot_load_ends_all_with_its_reason(autoju
         with pytest.raises(RankLost, match=r"rank 1: there is no config\.json"):
             await leader.all_ready(LoadedModel(card(), FakeEngine().tokenizer))
         assert leader.unusable
+
+
+async def test_followers_that_do_not_get_ready_are_named(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose disk hangs in the middle of a load sends heartbeats all the same."""
+    caplog.set_level("WARNING", "trouper.ranks")
+    settings = attrs.evolve(SETTINGS, rank_timeout_s=LONG_S)
+    async with leading(settings) as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello(rank_timeout_s=str(LONG_S)))
+        await trio.sleep(2.5 * LOADING_S)
+        assert caplog.messages == ["still loading the model: rank 1"] * 2
+        await link.send(Ready(card()))
+        await trio.sleep(2 * LOADING_S)
+        assert len(caplog.messages) == 2
 
 
 async def test_f27_silence_is_a_loss(autojump_clock: MockClock) -> None:

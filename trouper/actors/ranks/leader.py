@@ -31,6 +31,8 @@ from trouper.protocol.wire import encode
 log = logging.getLogger("trouper.ranks")
 CONNECT_S = 60.0
 """Time limit for all followers to connect, once the group is formed."""
+LOADING_S = 60.0
+"""Interval of reports about followers that are not ready."""
 DISK_REPORTS = 1024
 """Maximum number of unread reports of followers about their disks. More are dropped; then no request waits for them, either."""
 
@@ -194,12 +196,22 @@ class Leader:
         )
 
     async def watch(self) -> None:
-        """Publish the state of the group periodically, and detect a step that takes too long."""
+        """Publish the state of the group periodically, detect a step that takes too long, and report followers that do not get ready: one
+        whose file system hangs in the middle of a load sends heartbeats, and has no time limit."""
+        report_at = trio.current_time() + LOADING_S
         while not self.lost.is_set():
             checked_at = trio.current_time()
             await trio.sleep(self._heartbeat_s)
+            if checked_at >= report_at:
+                report_at = checked_at + LOADING_S
+                self._report_loading()
             self._check_oldest_plan(checked_at)
             self._publish()
+
+    def _report_loading(self) -> None:
+        ranks = [str(rank) for rank, member in sorted(self._members.items()) if member.state == "loading"]
+        if ranks:
+            log.warning("still loading the model: rank %s", ", ".join(ranks))
 
     def _check_oldest_plan(self, checked_at: float) -> None:
         """`checked_at`: time of the last check. One that comes late means that this process was suspended, and so was its step, which gets
