@@ -20,7 +20,7 @@ from tests.web.test_key_rights import CHAT, bearer, key_file
 from trouper import RequestFailed
 from trouper.protocol.key_options import ApiKey
 from trouper.protocol.record import RequestRecord
-from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts
+from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts, SlidingWindow
 
 CLIENTS, REQUESTS = 50, 7
 STEP_S = 0.4
@@ -86,6 +86,13 @@ async def test_limits_hold_to_a_token_under_50_clients(tmp_path: Path) -> None:
         assert name in ("tokens_per_minute", "requests_per_minute")
         assert body["error"]["code"] == "rate_limit_exceeded" and 1 <= int(headers["retry-after"]) <= WINDOW_S
         assert f"x-ratelimit-limit-{name.partition('_')[0]}" in headers
+
+
+def test_nobody_waits_longer_than_the_window() -> None:
+    """Found on a loaded machine: `Retry-After` of 61 seconds, since 4.001 + 60 - 4.001 is a little more than 60."""
+    window = SlidingWindow(lambda: 4.001)
+    window.settle(0, 10)
+    assert window.wait_s(1, 10) == WINDOW_S
 
 
 async def test_a_request_that_no_minute_can_hold_is_refused_for_good(tmp_path: Path) -> None:

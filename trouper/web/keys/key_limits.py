@@ -62,7 +62,8 @@ class SlidingWindow:
         for at, used in self._past:
             over -= used
             if over <= 0:
-                return max(at + WINDOW_S - self._clock(), 0.001)
+                # Rounded, the sum may be a little more than WINDOW_S after `at`: `Retry-After` would be a second too much.
+                return min(max(at + WINDOW_S - self._clock(), 0.001), WINDOW_S)
         return 1.0
 
 
