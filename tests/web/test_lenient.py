@@ -88,6 +88,8 @@ INNER: list[tuple[str, Json, str]] = [
     (CHAT, {"reasoning": {"effort": "utmost"}}, "reasoning_effort"),
     (RESPONSES, {"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
     (MESSAGES, {"output_config": {"effort": "utmost"}}, "output_config.effort"),
+    (MESSAGES, {"max_tokens": 2, "thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
+    (RESPONSES, {"input": [{"type": "message", "status": "searching", **SAID[0]}]}, "input.status"),
     (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "x"}, *SAID]}, "input.encrypted_content"),
     (RESPONSES, {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}, *SAID]}, "input.arguments"),
     (MESSAGES, {"temperature": 1.5}, "temperature"),

@@ -28,7 +28,7 @@ from trouper.web.http.request_seed import drawn_seed
 from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import (
     NOT_SKIPPED,
-    known_effort,
+    known_value,
     length_aliases,
     sampling_adapted,
     with_thinking,
@@ -93,7 +93,7 @@ OutputFormat = Annotated[SchemaFormat, says("{path} must be an object of type js
 
 
 class OutputConfig(Body, kw_only=True, frozen=True):
-    adapt: ClassVar[Adapt | None] = partial(known_effort, "effort", EFFORTS)
+    adapt: ClassVar[Adapt | None] = partial(known_value, "effort", EFFORTS)
     refused: ClassVar[Refused] = {"task_budget": ()}
     effort: Annotated[OutputEffort, ordered(OutputEffort)] | None = None
     format: OutputFormat | None = None

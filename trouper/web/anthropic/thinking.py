@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from functools import partial
 from hashlib import sha256
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 import attrs
 
@@ -12,7 +13,9 @@ from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, ordered
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import HUGE
+from trouper.web.http.leniency import Adapt
 from trouper.web.http.request_body import Body
+from trouper.web.openai.other_servers import known_value
 
 CARRIES = "trouper.thinking:"
 
@@ -38,6 +41,7 @@ Display = Literal["summarized", "omitted"]
 
 
 class _Shown(Body, frozen=True):
+    adapt: ClassVar[Adapt | None] = partial(known_value, "display", get_args(Display))
     display: Annotated[Display, ordered(Display)] | None = None
 
 

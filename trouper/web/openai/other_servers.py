@@ -136,13 +136,13 @@ def reasoning_adapted(value: Json, efforts: Collection[str], skip: Skip) -> Json
     effort = value.get("reasoning_effort")
     if isinstance(effort, str):
         value["reasoning_effort"] = STRICTEST.get(effort, effort)
-    return known_effort("reasoning_effort", efforts, value, skip)
+    return known_value("reasoning_effort", efforts, value, skip)
 
 
-def known_effort(name: str, efforts: Collection[str], value: Json, skip: Skip) -> Json:
-    """Return the object without an effort that no dialect knows: templates know a few, and newer models get names of their own."""
+def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> Json:
+    """Return the object without a field whose word is none of those that are known: an effort by a newer model's name, say."""
     given = value.get(name)
-    if not isinstance(given, str) or given in efforts:
+    if not isinstance(given, str) or given in known:
         return value
     skip(name)
     return {key: inner for key, inner in value.items() if key != name}

@@ -16,6 +16,7 @@ from trouper.web.http.leniency import Adapt, Skip, safe_name
 from trouper.web.http.request_body import SentBack
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
 from trouper.web.openai.other_parts import item_adapted
+from trouper.web.openai.other_servers import known_value
 from trouper.web.output.dialect import Json
 from trouper.web.responses.call_items import (
     CALLS,
@@ -42,7 +43,7 @@ from trouper.web.responses.conversation_item import (
     refuse_part,
     text_part,
 )
-from trouper.web.responses.schemas import PARTS_OF_ROLES
+from trouper.web.responses.schemas import PARTS_OF_ROLES, STATUSES
 
 MAX_ITEMS = 10_000
 
@@ -136,6 +137,8 @@ Item = (
     InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CallItem | CallOutputItem | ItemReference
 )
 KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, "item_reference")
+PATCH_OUTPUT = "apply_patch_call_output"
+"""Type of the items whose status is what they say: whether a patch could be applied."""
 TOOL_ITEMS = ("additional_tools", "tool_search_output")
 """Items that offer more tools."""
 
@@ -190,6 +193,13 @@ def _with_type(item: Any) -> Any:
     return item | {"type": "item_reference" if item.get("role") is None else "message"}
 
 
+def _with_known_status(item: Any, skip: Skip) -> Any:
+    """Return an item without a status of another server's, which says nothing to a model."""
+    if not isinstance(item, dict) or item.get("type") == PATCH_OUTPUT:
+        return item
+    return known_value("status", STATUSES, item, lambda name: skip(f"input.{name}"))
+
+
 def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
     """Return the input without the items of types that are not known, which belong to tools that nobody runs here, and with
     parts of content that are read; and the tools that items offer."""
@@ -200,7 +210,7 @@ def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
     for item in value:
         kind = item.get("type") if isinstance(item, dict) else None
         if not isinstance(kind, str) or kind in KINDS:
-            kept.append(item_adapted(item, skip))
+            kept.append(_with_known_status(item_adapted(item, skip), skip))
         elif kind in TOOL_ITEMS and isinstance(item.get("tools"), list):
             tools += item["tools"]
         else:

@@ -25,7 +25,7 @@ from trouper.web.openai.other_servers import (
     NOT_SKIPPED,
     SAMPLING,
     format_adapted,
-    known_effort,
+    known_value,
     length_aliases,
     sampling_adapted,
     thinking_adapted,
@@ -93,7 +93,7 @@ INCLUDED = get_args(get_args(Included)[0])
 class ReasoningOptions(Body, kw_only=True, frozen=True):
     """No second model would summarize reasoning: it is returned as it is."""
 
-    adapt: ClassVar[Adapt | None] = partial(known_effort, "effort", get_args(ReasoningEffort))
+    adapt: ClassVar[Adapt | None] = partial(known_value, "effort", get_args(ReasoningEffort))
     refused: ClassVar[Refused] = {
         "summary": ("auto",),
         "generate_summary": ("auto",),
