@@ -110,6 +110,11 @@ def test_reasoning_that_the_prompt_and_the_model_have_opened(opened: str) -> Non
     assert played("hermes", ["\n <thin</think>Yes."], thinks=True) == [("Reasoning", " <thin"), ("Content", "Yes.")]
 
 
+def test_a_marker_of_special_tokens_opens_reasoning_anywhere() -> None:
+    text = "Hi.<|channel>thought\nhm<channel|>Yes."
+    assert played("gemma4", [text]) == [("Content", "Hi."), ("Reasoning", "hm"), ("Content", "Yes.")]
+
+
 # -- values that are no JSON -----------------------------------------------------------------------------------
 
 

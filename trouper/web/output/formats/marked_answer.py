@@ -86,7 +86,7 @@ class MarkedAnswer:
         if char == END:
             self._flush()
             return False
-        if self._thinking and self._begins_line and (yield from source.matches(self._thinking[0])):
+        if self._thinking and self._may_open(self._thinking[0]) and (yield from source.matches(self._thinking[0])):
             yield from self._reasoning(self._thinking[1])
         elif self._fresh and char in self._format.opening:
             yield from self._section(marked=False)
@@ -100,10 +100,10 @@ class MarkedAnswer:
             self._emit((yield from source.next()))
         return True
 
-    @property
-    def _begins_line(self) -> bool:
-        """Whether nothing is before this in its line. Reasoning begins there; within a line an answer only says what its marker is."""
-        return self._fresh or "\n" in self._space
+    def _may_open(self, marker: str) -> bool:
+        """Whether the marker opens reasoning here: at the beginning of a line, since within one an answer only says what `<think>` is; of special
+        tokens, which nobody writes, anywhere."""
+        return self._fresh or "\n" in self._space or "|" in marker
 
     def _calls_begin(self) -> Steps[bool]:
         """Whether calls come next. Their marker is read; where a model has left it out, nothing is."""
