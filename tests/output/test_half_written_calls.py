@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.output.samples import ARGUMENTS, CALLS, arguments_of, joined, parser, played
+from tests.output.samples import ARGUMENTS, CALLS, TOOL, arguments_of, joined, parser, played
 from trouper.protocol.output_formats import HARMONY
 from trouper.web.output.formats.text_source import TextSource
 from trouper.web.output.tool_calls import Tools
@@ -54,6 +54,16 @@ def test_objects_and_tags_are_read_in_each_others_place() -> None:
     assert played("hermes", [CODER]) == played("qwen3_coder", [CODER])
     both = f"{CALLS['hermes']}\n{CODER}"
     assert [kind for kind, _ in played("hermes", [both])] == ["CallStarted", "CallArguments", "CallEnded"] * 2
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_a_tool_by_its_name_in_another_case(name: str) -> None:
+    """Otherwise it would be text, and the agent's turn would end with it."""
+    text = CALLS[name].replace("edit", "Edit")
+    assert played(name, [text]) == played(name, [*text]) == played(name, [CALLS[name]])
+    both = Tools(tuple({**TOOL, "function": {**TOOL["function"], "name": written}} for written in ("EDIT", "edit")))
+    output = parser(name, tools=both).parse_all(text, "stop")
+    assert output.calls == (), "which of the two is meant, nobody knows"
 
 
 @pytest.mark.parametrize(

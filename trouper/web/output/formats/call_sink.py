@@ -91,11 +91,16 @@ class CallSink:
         return self.calls - 1 if self._tools.several else 0
 
     def name_of(self, written: str) -> str:
-        """Return the offered tool that is meant. Raises `NotACall`."""
-        for name in (written, written.strip(), written.strip().removeprefix("functions.")):
+        """Return the offered tool that is meant. One that differs in upper and lower case alone is meant, too, if it is the only one: models write
+        `bash` for `Bash` and the other way round. Raises `NotACall`."""
+        plain = written.strip().removeprefix("functions.")
+        for name in (written, written.strip(), plain):
             if name in self.offered:
                 return name
-        raise NotACall
+        alike = [name for name in self.offered if name.casefold() == plain.casefold()]
+        if len(alike) != 1:
+            raise NotACall
+        return alike[0]
 
     def start(self, name: str) -> None:
         """Begin a call; `name` is an offered tool."""
