@@ -193,6 +193,7 @@ def test_adapters_that_do_not_fit_beside_the_weights_are_refused_before_these_ar
         ({"use_dora": True}, "DoRA"),
         ({"bias": "all"}, "bias all"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save replaces lm_head"),
+        ({"modules_to_save": True}, "modules_to_save replaces True"),
         ({"peft_type": "IA3"}, "IA3 is no LoRA"),
         ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights pissa_niter_16 changes the model's own weights"),
         ({"init_lora_weights": "olora"}, "init_lora_weights olora"),

@@ -19,6 +19,7 @@ from tests.web.serving import exchange, get, pace, serving
 from tests.web.test_batches import using
 from tests.web.test_key_limits import FastClock
 from tests.web.test_key_rights import bearer, key_file
+from trouper.protocol import paths
 from trouper.protocol.model import AdapterCard, LoadedModel
 from trouper.protocol.problems import OutOfDeviceMemory
 from trouper.protocol.setting_fields import ByteSize
@@ -224,11 +225,11 @@ async def test_a_directory_that_does_not_answer_stops_no_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked at on a thread."""
-    threads, exists = list[threading.Thread](), batch_storage.exists
+    threads = list[threading.Thread]()
 
     def noted(path: Path) -> bool:
         threads.append(threading.current_thread())
-        return exists(path)
+        return paths.exists(path)
 
     monkeypatch.setattr(batch_storage, "exists", noted)
     assert not await BatchStorage(tmp_path / "batches", 10**6).open(create=False)

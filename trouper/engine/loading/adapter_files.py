@@ -88,8 +88,8 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
         yield "DoRA (use_dora) scales whole weights"
     if config.get("bias", "none") != "none":
         yield f"bias {config['bias']} changes biases"
-    if config.get("modules_to_save"):
-        yield f"modules_to_save replaces {', '.join(map(str, config['modules_to_save']))}"
+    if modules := config.get("modules_to_save"):
+        yield f"modules_to_save replaces {', '.join(map(str, modules)) if isinstance(modules, list) else modules}"
     if config.get("fan_in_fan_out"):
         yield "fan_in_fan_out is of layers that mlx-lm's models do not have"
     if (kind := str(config.get("init_lora_weights"))) not in PLAIN_INITS:
