@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeVar
 
 import mlx.core as mx
@@ -10,13 +11,14 @@ import trio
 import trio.testing
 from mlx import nn
 
-from tests.adapters import fused, save_adapter
+from tests.adapters import Form, fused, layers_of, save_adapter
 from tests.engine.driver import Driver, Request
 from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
-from trouper.engine.loading.adapter_files import FoundAdapter, find_adapter
+from tests.zoo.building import build as of_zoo
+from trouper.engine.loading.adapter_files import FoundAdapter, find_adapter, read_adapter
 from trouper.engine.lora.adapter_changes import Names, adding, removing
-from trouper.engine.lora.lora_layers import adapted_layers, part_of
+from trouper.engine.lora.lora_layers import adapted_layers, install, part_of
 from trouper.engine.lora.row_adapters import RowAdapters, current_adapters
 from trouper.engine.side_work import Pieces, SideWork
 from trouper.engine.step import StepEngine
@@ -116,6 +118,28 @@ def test_compiled_passes_of_earlier_adapters_are_others(found: dict[str, FoundAd
     done(removing(model, names, "one"))
     versions += [current.version]
     assert versions == [0, 2]
+
+
+@pytest.mark.parametrize("form", ["peft", "mlx"])
+@pytest.mark.parametrize("name", ["llama4", "minimax_m3_vl"])
+def test_a_model_whose_layers_stand_in_modules_of_ours_gets_an_adapter(name: str, form: Form, tmp_path: Path) -> None:
+    """They do so since rows of different lengths share its passes. Adapters name them as checkpoints do."""
+    plain, model, names = of_zoo(name), of_zoo(name), Names()
+    found = [
+        find_adapter(adapter, str(save_adapter(plain, tmp_path / adapter, seed, form=form)))
+        for seed, adapter in enumerate(("one", "two"))
+    ]
+    engine = StepEngine(model, VOCABULARY, adapters=names)
+    assert {*dict(model.named_modules())} != {*dict(plain.named_modules())}
+    for adapter in found:
+        done(adding(model, names, adapter, passes))
+    install(plain, [read_adapter(adapter, plain) for adapter in found])
+    assert len(adapted_layers(model)) == len(adapted_layers(plain)) == len(layers_of(of_zoo(name)))
+    requests = [Request(PROMPT, TOKENS, adapter=adapter) for adapter in ("one", "two", "")]
+    own = [row.tokens for row in Driver(engine, 4).play(requests)]
+    other = [row.tokens for row in Driver(StepEngine(plain, VOCABULARY, adapters=["one", "two"]), 4).play(requests)]
+    assert own == other
+    assert own[0] != own[1] != own[2] != own[0]
 
 
 # -- beside a session ----------------------------------------------------------------------------

@@ -23,12 +23,13 @@ from tests.engine.driver import Driver, Request
 from tests.engine.test_drafts import foretelling
 from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
+from trouper.engine.adaptations.single_groups import unpacked
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
 from trouper.engine.loading.adapter_loading import load_adapters, require_applied
 from trouper.engine.loading.model_loading import EvaluatedModel, load, weights_bytes
 from trouper.engine.lora.adapter_changes import adding
-from trouper.engine.lora.lora_layers import LowRank, adapted_layers, install, layers_not_reached
+from trouper.engine.lora.lora_layers import LoraLinear, LowRank, adapted_layers, install, layers_not_reached
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters
 from trouper.engine.platform import device
 from trouper.engine.step import StepEngine
@@ -148,6 +149,16 @@ def test_quantized_layers(mode: str) -> None:
     assert answers[::2] == adapted
     assert answers[1::2] == plain
     assert plain != adapted
+
+
+def test_a_layer_that_is_unpacked_keeps_its_adapters() -> None:
+    """As on Hopper, where MLX multiplies by packed layers of one group wrongly."""
+    model = nn.Sequential(nn.Linear(64, 32).to_quantized(64, 4))
+    install(model, [{"layers.0": LowRank(mx.ones((64, 2)), mx.ones((2, 32)))}])
+    layer = model.layers[0]
+    plain = unpacked(layer)
+    assert type(plain) is LoraLinear
+    assert plain.adapters is layer.adapters
 
 
 def test_a_traced_pass_gets_indices_as_input() -> None:

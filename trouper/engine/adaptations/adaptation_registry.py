@@ -21,7 +21,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from trouper.engine.adaptations.block_sparse_attention import BlockSparseAttention
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
-from trouper.engine.adaptations.chunked_attention import ChunkedAttention
+from trouper.engine.adaptations.chunked_attention import ChunkedAttention, TemperedProjection
 from trouper.engine.adaptations.row_offsets import CurrentPass, RowByRowRope, RowOffsetRope, RowPositions
 from trouper.engine.adaptations.single_groups import has_single_groups, unpacked
 from trouper.engine.adaptations.sorted_experts import RowMajorExperts, has_biased_experts
@@ -68,6 +68,31 @@ def adapted(model: nn.Module) -> Adapted:
         found = Adapted()
         found.names += [adaptation.name for adaptation in REGISTRY if adaptation.apply(model, found)]
         model.adapted = found
+    return found
+
+
+INNER: dict[type[nn.Module], str] = {
+    ChunkedAttention: "attention",
+    TemperedProjection: "projection",
+    BlockSparseAttention: "attention",
+    RowMajorExperts: "experts",
+    RowByRowRope: "rope",
+    RowOffsetRope: "rope",
+    RowPositions: "table",
+}
+"""Modules that stand around one of the model's own, and the attribute that has it."""
+
+
+def original_paths(model: nn.Module) -> dict[str, str]:
+    """The present path of each module by the one that it has in the model's code, and in a checkpoint: without the modules that adaptations have put
+    around it."""
+    modules = dict(model.named_modules())
+    around = {f"{path}.{INNER[type(module)]}" for path, module in modules.items() if type(module) in INNER}
+    found: dict[str, str] = {}
+    for path in sorted(modules, key=len):  # What stands in another comes after it.
+        parts = path.split(".")
+        kept = (part for index, part in enumerate(parts) if ".".join(parts[: index + 1]) not in around)
+        found[".".join(kept)] = path
     return found
 
 

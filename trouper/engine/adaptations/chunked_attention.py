@@ -67,16 +67,20 @@ class ChunkedAttention(nn.Module):
         super().__init__()
         self.attention = attention
         self._chunk, self._current = chunk, current
-        self._tempered: TemperedProjection | None = None
         if attention.attn_temperature_tuning and not attention.use_rope:
             attention.attn_temperature_tuning = 0
             attention.q_proj = TemperedProjection(attention.q_proj, attention.floor_scale, attention.attn_scale)
-            self._tempered = attention.q_proj
+
+    @property
+    def _tempered(self) -> TemperedProjection | None:
+        """The projection of a layer that scales its queries. No attribute of its own: the model would have it twice."""
+        projection = self.attention.q_proj
+        return projection if isinstance(projection, TemperedProjection) else None
 
     def __call__(self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None) -> mx.array:
         region = self._current.region
-        if self._tempered is not None:
-            self._tempered.set_positions(self._positions(region, cache, x.shape[1]))
+        if (tempered := self._tempered) is not None:
+            tempered.set_positions(self._positions(region, cache, x.shape[1]))
         if region is not None:
             mask = _chunk_mask(region, self._chunk) if isinstance(cache, ChunkSlots) else mask
             cache = RowOffsets(cache)

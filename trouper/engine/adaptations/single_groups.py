@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 
+from trouper.engine.lora.lora_layers import WithAdapters, put
 from trouper.engine.platform import device
 
 WRONG_ON = "sm_90"
@@ -49,4 +50,6 @@ def unpacked(module: nn.Module) -> nn.Module:
         if "bias" in module:
             plain.bias = module.bias
     plain.weight = weight
+    if isinstance(module, WithAdapters):
+        put(plain, module.adapters)
     return plain

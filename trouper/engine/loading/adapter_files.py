@@ -14,6 +14,7 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 
+from trouper.engine.adaptations.adaptation_registry import original_paths
 from trouper.engine.lora.lora_layers import LowRank, may_have_adapters, sizes_of
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.paths import is_file
@@ -111,10 +112,11 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
             raise found.unusable(f"{name} is no LoRA of a linear layer", FUSE)
         side = match["side"].lower()
         sides[match["layer"]][side] = array.T if found.is_peft and array.ndim == 2 else array
-    modules = {path: module for path, module in model.named_modules() if path}
+    modules = dict(model.named_modules())
+    paths = {path: present for path, present in original_paths(model).items() if path}
     read = {}
     for layer, pair in sides.items():
-        path = _path_of(layer, modules)
+        path = _path_of(layer, paths)
         if path is None and "b" in pair and not mx.any(pair["b"]).item():
             continue  # A layer that a family shares with another one, so that training has left the zeros with which it began.
         if path is None:
@@ -153,13 +155,14 @@ def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
     return item_bytes * sum((1 + len(adapters)) * ranks[layer] * sum(sides.values()) for layer, sides in sizes.items())
 
 
-def _path_of(layer: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """Find the model's own path of a layer. A checkpoint's names and mlx-lm's may differ in what comes before `layers`."""
-    if layer in modules:
-        return layer
+def _path_of(layer: str, paths: Mapping[str, str]) -> str | None:
+    """Find the model's own path of a layer. A checkpoint's names and mlx-lm's may differ in what comes before `layers`. `paths`: see
+    `original_paths`."""
+    if layer in paths:
+        return paths[layer]
     _, dot, tail = layer.partition("layers.")
-    ends = [path for path in modules if dot and path.endswith(f".layers.{tail}")]
-    return ends[0] if len(ends) == 1 else None
+    ends = [path for path in paths if dot and path.endswith(f".layers.{tail}")]
+    return paths[ends[0]] if len(ends) == 1 else None
 
 
 def _low_rank(found: FoundAdapter, layer: str, module: nn.Module, a: mx.array, b: mx.array) -> LowRank:
