@@ -80,12 +80,14 @@ def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Serv
 
 
 @contextmanager
-def mlx_lm(model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def mlx_lm(
+    model: Path, *flags: str, environment: Mapping[str, str] | None = None, same_products: bool = True
+) -> Iterator[Server]:
+    """`same_products`: with Trouper's products of vectors, too; else with OpenBLAS alone."""
     port = free_port()
     command = [
         sys.executable,
-        "-c",
-        MLX_LM_SERVER,
+        *(("-c", MLX_LM_SERVER) if same_products else ("-m", "benchmarks.mlx_lm_openblas")),
         "--model",
         str(model),
         "--port",

@@ -1,7 +1,8 @@
 """`just bench-device`: how near the server comes to what the device can do, unattended, in one run.
 
 For each shape (random weights) and number of streams, in tokens a second while all streams decode: `bare`, the model and argmax;
-`batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process; `http`, Trouper; `mlx_lm`, its server. With `http` come the CPU time
+`batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process; `http`, Trouper; `mlx_lm`, its server, on a CPU with Trouper's
+products of vectors; `mlx_lm_openblas`, if named, the same with OpenBLAS alone. With `http` come the CPU time
 of the event loop a token, and the busiest process of the clients, which shows that the load generator is not the limit. With `--busy`
 both servers are measured once more in each round, beside a process that takes one core.
 On CUDA the loops of others run with MLX's own size of CUDA graphs.
@@ -32,6 +33,7 @@ Row = dict[str, Any]
 OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
 """MLX's own defaults on an H200, where Trouper sets others (engine/platform/cuda_environment.py)."""
 LOOPS, SERVERS = ("bare", "batch", "engine"), ("http", "mlx_lm")
+OWN_PRODUCTS = "mlx_lm_openblas"
 
 
 def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
@@ -119,7 +121,7 @@ def summary(rounds: Sequence[Row]) -> Row:
         key: statistics.median(one[key] for one in rounds) if isinstance(rounds[0][key], float) else rounds[0][key]
         for key in rounds[0]
     }
-    for name in ("bare", "mlx_lm", "engine"):
+    for name in ("bare", "mlx_lm", OWN_PRODUCTS, "engine"):
         if isinstance(made.get(name), float) and isinstance(made.get("http"), float):
             made[f"http / {name}"] = made["http"] / made[name]
             pairs = [ratio for row in rounds if isfinite(ratio := row["http"] / row[name])]
@@ -132,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["0.6b", "4b", "4b:4", "30b-a3b:4"], help="SHAPE or SHAPE:BITS")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--subjects", nargs="+", choices=(*LOOPS, *SERVERS), default=(*LOOPS, *SERVERS))
+    parser.add_argument("--subjects", nargs="+", choices=(*LOOPS, *SERVERS, OWN_PRODUCTS), default=(*LOOPS, *SERVERS))
     parser.add_argument("--prompt", type=int, default=50, help="tokens")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
@@ -158,9 +160,10 @@ def main() -> None:
             if "http" in chosen.subjects:
                 flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off")
                 opened["http"] = stack.enter_context(servers.trouper(model, *flags))
-            if "mlx_lm" in chosen.subjects:
-                flags = ("--decode-concurrency", "128", "--prompt-concurrency", "8")
-                opened["mlx_lm"] = stack.enter_context(servers.mlx_lm(model, *flags, environment=OTHERS))
+            flags = ("--decode-concurrency", "128", "--prompt-concurrency", "8")
+            for name in {"mlx_lm", OWN_PRODUCTS} & set(chosen.subjects):
+                other = servers.mlx_lm(model, *flags, environment=OTHERS, same_products=name == "mlx_lm")
+                opened[name] = stack.enter_context(other)
             subjects = Subjects(loops, opened, stack.enter_context(Clients(chosen.clients)))
             for server in opened.values():
                 measure(server, max(chosen.streams), 16, subjects.clients, 1)

@@ -93,9 +93,13 @@ def test_r1_every_prompt_gets_on(wanted: list[int], budget: int, most: int) -> N
 
 
 @given(REMAINING, st.integers(0, 4096))
-def test_the_whole_budget_is_used(wanted: list[int], budget: int) -> None:
+def test_the_budget_is_used_in_equal_parts(wanted: list[int], budget: int) -> None:
+    """What is left of it is less than one token for each row that wants more."""
     chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, max_tokens=4096)
-    assert sum(chunk.tokens for chunk in chunks) == min(max(budget, len(wanted)), sum(wanted))
+    left = min(max(budget, len(wanted)), sum(wanted)) - sum(chunk.tokens for chunk in chunks)
+    unfinished = [chunk.tokens for chunk, tokens in zip(chunks, wanted, strict=True) if chunk.tokens < tokens]
+    assert 0 <= left < max(1, len(unfinished))
+    assert len(set(unfinished)) <= 1, "the others would be padded"
 
 
 @given(REMAINING, st.integers(0, 4096))

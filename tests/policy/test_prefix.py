@@ -176,7 +176,7 @@ def test_who_prefills_is_waited_for_as_far_as_its_prompt_goes() -> None:
     found = played.cache.look(played.cache.chain(token_bytes((1,) * 40), ""))
     assert (found.tokens, found.until, found.gain) == (0, 29, 29)
     assert found.primary is played.rows[RowId(0)]
-    played.cache.wait_for(found)
+    played.cache.wait_for(found.primary, found.until)
     assert found.primary.next_chunk == 29, "it pauses where they part"
     assert played.begin((2,) * 30).primary is None
 

@@ -89,12 +89,13 @@ class Admission:
         found = self.cache.look(sequence.chain)
         if self._reads(sequence, found):
             return None
-        if found.primary is None or found.gain < self._worth_waiting():
+        until = self._waits_until(sequence, found)
+        if found.primary is None or until is None:
             return found
         if sequence.primary is None:
             self.cache.waits()
-        sequence.wait_for_prefix(found.primary, found.until)
-        self.cache.wait_for(found)
+        sequence.wait_for_prefix(found.primary, until)
+        self.cache.wait_for(found.primary, until)
         return None
 
     def _reads(self, sequence: Sequence, found: Found) -> bool:
@@ -107,8 +108,19 @@ class Admission:
             sequence.wait_for_disk(read)
         return read is not None
 
+    def _waits_until(self, sequence: Sequence, found: Found) -> int | None:
+        """Number of tokens up to which it pays to wait for the primary; None: it does not pay."""
+        if found.primary is None:
+            return None
+        pause = found.primary.last_boundary(found.until)
+        paused = pause is not None and pause > found.tokens
+        worth, gain = self._worth_waiting(), found.until - pause if paused and pause else found.gain
+        if gain >= worth or gain * self.queue.count_sharing(sequence, found.until, -(-worth // max(1, gain))) >= worth:
+            return found.until
+        return pause if paused else None
+
     def _worth_waiting(self) -> int:
-        """Tokens whose prefill takes as long as the step that waiting may cost."""
+        """Number of tokens whose prefill takes as long as the pass that waiting may cost."""
         return max(self.settings.block_size, int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate))
 
     def _enter(self, sequence: Sequence, found: Found, now: float) -> Admit:

@@ -40,6 +40,9 @@ class Chain:
     def part(self, start: int, end: int) -> bytes:
         return bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
 
+    def starts_with(self, part: bytes) -> bool:
+        return self.tokens.startswith(part)
+
     def key(self, index: int) -> bytes:
         """Key of full block number `index`."""
         keys, step = self._keys, self._step

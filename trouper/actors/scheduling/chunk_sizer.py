@@ -93,13 +93,17 @@ def share_chunks(remaining: Sequence[tuple[RowId, int]], budget: int, max_tokens
     """Split `budget` tokens among prefilling rows: equal shares; a short prompt leaves the rest of its share to the others.
 
     Equal parts keep a short prompt from waiting behind a long one: it gets its share of the first plan after it entered, whatever the
-    others have left. They also pad least when they run together. However many short prompts arrive, a long one gets an equal
-    share of each step, so none starves. `remaining`: rows and their remaining tokens, oldest row first.
+    others have left. However many short prompts arrive, a long one gets an equal share of each step, so none starves. Rows that want
+    more than a share all get the same number of tokens, even if fewer tokens than such rows are left over: rows run together as wide
+    as the widest, so one more token for some would be padding for the others. `remaining`: rows and their remaining tokens, oldest
+    row first.
     """
     chunks: dict[RowId, int] = {}
-    left = max(budget, len(remaining))
+    left, equal = max(budget, len(remaining)), 0
     for index, (row, requested) in enumerate(sorted(remaining, key=lambda pair: pair[1])):
-        share = max(1, left // (len(remaining) - index))
+        share = equal or left // (len(remaining) - index)
+        if requested > share:
+            equal = share  # Those that follow want more, too.
         chunks[row] = min(requested, share, max_tokens)
         left -= chunks[row]
     return tuple(Chunk(row, chunks[row]) for row, _ in remaining)

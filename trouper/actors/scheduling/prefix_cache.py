@@ -109,12 +109,11 @@ class PrefixCache:
         """Count a request that waits for a primary."""
         self._add(waited=1)
 
-    def wait_for(self, found: Found) -> None:
+    def wait_for(self, primary: Sequence, until: int) -> None:
         """Add a boundary to the primary where a waiting prompt departs from it. The primary pauses there, so that both prefill their
         remainders together, before the primary's stream begins and slows the other's prefill. For a model that needs snapshots,
         the snapshot is made there."""
-        if found.primary is not None:
-            found.primary.add_boundary(found.until)
+        primary.add_boundary(until)
 
     # -- a row's life ----------------------------------------------------------------------------
 

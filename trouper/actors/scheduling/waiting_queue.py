@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
+from itertools import islice
 
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.crash_isolation import may_enter
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
+
+MAX_COMPARED = 256
+"""Bound on the sequences of the queue that one is compared with."""
 
 
 class WaitingQueue:
@@ -49,6 +53,14 @@ class WaitingQueue:
         """By priority, whoever is overdue."""
         for priority in sorted(self._classes):
             yield from self._classes[priority]
+
+    def count_sharing(self, sequence: Sequence, num_tokens: int, at_most: int) -> int:
+        """Number of sequences whose first `num_tokens` tokens are those of `sequence`, itself among them; `at_most` of the next
+        `MAX_COMPARED` are counted."""
+        chain = sequence.chain
+        start = chain.part(0, num_tokens)
+        near = islice((other.chain for other in self if other.chain.root is chain.root), MAX_COMPARED)
+        return sum(1 for _ in islice((True for other in near if other.starts_with(start)), at_most))
 
     def append(self, sequence: Sequence) -> None:
         self.num_preempted += sequence.started
