@@ -112,10 +112,13 @@ class Admission:
         """Number of tokens up to which it pays to wait for the primary; None: it does not pay."""
         if found.primary is None:
             return None
+        worth = self._worth_waiting()
+        if found.gain >= worth:
+            return found.until
         pause = found.primary.last_boundary(found.until)
         paused = pause is not None and pause > found.tokens
-        worth, gain = self._worth_waiting(), found.until - pause if paused and pause else found.gain
-        if gain >= worth or gain * self.queue.count_sharing(sequence, found.until, -(-worth // max(1, gain))) >= worth:
+        gain = found.until - pause if paused and pause else found.gain
+        if gain * self.queue.count_sharing(sequence, found.until, -(-worth // max(1, gain))) >= worth:
             return found.until
         return pause if paused else None
 
