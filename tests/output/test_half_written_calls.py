@@ -56,6 +56,25 @@ def test_objects_and_tags_are_read_in_each_others_place() -> None:
     assert [kind for kind, _ in played("hermes", [both])] == ["CallStarted", "CallArguments", "CallEnded"] * 2
 
 
+def test_a_value_without_its_end_ends_where_another_parameter_begins() -> None:
+    for name, text in (
+        ("qwen3_coder", "<tool_call>\n<function=edit>\n<parameter=path>\n{}\n<parameter=line>\n7\n</parameter>\n</function>\n</tool_call>"),
+        ("glm", "<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>{}\n<arg_key>line</arg_key>\n<arg_value>7</arg_value>\n</tool_call>"),
+    ):  # fmt: skip
+        for value in ("x", "", "a\n\n<b>\nc"):
+            for pieces in ([text.format(value)], [*text.format(value)]):
+                [arguments] = arguments_of(played(name, pieces))
+                assert json.loads(arguments) == {"path": value, "line": 7}
+
+
+@pytest.mark.parametrize("inner", ["<parameter=other>", "<parameter=path>", "<parameter=", "<parameter=line"])
+def test_a_tag_of_no_other_parameter_is_text_of_the_value(inner: str) -> None:
+    text = f"<tool_call>\n<function=edit>\n<parameter=path>\na\n{inner}\nb\n</parameter>\n</function>\n</tool_call>"
+    for pieces in ([text], [*text]):
+        [arguments] = arguments_of(played("qwen3_coder", pieces))
+        assert json.loads(arguments) == {"path": f"a\n{inner}\nb"}
+
+
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_a_tool_by_its_name_in_another_case(name: str) -> None:
     """Otherwise it would be text, and the agent's turn would end with it."""

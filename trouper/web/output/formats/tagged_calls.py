@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import attrs
 
@@ -70,7 +70,7 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         yield from _object(source, sink, layout)
         return
     sink.arguments("{")
-    types, first, repaired, ended = parameter_types(sink.offered[name]), True, False, False
+    types, given, repaired, ended = parameter_types(sink.offered[name]), set[str](), False, False
     while True:
         source.keep()
         yield from source.skip()
@@ -85,10 +85,11 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         if layout.value_start:
             yield from source.skip()
             yield from source.matches(layout.value_start)
-        sink.arguments(("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        sink.arguments((", " if given else "") + json.dumps(key, ensure_ascii=False) + ": ")
+        given.add(key)
         declared = TEXT if 'string="true"' in header else types.get(key, ANY)
-        closed = yield from _value(source, sink, layout, declared)
-        first, repaired = False, repaired or not closed
+        closed = yield from _value(source, sink, layout, declared, types.keys() - given)
+        repaired = repaired or not closed
     if not source.cut or ended:
         sink.arguments("}")
     else:
@@ -128,25 +129,38 @@ def _first_word(source: TextSource) -> Steps[str]:
     raise NotACall
 
 
-def _value(source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaTypes) -> Steps[bool]:
-    """Read a value and its end. Returns whether it had one."""
+def _value(
+    source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaTypes, others: Collection[str]
+) -> Steps[bool]:
+    """Read a value and its end. Returns whether it had one. `others`: parameters that may yet come."""
     if types == TEXT:
         sink.arguments('"')
         closed = yield from _text(
-            source, layout, lambda text: sink.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            source, layout, others, lambda text: sink.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
         )
         sink.arguments('"' if closed or not source.cut else "")
         return closed
     parts: list[str] = []
-    closed = yield from _text(source, layout, parts.append)
+    closed = yield from _text(source, layout, others, parts.append)
     if closed or not source.cut:
         sink.arguments(converted("".join(parts), types))
     return closed
 
 
-def _text(source: TextSource, layout: TagLayout, write: Callable[[str], None]) -> Steps[bool]:
-    """Read the text of a value, and its end. A value also ends, with `False`, where only ends of calls are between it and
-    the end of the answer."""
+def _next_begins(source: TextSource, layout: TagLayout, others: Collection[str]) -> Steps[bool]:
+    """Whether the tag of one of these parameters comes next, on a line of its own or not. Reads nothing."""
+    position = source.position
+    header: str | None = None
+    if (yield from source.first_of((f"\n{layout.key[0]}", layout.key[0]))):
+        header = yield from source.until(layout.key[1], LONGEST_NAME)
+    source.rewind(position)
+    named = None if header is None or STOPS.search(header) else NAME.match(header)
+    return named is not None and named[1] in others
+
+
+def _text(source: TextSource, layout: TagLayout, others: Collection[str], write: Callable[[str], None]) -> Steps[bool]:
+    """Read the text of a value, and its end. A value also ends, with `False`, where another parameter begins, and where only ends of calls are
+    between it and the end of the answer."""
     if layout.lines:
         yield from source.matches("\n")
     value_ends = (f"\n{layout.value_end}", layout.value_end) if layout.lines else (layout.value_end,)
@@ -156,6 +170,8 @@ def _text(source: TextSource, layout: TagLayout, write: Callable[[str], None]) -
         source.keep()
         if (yield from source.first_of(value_ends)):
             return True
+        if (yield from _next_begins(source, layout, others)):
+            return False
         char = yield from source.peek()
         if char == END or (STOPS.match(char) and (yield from source.ends_with(layout.ends))):
             return False
