@@ -139,8 +139,15 @@ async def test_ids_are_cut_to_what_tells_them_apart(browser: Browser) -> None:
 
 
 async def test_midnight_is_the_hour_0(browser: Browser) -> None:
-    """Not 24, which some languages make of a clock without am and pm."""
+    """Not 24, which browsers of before 2024 make of a clock without am and pm, as this one does then."""
+    older = """
+      const real = Date.prototype.toLocaleTimeString;
+      Date.prototype.toLocaleTimeString = function (of, how) {
+        return how.hour12 === false ? real.call(this, "en-US", how).replace(/^00/, "24") : real.call(this, "en-US", how);
+      };
+    """
     async with shown(browser) as (page, _):
+        await page.run(older)
         assert (
             await computed(page, "format.js", "return module.clock(new Date(2026, 0, 1, 0, 5, 9).getTime() / 1000)")
             == "00:05:09"

@@ -146,6 +146,18 @@ def test_an_embedded_model_whose_cache_may_not_be_looked_at_has_a_remedy(
         bundled_model.require_cache()
 
 
+def test_an_embedded_model_for_which_the_disk_has_no_room_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[write] Unable to write 422782 bytes to file.")
+
+    monkeypatch.setattr(bundled_model, "_installed", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(bundled_model.gguf, "convert", full)
+    with pytest.raises(ModelUnusable, match="Unable to write 422782 bytes to file; set XDG_CACHE_HOME to a directory"):
+        bundled_model.directory(tmp_path)
+
+
 async def test_a_directory_of_batches_that_may_not_be_looked_at_is_not_there(locked: Path) -> None:
     storage = BatchStorage(locked / "batches", 1000)
     assert await storage.open(create=False) is False

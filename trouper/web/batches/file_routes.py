@@ -99,10 +99,11 @@ class Files:
         form = UploadForm(boundary, self._storage.files, lambda: self._storage.room, settings.max_file_bytes)
         owner = self._service.key_identity
         try:
-            await form.receive(cast("UploadBody", request.body), settings.body_timeout_s)
-            upload = self._checked(form)
-            with trio.CancelScope(shield=True):
-                file = await self._keep(upload, form.filename, owner)
+            with self._storage.written_for_client():
+                await form.receive(cast("UploadBody", request.body), settings.body_timeout_s)
+                upload = self._checked(form)
+                with trio.CancelScope(shield=True):
+                    file = await self._keep(upload, form.filename, owner)
         finally:
             if form.upload is not None:
                 self._storage.files.end(form.upload)
@@ -175,7 +176,8 @@ class Files:
         if self._storage.reads(file.id):
             message = "a batch that has not ended reads this file; cancel the batch, or wait for its end"
             raise bad_request(message, None, "file_in_use")
-        await self._storage.files.remove(file)
+        with self._storage.written_for_client():
+            await self._storage.files.remove(file)
         return as_json({"id": file.id, "object": "file", "deleted": True})
 
 
