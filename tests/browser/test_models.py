@@ -107,6 +107,24 @@ async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path
         await state(page, "large", "ready")
 
 
+async def test_a_long_name_takes_no_room_from_what_is_beside_it(browser: Browser) -> None:
+    """Buttons were outside of the table, and the chat's title had three lines."""
+    long = "an-organisation-with-a-long-name/a-model-whose-name-does-not-end-Instruct-2507-4bit-DWQ-and-so-on"
+    name = (
+        "for (const one of document.querySelectorAll('#models tbody th, #chat-model')) one.textContent = arguments[0];"
+    )
+    async with shown(browser) as (page, _):
+        await offers(page, "large", "Load Pin")
+        await page.run(name, long)
+        fits = "const table = document.querySelector('#models .scrolls'); return table.scrollWidth <= table.clientWidth"
+        assert await page.run(fits)
+        line = """
+          const [first, ...others] = [...document.querySelectorAll('#chat > header > *')].map(one => one.getBoundingClientRect());
+          return others.every(one => one.top < first.bottom && one.bottom > first.top);
+        """
+        assert await page.run(line)
+
+
 async def test_a_key_that_may_not_look_is_told_so(browser: Browser, tmp_path: Path) -> None:
     """Until a key is given that may: the server is there, and asking it again with this one changes nothing."""
     (tmp_path / "keys").write_text(KEYS + "name-of-worker-key name=worker\n")

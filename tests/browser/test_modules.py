@@ -50,6 +50,27 @@ async def test_lanes_are_taken_by_who_is_first_and_records_are_the_last_word(bro
     ]
 
 
+async def test_a_record_that_is_told_again_is_no_further_request(browser: Browser) -> None:
+    """Found by use: a page that was opened, or missed snapshots, showed what had ended just before twice."""
+    async with shown(browser) as (page, _):
+        counts = await computed(
+            page,
+            "lanes.js",
+            """
+            const lanes = new module.Lanes();
+            const ended = (arrived_at) => ({request_id: "same", arrived_at, admitted_at: 98, first_token_at: 99,
+              last_token_at: 99.5, ended_at: 99.5, prompt_tokens: 9, cached_tokens: 3, generated_tokens: 5, max_tokens: 5});
+            lanes.update(1, 100, [], [ended(97), ended(97)]);
+            const first = lanes.bars.length;
+            lanes.update(1, 101, [], [ended(97)]);
+            const again = lanes.bars.length;
+            lanes.update(1, 102, [], [ended(97.001)]);
+            return [first, again, lanes.bars.length];
+            """,
+        )
+    assert counts == [1, 1, 2]
+
+
 async def test_a_row_that_was_preempted_keeps_its_lane_and_shows_its_pauses(browser: Browser) -> None:
     """It returns with another number. Another request of the same name has a lane of its own."""
     async with shown(browser) as (page, _):

@@ -5,6 +5,9 @@ const SAME_S = 0.01;
 
 const keyOf = (row) => `${row.row} ${row.since}`;
 
+/** What tells a record from others, also from those of requests of the same name. */
+export const recordKey = (one) => `${one.request_id} ${one.arrived_at} ${one.ended_at} ${one.admitted_at}`;
+
 /** Note whether it is preempted at that time: [from, to] of each pause, without an end while it lasts. */
 function pause(bar, preempted, at) {
   const last = bar.pauses.at(-1), lasts = last?.[1] === null;
@@ -53,10 +56,10 @@ export class Lanes {
     return bar;
   }
 
-  /** What a record says is exact, and the last word. */
+  /** What a record says is exact, and the last word. It comes again at the beginning, and where snapshots were missed. */
   #record(record, at) {
-    const end = record.last_token_at ?? record.ended_at;
-    if (record.admitted_at == null || end < at - WINDOW_S) return;
+    const end = record.last_token_at ?? record.ended_at, key = recordKey(record);
+    if (record.admitted_at == null || end < at - WINDOW_S || this.bars.some((one) => one.record === key)) return;
     let bar = this.bars.find((one) => !one.known && one.id === record.request_id
       && Math.abs(one.since - record.admitted_at) < SAME_S);
     if (!bar) {
@@ -64,7 +67,7 @@ export class Lanes {
       this.bars.push(bar);
     }
     Object.assign(bar, {
-      known: true, end, first: record.first_token_at, prompt: record.prompt_tokens, cached: record.cached_tokens,
+      known: true, record: key, end, first: record.first_token_at, prompt: record.prompt_tokens, cached: record.cached_tokens,
       prefilled: record.prompt_tokens, generated: record.generated_tokens, most: record.max_tokens, reason: record.reason,
     });
     pause(bar, false, end);

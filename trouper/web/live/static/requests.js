@@ -3,9 +3,9 @@
 import { make, parts } from "./dom.js";
 import { brief, clock, count, seconds } from "./format.js";
 import { needed } from "./key.js";
+import { recordKey } from "./lanes.js";
 
 const KEPT = 50;
-const keyOf = (one) => `${one.request_id} ${one.arrived_at} ${one.ended_at} ${one.admitted_at}`;
 
 export class Requests {
   #body;
@@ -27,7 +27,7 @@ export class Requests {
   add(records, model) {
     let changed = false;
     for (const record of records) {
-      const key = keyOf(record);
+      const key = recordKey(record);
       if (this.#records.has(key)) continue;
       this.#records.set(key, { record, row: null });
       changed = true;
