@@ -123,6 +123,7 @@ def taken_port() -> Iterator[int]:
         ),
         (["--port", "70000"], "--port must be between 0 and 65535"),
         (["--host", "0.0.0.0"], "--api-key"),
+        (["--host", "[::1]"], "--host [::1]: give the address without brackets, as in --host ::1"),
         (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
         (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
         (["--host", "a..b", "--allow-no-key"], "cannot listen on a..b:8000: no host has such a name"),

@@ -123,7 +123,9 @@ def test_a_scan_reads_only_what_has_changed(shelf: Path, monkeypatch: pytest.Mon
 
 
 def test_info_and_what_is_not_there(shelf: Path) -> None:
-    assert "memory_bytes" in call("info", "plain", "--models-from", str(shelf)).output
+    said = call("info", "plain", "--models-from", str(shelf)).output
+    assert "memory_bytes" in said
+    assert re.search(r"^used_at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d$", said, re.MULTILINE), "no Unix time"
     missing = call("info", "nobody", "--models-from", str(shelf))
     assert missing.exit_code == USAGE_ERROR and "trouper models ls" in missing.output
     empty = call("ls", "--models-from", str(shelf / "plain"))

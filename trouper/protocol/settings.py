@@ -260,6 +260,9 @@ class ServerSettings:
     max_connections: int = setting(1000, "Connections at a time; more wait.", 1)
 
     def __attrs_post_init__(self) -> None:
+        if self.host.startswith("["):
+            message = f"--host {self.host}: give the address without brackets, as in --host {self.host.strip('[]')}"
+            raise SettingsInvalid(message, "--host")
         if not (is_loopback(self.host) or self.api_key or self.api_key_file or self.allow_no_key):
             raise SettingsInvalid(
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from datetime import datetime
 from typing import Any, NoReturn
 
 import attrs
@@ -71,9 +72,17 @@ def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps(body))
         return
     for name, value in body.items():
-        shown = decimal(value) if name.endswith("_bytes") else str(value).lower() if isinstance(value, bool) else value
-        if shown != "":
-            click.echo(f"{name:16}{shown}")
+        if value != "":
+            click.echo(f"{name:16}{_shown(name, value)}")
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a value as a person reads it. JSON has it as it is."""
+    if name.endswith("_bytes"):
+        return decimal(value)
+    if name.endswith("_at"):
+        return datetime.fromtimestamp(value).astimezone().isoformat(" ", "seconds")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @models.command("pull")
