@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from trouper.cli import main, process_group
+from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.process_group import supervise
 from trouper.cli.rank_commands import Hosts, LocalRanks, ProcessSpec
 from trouper.cli.rank_process import control_host, rank_of
@@ -144,6 +145,15 @@ def test_ranks_here_have_what_mlx_launch_would_give_them(monkeypatch: pytest.Mon
         assert zero.environment["CUDA_VISIBLE_DEVICES"] != one.environment["CUDA_VISIBLE_DEVICES"]
     with LocalRanks(1, "ring", ("serve",)).processes() as [alone]:
         assert rank_of(alone.environment) is None
+
+
+@pytest.mark.parametrize("content", ["[]", '{"hosts": []}'])
+def test_a_hostfile_without_hosts_is_refused(content: str, tmp_path: Path) -> None:
+    """Found by use: nothing was started, nothing said, and the exit code was 0."""
+    (tmp_path / "hosts.json").write_text(content)
+    outcome = CliRunner().invoke(main, ["launch", "--hostfile", str(tmp_path / "hosts.json"), "--", "serve"])
+    assert outcome.exit_code == USAGE_ERROR
+    assert outcome.stderr == f"trouper: --hostfile {tmp_path}/hosts.json names no host; give one for each rank\n"
 
 
 def test_what_is_launched_is_serve() -> None:

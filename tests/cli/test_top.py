@@ -147,6 +147,7 @@ async def test_a_server_that_goes_and_comes_back_is_watched_on() -> None:
         gone = text(watching.frame())
         assert "no answer for 0 s: refused" in gone
         assert "1 done" in gone, "what was seen last is still shown"
+        assert "╭─ ok when it was last heard ─" in gone, "and not as of now"
         assert "503" in text(watching.frame())
         assert "no answer" not in text(watching.frame())
 

@@ -53,13 +53,16 @@ def page(url: str, body: Health, rates: Mapping[str, Rates], problem: str = "") 
     """Render the page. `problem`: why the data is not current."""
     parts: list[RenderableType] = [Text(problem, style="bold red")] if problem else []
     for name, health in models_of(body).items():
-        title = Text(f"{name} " if name else "") + _status(health)
+        title = Text(f"{name} " if name else "") + _status(health, current=not problem)
         parts.append(Panel(_model(health, rates.get(name, Rates())), title=title, title_align="left"))
     return Group(Text(url, style="bold"), *parts)
 
 
-def _status(health: Health) -> Text:
+def _status(health: Health, *, current: bool) -> Text:
+    """Render the state. One that is not current has no colour, and says so."""
     state = str(health.get("status") or health.get("state"))
+    if not current:
+        return Text(f"{state} when it was last heard", style="dim")
     detail = f": {health['detail']}" if health.get("detail") else ""
     return Text.assemble((state, COLOURS.get(state, "")), detail)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -41,11 +43,21 @@ def launch(ranks: int, hostfile: Path | None, backend: str, restarts: int | None
     sys.exit(trio.run(supervise, group, restarts))
 
 
+def _require_hosts(hostfile: Path) -> None:
+    """Refuse a file without hosts, with which mlx.launch starts nothing and ends well. It says itself what else is wrong with one."""
+    with suppress(OSError, ValueError):
+        content = json.loads(hostfile.read_bytes())
+        if not (content.get("hosts", True) if isinstance(content, dict) else content):
+            refuse(f"--hostfile {hostfile} names no host; give one for each rank")
+
+
 def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]) -> RankLauncher:
     if hostfile is None and backend == "any":
         backend = "nccl" if _has_cuda() else "ring"
     if hostfile is None and backend in ON_THIS_MACHINE:
         return LocalRanks(ranks, backend, (sys.executable, "-m", "trouper", *command))
+    if hostfile is not None:
+        _require_hosts(hostfile)
     program = shutil.which("trouper") or str(Path(sys.executable).with_name("trouper"))
     return Hosts(ranks, hostfile, None if backend == "any" else backend, (program, *command))
 
