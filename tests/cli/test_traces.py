@@ -113,7 +113,10 @@ def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPa
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(SettingsInvalid, match=r"--otlp-endpoint needs the extra `otel`: pip install 'trouper\[otel\]'"):
+    with pytest.raises(
+        SettingsInvalid,
+        match=r"--otlp-endpoint needs the extra `otel`: pip install 'trouper\[otel\]', in a checkout uv sync ",
+    ):
         enter("http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(SettingsInvalid, match="OTEL_EXPORTER_OTLP_ENDPOINT needs the extra"):

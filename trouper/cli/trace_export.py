@@ -42,7 +42,8 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
         provider = _provider(endpoint)
     except ImportError:
         origin = "--otlp-endpoint" if endpoint else next(name for name in VARIABLES if os.environ.get(name))
-        raise SettingsInvalid(f"{origin} needs the extra `otel`: pip install 'trouper[otel]'") from None
+        in_checkout = "in a checkout uv sync --frozen --inexact --extra otel"
+        raise SettingsInvalid(f"{origin} needs the extra `otel`: pip install 'trouper[otel]', {in_checkout}") from None
     try:
         yield (Traces(provider.get_tracer("trouper", __version__)).observe,)
     finally:
