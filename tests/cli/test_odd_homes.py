@@ -204,6 +204,19 @@ def test_another_error_of_the_system_is_not_taken_for_that(monkeypatch: pytest.M
         CliRunner().invoke(cli.main, ["serve"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_a_name_that_cannot_be_written_is_escaped(encoding: str, tmp_path: Path) -> None:
+    """Of a disk of before UTF-8, or in a terminal that has none: the table ended in a traceback."""
+    (tmp_path / "shelf" / os.fsdecode(b"M\xfcller")).mkdir(parents=True)
+    (tmp_path / "shelf" / os.fsdecode(b"M\xfcller") / "config.json").write_text("{}")
+    outcome = subprocess.run(
+        [sys.executable, "-m", "trouper", "models", "ls", "--models-from", "shelf"],
+        env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (outcome.returncode, outcome.stderr) == (0, b"")
+    assert b"M\\udcfcller" in outcome.stdout and b"damaged" in outcome.stdout
+
+
 @pytest.mark.parametrize(("value", "coloured"), [("1", False), ("", True)])
 def test_no_color_is_heeded(value: str, coloured: bool) -> None:
     """Empty, it does not count: https://no-color.org."""

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import NoReturn, TextIO
 
 import click
@@ -50,6 +51,12 @@ def end_at_once(code: int) -> NoReturn:
     with suppress(OSError, ValueError, AttributeError):  # stdout may be full, closed, or None.
         sys.stdout.flush()
     os._exit(code)
+
+
+def escape_unencodable() -> None:
+    """Let stdout escape what its encoding lacks, as stderr does: bars where a locale is not UTF-8, names of files that are not."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def forget(stream: TextIO) -> None:

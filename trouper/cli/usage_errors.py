@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from trouper.cli.exits import INTERRUPTED, forget, refuse
+from trouper.cli.exits import INTERRUPTED, escape_unencodable, forget, refuse
 from trouper.cli.settings_file import file_read
 from trouper.protocol.problems import SettingsInvalid
 
@@ -27,6 +27,7 @@ class OneLineErrors(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if os.environ.get("NO_COLOR"):
             ctx.color = False  # Commands inherit it.
+        escape_unencodable()
         with _one_line(ctx):
             return super().parse_args(ctx, args)
 
