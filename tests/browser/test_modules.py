@@ -71,6 +71,23 @@ async def test_a_record_that_is_told_again_is_no_further_request(browser: Browse
     assert counts == [1, 1, 2]
 
 
+async def test_a_block_of_the_disk_that_is_not_full_is_none_less_of_memory(browser: Browser) -> None:
+    """Found by use: after a short prompt of an earlier server memory had found -1 blocks."""
+    async with shown(browser) as (page, _):
+        found = await computed(
+            page,
+            "tiers.js",
+            """
+            const place = document.createElement("div"), cache = {bytes: 1, capacity_bytes: 9, blocks: 1, snapshots: 0, hits_block: 0,
+              hits_disk: 1, misses: 0, evicted_blocks: 0, evicted_snapshots: 0, waited: 0};
+            new module.Tiers(place, document.createElement("p")).show({scheduler: {total_cached_tokens: 31, total_prefill_tokens: 1}, cache,
+              directory: {attached: false}, speculation: {drafted: 0}, card: {}});
+            return [...place.querySelectorAll("dt")].find(one => one.textContent === "Blocks found").nextSibling.textContent;
+            """,
+        )
+    assert found == "0"
+
+
 async def test_a_row_that_was_preempted_keeps_its_lane_and_shows_its_pauses(browser: Browser) -> None:
     """It returns with another number. Another request of the same name has a lane of its own."""
     async with shown(browser) as (page, _):

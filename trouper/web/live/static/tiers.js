@@ -59,7 +59,7 @@ function memory(cache) {
   return tier("Memory", `${bytes(cache.bytes)} of ${bytes(all)}`, [["cached", cache.bytes], ["", all - cache.bytes]], [
     ["Blocks", count(cache.blocks)],
     ["Snapshots", cache.snapshots ? count(cache.snapshots) : null],
-    ["Blocks found", count(cache.hits_block - cache.hits_disk)],
+    ["Blocks found", count(Math.max(0, cache.hits_block - cache.hits_disk))], // Of the disk's, those that are not full are no hits here.
     ["Blocks not found", count(cache.misses)],
     ["Evicted", count(cache.evicted_blocks + cache.evicted_snapshots)],
   ]);
