@@ -19,7 +19,7 @@ from trouper.cli.agents.coding_agents import CODING_AGENTS
 from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.line_editor import history
-from trouper.engine.loading import bundled_model, lora_adapter, model_fingerprint, model_source
+from trouper.engine.loading import bundled_model, gguf, lora_adapter, model_fingerprint, model_source
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage import cache_fingerprint
 from trouper.web.batches.batch_storage import BatchStorage
@@ -153,7 +153,7 @@ def test_an_embedded_model_for_which_the_disk_has_no_room_has_a_remedy(
         raise RuntimeError("[write] Unable to write 422782 bytes to file.")
 
     monkeypatch.setattr(bundled_model, "_installed", lambda: tmp_path / "model.gguf")
-    monkeypatch.setattr(bundled_model.gguf, "convert", full)
+    monkeypatch.setattr(gguf, "convert", full)
     with pytest.raises(ModelUnusable, match="Unable to write 422782 bytes to file; set XDG_CACHE_HOME to a directory"):
         bundled_model.directory(tmp_path)
 

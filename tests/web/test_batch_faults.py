@@ -15,7 +15,7 @@ import pytest
 from quart import has_request_context
 
 from tests.fakes import FakeEngine, FakeRow, card
-from tests.web.batching import CHAT, ended, lines, output, request, started, strict
+from tests.web.batching import ended, lines, output, request, started, strict
 from tests.web.serving import exchange, get, pace, serving
 from tests.web.test_batches import using
 from tests.web.test_key_limits import FastClock
@@ -76,7 +76,9 @@ async def test_a_full_disk_is_named_to_who_would_write_on_it(tmp_path: Path, mon
         file = client.files.create(file=data, purpose="batch")
 
         def start() -> Any:
-            return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            return client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
 
         with monkeypatch.context() as patch:
             patch.setattr(durable_files, "write_all", full)
