@@ -10,8 +10,9 @@ from trouper import Generate, Runtime, Settings, TextPrompt, run_runtime
 
 
 async def ask(runtime: Runtime, name: str, after_s: float) -> None:
+    """Prompts share nothing, or they would wait for the first."""
     await trio.sleep(after_s)
-    with await runtime.submit(Generate(request_id=name, prompt=TextPrompt("hello"), max_tokens=3)) as answer:
+    with await runtime.submit(Generate(request_id=name, prompt=TextPrompt(f"{name} says"), max_tokens=3)) as answer:
         async for _ in answer:
             pass
 

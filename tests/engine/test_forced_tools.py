@@ -56,7 +56,10 @@ def test_references_are_followed(schema: dict[str, Any]) -> None:
 
 
 def test_what_cannot_be_followed_inside_a_definition_is_found() -> None:
-    wrong = {"$defs": {"N": {"type": "object", "properties": {"w": {"not": {}}}}, "M": INTEGER}, "$ref": "#/$defs/N"}
+    wrong = {
+        "$defs": {"N": {"type": "object", "properties": {"w": {"not": {"type": "null"}}}}, "M": INTEGER},
+        "$ref": "#/$defs/N",
+    }
     grammar = Tools((tool("look", wrong),), (tool("look", wrong),)).grammar
     assert grammar is not None
     with pytest.raises(RequestFailed) as caught:

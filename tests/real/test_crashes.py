@@ -22,7 +22,7 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan
 
-FAMILIES = (("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"), ("lfm2", "ngram"))
+FAMILIES = (("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"), ("lfm2", "ngram"))
 COMPANY = 4
 """Rows that decode when it crashes, at least: alone nobody is guilty."""
 

@@ -6,6 +6,7 @@ should be: models that can be cut anywhere reuse all that is known, others up to
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,21 @@ from trouper.actors.scheduling.eviction import NODE_COST
 from trouper.actors.scheduling.snapshot_boundaries import APART_TOKENS
 
 LONG = text(100, 1)
-every_family = pytest.mark.parametrize("name", FAMILIES)
+CHOSEN = (
+    "llama",
+    "deepseek_v3",
+    "gemma3_text",
+    "gemma3n",
+    "gpt_oss",
+    "falcon_h1",
+    "lfm2",
+    "mamba2",
+    "qwen3_next",
+    "recurrent_gemma",
+)
+"""One of each kind of cache: full, latent, rings, shared, with sinks; states alone and beside keys and values. The other families by
+`just test-long`; what each computes after a hit is tested for all in tests/engine/test_blocks.py."""
+every_family = pytest.mark.parametrize("name", FAMILIES if os.environ.get("TROUPER_LONG_TESTS") else CHOSEN)
 
 
 @cache
