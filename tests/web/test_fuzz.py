@@ -187,7 +187,7 @@ def monsters() -> Iterator[bytes]:
     yield b" " * size
     yield b"\xff" * size
     yield b'{"seed": ' + b"9" * size + b"}"
-    yield b"x" * (17 * MIB)
+    yield b"x" * (33 * MIB)
 
 
 # -- what comes back -----------------------------------------------------------------------------------------------
