@@ -89,8 +89,10 @@ class Admission:
         found = self.cache.look(sequence.chain)
         if self._reads(sequence, found):
             return None
-        until = self._waits_until(sequence, found)
-        if found.primary is None or until is None:
+        if found.primary is None:
+            return found
+        until = self._waits_until(sequence, found, found.primary)
+        if until is None:
             return found
         if sequence.primary is None:
             self.cache.waits()
@@ -108,19 +110,16 @@ class Admission:
             sequence.wait_for_disk(read)
         return read is not None
 
-    def _waits_until(self, sequence: Sequence, found: Found) -> int | None:
+    def _waits_until(self, sequence: Sequence, found: Found, primary: Sequence) -> int | None:
         """Number of tokens up to which it pays to wait for the primary; None: it does not pay."""
-        if found.primary is None:
-            return None
         worth = self._worth_waiting()
         if found.gain >= worth:
             return found.until
-        pause = found.primary.last_boundary(found.until)
-        paused = pause is not None and pause > found.tokens
-        gain = found.until - pause if paused and pause else found.gain
+        pause = max(found.tokens, primary.last_boundary(found.until))
+        gain = found.until - pause
         if gain * self.queue.count_sharing(sequence, found.until, -(-worth // max(1, gain))) >= worth:
             return found.until
-        return pause if paused else None
+        return pause if pause > found.tokens else None
 
     def _worth_waiting(self) -> int:
         """Number of tokens whose prefill takes as long as the pass that waiting may cost."""

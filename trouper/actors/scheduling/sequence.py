@@ -278,10 +278,11 @@ class Sequence:
         if num_tokens not in self.boundaries:
             insort(self.boundaries, num_tokens)
 
-    def last_boundary(self, until: int) -> int | None:
-        """The last boundary at most `until` at which the row still pauses; None: there is none."""
-        index = bisect_right(self.boundaries, until) - 1
-        return self.boundaries[index] if index >= 0 and self.boundaries[index] > self.num_computed_tokens else None
+    def last_boundary(self, until: int) -> int:
+        """The last boundary at most `until` at which the row still pauses; 0: there is none."""
+        index = bisect_right(self.boundaries, until)
+        last = self.boundaries[index - 1] if index else 0
+        return last if last > self.num_computed_tokens else 0
 
     def snapshot_due(self, interval: int) -> bool:
         """Whether a snapshot of the row's rings and states is due now. `interval`: in tokens, while the answer grows."""

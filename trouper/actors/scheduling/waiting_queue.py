@@ -60,7 +60,7 @@ class WaitingQueue:
         chain = sequence.chain
         start = chain.part(0, num_tokens)
         near = islice((other.chain for other in self if other.chain.root is chain.root), MAX_COMPARED)
-        return sum(1 for _ in islice((True for other in near if other.starts_with(start)), at_most))
+        return sum(islice((1 for other in near if other.starts_with(start)), at_most))
 
     def append(self, sequence: Sequence) -> None:
         self.num_preempted += sequence.started

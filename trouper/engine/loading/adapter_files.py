@@ -26,8 +26,8 @@ PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
 PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
 PLAIN_INITS = {"True", "False", "None", "gaussian", "eva", "orthogonal", "mica", "lora_ga"}
-"""Values of PEFT's `init_lora_weights` after which an adapter is a plain one. With others, such as PiSSA's, it was trained beside changed weights
-of the model, unless it was converted when it was saved, and then it says so."""
+"""Values of PEFT's `init_lora_weights` with which an adapter is plain LoRA. Other initializations, such as PiSSA's, change the model's own weights,
+and the adapter fits these alone. PEFT can convert it to plain LoRA when it saves it, and then writes one of these values."""
 NOT_PLAIN = ("alora_invocation_tokens", "layer_replication", "use_qalora", "use_bdlora", "arrow_config")
 """PEFT's options whose products are no x A B of each token and layer."""
 FUSE = "merge it into a model of its own; one that mlx-lm wrote can also be served with --adapter-path"

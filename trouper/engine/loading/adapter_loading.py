@@ -79,8 +79,8 @@ def load_adapters(
 
 
 def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Module | None) -> None:
-    """Check that every layer with adapters applies them to the rows of a pass, unless they add nothing. `head`: an MTP head, which reads the layer that makes logits
-    outside of the model's passes. Raises `ModelUnusable`."""
+    """Check that every layer with adapters applies them to the rows of a pass, unless they add nothing. `head`: an MTP head, which reads the
+    layer that makes logits outside of the model's passes. Raises `ModelUnusable`."""
     layers = adapted_layers(model)
     outside = [path for path in layers if "layers." not in path]
     if head is not None and outside:

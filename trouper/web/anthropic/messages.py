@@ -21,14 +21,13 @@ from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import MAX_STOP, Count, Model, Priority, Salt, Share, StopString, TopP
-from trouper.web.http.leniency import Adapt, Skip
+from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import drawn_seed
 from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import (
     NOT_SKIPPED,
-    known_value,
     length_aliases,
     sampling_adapted,
     with_thinking,

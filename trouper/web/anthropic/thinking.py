@@ -13,9 +13,8 @@ from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, ordered
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import HUGE
-from trouper.web.http.leniency import Adapt
+from trouper.web.http.leniency import Adapt, known_value
 from trouper.web.http.request_body import Body
-from trouper.web.openai.other_servers import known_value
 
 CARRIES = "trouper.thinking:"
 

@@ -35,6 +35,13 @@ RETRY_S = 5.0
 """Time until a directory that another server has, or that cannot be read, is tried again."""
 
 
+def _unavailable(message: str) -> RequestFailed:
+    """The request can be sent again, when the directory is well."""
+    return RequestFailed(
+        Problem(503, message, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S)
+    )
+
+
 class BatchStorage:
     """Files and batches on disk, and their index in memory, which the event loop alone changes once it is loaded."""
 
@@ -115,8 +122,7 @@ class BatchStorage:
             self.opened.set()
             return
         self.close()
-        problem = Problem(503, self.problem, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S)
-        raise RequestFailed(problem)
+        raise _unavailable(self.problem)
 
     @contextmanager
     def written_for_client(self) -> Iterator[None]:
@@ -126,9 +132,7 @@ class BatchStorage:
         except OSError as error:
             log.warning("batches: %s cannot be written: %s", self.directory, error.strerror or error)
             message = f"the directory of batches cannot be written: {error.strerror or error}; make room there, or see --batch-dir"
-            raise RequestFailed(
-                Problem(503, message, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S)
-            ) from error
+            raise _unavailable(message) from error
 
     async def open_when_possible(self) -> None:
         """Return when the directory is open. One that another server has is tried again: that server may be about to end."""

@@ -35,8 +35,8 @@ def json_type(value: object) -> str:
 
 
 def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
-    """Parse a JSON object, with or without a byte order mark. Halves of surrogate pairs are read as U+FFFD and named in `past`; None: they are refused. Raises
-    `RequestFailed` (400)."""
+    """Parse a JSON object, with or without a byte order mark. Halves of surrogate pairs are read as U+FFFD and named in `past`; None: they are
+    refused. Raises `RequestFailed` (400)."""
     body = body.removeprefix(BOM_UTF8)
     check_complexity(body)
     try:

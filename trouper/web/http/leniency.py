@@ -8,7 +8,7 @@ differ by more than a name (`Body.adapt`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 Json = dict[str, Any]
@@ -33,6 +33,15 @@ def messages_adapted(value: Json, adapted: Callable[[Any], Any]) -> Json:
     """Return a body with each of its messages as `adapted` returns it; as it is where they are no list."""
     messages = value.get("messages")
     return value | {"messages": [adapted(message) for message in messages]} if isinstance(messages, list) else value
+
+
+def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> Json:
+    """Return the object without a field whose word is none of those that are known: an effort by a newer model's name, say."""
+    given = value.get(name)
+    if not isinstance(given, str) or given in known:
+        return value
+    skip(name)
+    return {key: inner for key, inner in value.items() if key != name}
 
 
 class ReadPast:

@@ -73,8 +73,8 @@ def embeddings_body(request: EmbeddingRequest, model: str, vectors: Sequence[byt
 
 
 def _shown(request: EmbeddingRequest, vector: bytes) -> str | msgspec.Raw:
-    """Encode a vector, by itself: numbers of thousands of them at once would hold the GIL for a second. Fewer dimensions are the first ones, scaled to length one again, as Matryoshka-trained models
-    expect it."""
+    """Encode a vector. Fewer dimensions are the first ones, scaled to length one again, as Matryoshka-trained models expect it. Each
+    vector is encoded by itself: to encode thousands at once would hold the GIL for a second."""
     numbers = np.frombuffer(vector, "<f4")
     if request.dimensions is not None and request.dimensions < len(numbers):
         numbers = numbers[: request.dimensions]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from trouper.web.http.field_types import HUGE
-from trouper.web.http.leniency import Json, Skip, put, renamed
+from trouper.web.http.leniency import Json, Skip, known_value, put, renamed
 
 LENGTHS = ("max_new_tokens", "n_predict", "num_predict", "max_gen_len", "max_tokens_to_sample")
 """Names of the length of an answer that no dialect here has."""
@@ -137,15 +137,6 @@ def reasoning_adapted(value: Json, efforts: Collection[str], skip: Skip) -> Json
     if isinstance(effort, str):
         value["reasoning_effort"] = STRICTEST.get(effort, effort)
     return known_value("reasoning_effort", efforts, value, skip)
-
-
-def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> Json:
-    """Return the object without a field whose word is none of those that are known: an effort by a newer model's name, say."""
-    given = value.get(name)
-    if not isinstance(given, str) or given in known:
-        return value
-    skip(name)
-    return {key: inner for key, inner in value.items() if key != name}
 
 
 def _switched(value: Json, enabled: object, skip: Skip) -> Json:

@@ -12,11 +12,10 @@ from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import json_type
 from trouper.web.http.field_types import Ignored, JsonText
 from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
-from trouper.web.http.leniency import Adapt, Skip, safe_name
+from trouper.web.http.leniency import Adapt, Skip, known_value, safe_name
 from trouper.web.http.request_body import SentBack
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
 from trouper.web.openai.other_parts import item_adapted
-from trouper.web.openai.other_servers import known_value
 from trouper.web.output.dialect import Json
 from trouper.web.responses.call_items import (
     CALLS,

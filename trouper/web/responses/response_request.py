@@ -16,7 +16,7 @@ from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination, json_type
 from trouper.web.http.field_types import HUGE, Count, Length
-from trouper.web.http.leniency import Adapt, Skip, put
+from trouper.web.http.leniency import Adapt, Skip, known_value, put
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.openai import schemas as openai_schemas
@@ -25,7 +25,6 @@ from trouper.web.openai.other_servers import (
     NOT_SKIPPED,
     SAMPLING,
     format_adapted,
-    known_value,
     length_aliases,
     sampling_adapted,
     thinking_adapted,
