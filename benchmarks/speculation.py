@@ -3,7 +3,8 @@ model of random weights that copies its prompt, `just bench-speculation --copyin
 
 Decoding only: from the first token of all to the last one's end, of prompts that are cached. Each round asks twice, in the
 other order than the round before; the ratio is that of the rounds' medians, and behind it the mean of the rounds' ratios with its
-interval of 95 %. Tokens are compared, too.
+interval of 95 %. Tokens are compared, too. `--twice-off` compares `off` with itself: what differs then is the machine's noise and the
+benchmark's own.
 """
 
 from __future__ import annotations
@@ -98,15 +99,16 @@ async def ask(runtime: Runtime, task: str, rows: int, tokens: int, how: Speculat
     return Said(tuple(map(tuple, said)), trio.current_time() - began)
 
 
-async def compare(runtime: Runtime, task: str, rows: int, tokens: int, rounds: int) -> float:
+async def compare(runtime: Runtime, task: str, rows: int, options: argparse.Namespace) -> float:
+    tokens, rounds = options.tokens, options.rounds
+    with_drafts: Speculation = "off" if options.twice_off else "ngram"
     off: list[Said] = []
     on: list[Said] = []
     await ask(runtime, task, rows, 2, "off")
     before = runtime.health().scheduler.speculation
     for place in range(rounds):
-        kinds: Sequence[Speculation] = ("off", "ngram") if place % 2 else ("ngram", "off")
-        for kind in kinds:
-            (off if kind == "off" else on).append(await ask(runtime, task, rows, tokens, kind))
+        for said in (off, on) if place % 2 else (on, off):
+            said.append(await ask(runtime, task, rows, tokens, "off" if said is off else with_drafts))
     facts = runtime.health().scheduler.speculation
     drafted, accepted = facts.drafted - before.drafted, facts.accepted - before.accepted
     ratio = statistics.median(said.rate for said in on) / statistics.median(said.rate for said in off)
@@ -135,7 +137,7 @@ async def measure(options: argparse.Namespace, model: str | None, tasks: Sequenc
         runtime: Runtime = await nursery.start(run_runtime, settings)
         for rows in options.rows:
             for task in tasks:
-                await compare(runtime, task, rows, options.tokens, options.rounds)
+                await compare(runtime, task, rows, options)
         await runtime.drain(10)
 
 
@@ -147,6 +149,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=(*TASKS, *WITH_COPYING))
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--twice-off", action="store_true", help="compare `off` with itself")
     trio.run(run, parser.parse_args())
 
 
