@@ -95,7 +95,7 @@ async def main(options: argparse.Namespace) -> None:
         await trio.to_thread.run_sync(over_http, url, "warm up", texts(8, options.words, dice), 8)
         rates: dict[str, list[float]] = {}
         for number in range(options.rounds):
-            query = f"{number}: " + " ".join(dice.choices(WORDS, k=8))
+            query = f"{number}: " + " ".join(dice.choices(WORDS, k=options.query_words))
             documents = texts(options.pairs, options.words, dice)
             together = await trio.to_thread.run_sync(over_http, url, f"a {query}", documents, options.pairs)
             apart = await trio.to_thread.run_sync(over_http, url, f"b {query}", documents, 1)
@@ -123,7 +123,8 @@ if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--model", help="nothing: the embedded model")
     arguments.add_argument("--pairs", type=int, default=100)
-    arguments.add_argument("--words", type=int, default=40)
+    arguments.add_argument("--words", type=int, default=40, help="of a document, on average")
+    arguments.add_argument("--query-words", type=int, default=8)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--no-cache", action="store_true", help="without cached prefixes")
