@@ -143,8 +143,9 @@ async def test_usage_is_told_by_key_and_model(tmp_path: Path) -> None:
 
 def record(prompt: int, generated: int) -> RequestRecord:
     return RequestRecord(
-        request_id="", reason="stop", prompt_tokens=prompt, generated_tokens=generated, arrived_at=0, ended_at=0
-    )
+        request_id="", reason="stop", prompt_tokens=prompt, generated_tokens=generated, arrived_at=0, ended_at=0,
+        admitted_at=0,
+    )  # fmt: skip
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60), st.floats(0, 50), st.floats(0, 100)), max_size=60))

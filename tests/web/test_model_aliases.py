@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -70,6 +71,27 @@ async def test_of_several_models_aliases_choose(aliases: tuple[str, ...], name: 
         served = Served(port, runtime, None, None)  # type: ignore[arg-type]
         status, body = await ask(served, {"model": name, "prompt": "x", "max_tokens": 1})
     assert (status, body.get("model")) == ((200, answers) if answers else (404, None))
+
+
+async def test_an_alias_is_for_the_models_of_the_key(tmp_path: Path) -> None:
+    """Without a model it means the key's default. What the key may not use does not exist for it, nor is it named."""
+    file = tmp_path / "keys"
+    file.write_text("sk-all\nsk-large models=large\nsk-none models=z\n")
+    server = ServerSettings(port=0, api_key_file=file, model_alias=("claude-*=small", "gpt-*"))
+    async with manager_of("small", "large") as (manager, _), serving_manager(manager, server) as port:
+        served = Served(port, None, None, None)  # type: ignore[arg-type]
+        for key, name, answers in (
+            ("sk-all", "gpt-5", "small"), ("sk-all", "claude-opus", "small"), ("sk-large", "gpt-5", "large"),
+            ("sk-large", "claude-opus", None), ("sk-none", "gpt-5", None), ("sk-none", None, None),
+        ):  # fmt: skip
+            named = {} if name is None else {"model": name}
+            body = {"prompt": "x", "max_tokens": 1} | named
+            status, said = await ask(served, body, headers=f"Authorization: Bearer {key}\r\n")
+            assert (status, said.get("model")) == ((200, answers) if answers else (404, None)), (key, name, said)
+            if answers is None:
+                assert said["error"]["code"] == "model_not_found"
+                expected = "'large' is" if key == "sk-large" else "no model is served here that this API key may use"
+                assert expected in said["error"]["message"] and "small" not in said["error"]["message"]
 
 
 async def test_the_list_of_models_and_one_of_them_are_of_names_that_exist() -> None:

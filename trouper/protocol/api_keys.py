@@ -101,10 +101,14 @@ class Keys:
         return self._keys[digest_of(given)] if given is not None and self._known(given) else None
 
     def of_identity(self, identity: str) -> ApiKey | None:
-        """Return a key of this identity, by which a batch knows its owner."""
+        """Return a key of this identity, by which a batch knows its owner: also that of a key which was given a name since."""
         if not self.needed:
             return ANYBODY
-        return next((key for key in self._keys.values() if key.identity == identity), None)
+        return next((key for key in self._keys.values() if identity in (key.identity, key.nameless)), None)
+
+    def identities_of(self, identity: str) -> frozenset[str]:
+        """Return all identities of a client: that of its keys, and those that they had before they were given their name."""
+        return frozenset((identity, *(key.nameless for key in self._keys.values() if key.identity == identity)))
 
     def let_in(self, authorization: str | None, api_key: str | None) -> bool:
         return self.find(authorization, api_key) is not None

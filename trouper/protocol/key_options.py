@@ -58,7 +58,12 @@ class ApiKey:
     @property
     def identity(self) -> str:
         """What stands for the key where it must not be stored itself: its name, or its digest."""
-        return f"name:{self.name}" if self.name else f"key:{digest_of(self.key).hex()}"
+        return f"name:{self.name}" if self.name else self.nameless
+
+    @property
+    def nameless(self) -> str:
+        """What stood for the key while its line had no name."""
+        return f"key:{digest_of(self.key).hex()}"
 
     @property
     def label(self) -> str:

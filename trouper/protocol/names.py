@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from trouper.protocol.paths import encodable
 from trouper.protocol.problems import SettingsInvalid
 
 EMBEDDED = "SmolLM2-135M-Instruct"
@@ -21,7 +22,7 @@ ADAPTER_FLAG = "--adapter"
 def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
     """Names by which clients may address `model`. Aliases are NAME=MODEL, or NAME for the default model."""
     named = [name for name, meant in map(_parted, aliases) if meant == model or (default and not meant)]
-    return tuple(dict.fromkeys([*named, model]))
+    return tuple(dict.fromkeys(map(encodable, [*named, model])))
 
 
 def require_names(models: Sequence[str], aliases: Sequence[str]) -> None:
@@ -77,7 +78,8 @@ def aliased(name: str, aliases: Sequence[str], names: Sequence[Sequence[str]]) -
     first. None: no alias matches."""
     for pattern, model in map(_parted, aliases):
         if fnmatchcase(name, pattern):
-            return 0 if model is None else next((index for index, own in enumerate(names) if model in own), None)
+            found = (index for index, own in enumerate(names) if model is None or model in own)
+            return next(found, None)
     return None
 
 

@@ -17,6 +17,11 @@ def expanded(path: str) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - see above
 
 
+def encodable(text: str) -> str:
+    """Return a path, or a text that quotes one, as text that can be sent: bytes of a name that are no UTF-8 are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def home_directory() -> Path:
     """Return the user's home directory. Raises `SettingsInvalid` for a user who has none."""
     home = os.path.expanduser("~")  # noqa: PTH111 - see above

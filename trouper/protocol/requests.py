@@ -78,6 +78,10 @@ class CacheScope:
     """Adapter that the row's keys and values were computed with."""
 
 
+UNBOUNDED = 2**63 - 1
+"""Maximum of any number that a request may hold. As the length of an answer it says: as long as there is room."""
+
+
 @attrs.frozen(kw_only=True)
 class Generate:
     """A request to answer one prompt. Several choices or prompts are several requests.
@@ -124,6 +128,11 @@ class Generate:
     """Lower is scheduled first, as in vLLM."""
     timeouts: Timeouts | None = None
     """Time limits of this request; None: the runtime's defaults."""
+
+    @property
+    def names_length(self) -> bool:
+        """Whether it says how long the answer may be."""
+        return self.max_tokens is not None and self.max_tokens < UNBOUNDED
 
 
 def ignored_parts(requests: Iterable[Generate]) -> tuple[str, ...]:

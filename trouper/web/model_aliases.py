@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from trouper.actors.runtime.served_models import Models
+from trouper.actors.runtime.served_models import ModelEntry, Models
 from trouper.protocol.names import aliased, aliases_in_use
 
 log = logging.getLogger("trouper.web")
@@ -25,9 +25,10 @@ class ModelAliases:
         """Patterns of names that are answered although no model has them."""
         return aliases_in_use(self._given, len(self._models.entries()))
 
-    def resolved(self, name: str) -> str:
-        """Return the name of the model that answers: `name` itself if a model has it, or if no alias matches."""
-        names = [entry.names for entry in self._models.entries()]
+    def resolved(self, name: str, entries: Sequence[ModelEntry]) -> str:
+        """Return the name of the model that answers: `name` itself if a model has it, or if no alias matches. `entries`: the models that the
+        key of the request may use, its default first; an alias of another model has no effect for it."""
+        names = [entry.names for entry in entries]
         if any(name in own for own in names):
             return name
         index = aliased(name, self.patterns, names)

@@ -27,7 +27,6 @@ from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import BATCH_PRIORITY, Generate, Timeouts, ignored_parts
 from trouper.protocol.settings import ServerSettings
 from trouper.web import adapter_names
-from trouper.web.http.field_types import HUGE
 from trouper.web.http.guard import WRITER
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.keys.current_key import CurrentKey
@@ -117,7 +116,7 @@ class Service(CurrentKey):
         """Lease the model of that name, or the one that answers to it (--model-alias), for as long as this request lasts;
         None is the default model. `adapter`: a LoRA adapter of it, if the name has none. Raises `RequestFailed` (404, 503)."""
         model, named = adapter_names.split(model, self.entries())
-        model = None if model is None else self.aliases.resolved(model)
+        model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
         model = origin.model if model is None else model
         try:
@@ -163,6 +162,10 @@ class Service(CurrentKey):
         """Return the entry of a model; None: the default. Raises `RequestFailed` (404), also for a model that the key may not use."""
         return named(model, self.entries())
 
+    def resolved(self, model: str) -> str:
+        """Return the name of the model that answers to a name (--model-alias), among those that the key may use."""
+        return self.aliases.resolved(model, self.entries())
+
     def omits_tools(self, tools: Tools, served: Served) -> bool:
         """Whether the model is not to see the tools of this request, since it could not call them. Raises `RequestFailed` (400)."""
         return self._tool_support.omits(tools, served.name, served.runtime)
@@ -180,11 +183,12 @@ class Service(CurrentKey):
         """Submit the requests: admission comes before a response exists. Admitted answers are closed with the HTTP
         request, however it ends. `priority` None: that of the API key. Lines of batches come last, and wait without a limit."""
         key = self.key or ANYBODY
-        priority = priority_with(key, priority)
-        self.account(served.name)
-        if self.batch_owner is not None:
+        if self.batch_owner is None:
+            priority = priority_with(key, priority)
+        else:
             priority = BATCH_PRIORITY
             generates = [attrs.evolve(generate, timeouts=Timeouts()) for generate in generates]
+        self.begin(served.name, len(generates))
         self._name_parts(generates)
         clamped = not self.settings.strict
         generates = [
@@ -201,7 +205,7 @@ class Service(CurrentKey):
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
-        reservation = self.account(served.name).reserve(served.name)
+        reservation = self.reserve(served.name)
 
         def ended(record: RequestRecord) -> None:
             reservation.end(record)
@@ -209,7 +213,7 @@ class Service(CurrentKey):
 
         answer = await served.runtime.submit(generate, ended, reservation.admit)
         self.at_end(self._running.add(self.key_identity, self.request_id, answer))
-        if (generate.max_tokens or HUGE) < HUGE and answer.accepted.max_tokens < (generate.max_tokens or 0):
+        if generate.names_length and answer.accepted.max_tokens < (generate.max_tokens or 0):
             self._clamped()
         return answer
 

@@ -68,8 +68,10 @@ class ModelEntry:
 
     @property
     def is_unused(self) -> bool:
-        """Whether --models-from has found the model and nobody uses it."""
-        return self.files is not None and self.state == "unloaded" and not self.waiting
+        """Whether --models-from has found the model and nobody uses it, nor has pinned it or tried to load it in vain."""
+        if self.files is None or self.state != "unloaded":
+            return False
+        return not (self.waiting or self.pinned or self.problem)
 
 
 class Models(Protocol):
@@ -138,4 +140,6 @@ def named(model: str | None, entries: Sequence[ModelEntry]) -> ModelEntry:
 def model_not_found(model: str, entries: Sequence[ModelEntry]) -> RequestFailed:
     served = ", ".join(repr(entry.names[0]) for entry in entries)
     message = f"the model {model!r} is not served here; {served} {'is' if len(entries) == 1 else 'are'}"
+    if not entries:
+        message = "no model is served here that this API key may use (models in --api-key-file)"
     return RequestFailed(Problem(404, message, "invalid_request_error", "model", "model_not_found"))

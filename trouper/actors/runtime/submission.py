@@ -63,7 +63,7 @@ class Submission:
         """Return the prepared request as `admit` lets it enter. Raises `RequestFailed`."""
         if self.admit is None:
             return self
-        named = self.request.max_tokens is not None
+        named = self.request.names_length
         return attrs.evolve(self, max_tokens=self.admit(len(self.prompt), self.max_tokens, named))
 
     @property

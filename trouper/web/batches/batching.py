@@ -47,7 +47,7 @@ class Batching:
         """Check the name that requests give their model. Raises `RequestFailed` (404) if the key of the batch may use no such model."""
         entries = self._service.entries_for(self._service.keys.of_identity(owner) or ANYBODY)
         model, _ = adapter_names.split(name, entries)
-        named(self._service.aliases.resolved(model or name), entries)
+        named(self._service.aliases.resolved(model or name, entries), entries)
 
     async def run(self) -> None:
         """Run batches until the models have been drained, and a moment longer: answers that were complete by then are kept."""

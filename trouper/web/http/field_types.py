@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from trouper.protocol.problems import bad_request
-from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY
+from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY, UNBOUNDED
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import is_integer
 from trouper.web.http.request_schema import DIMENSIONS, LENGTH, MODEL, TOKEN, described
 
-HUGE = 2**63 - 1
+HUGE = UNBOUNDED
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 2**20
 """Bound on token ids in a prompt: more than any context holds, and few enough to be checked one by one."""

@@ -12,7 +12,7 @@ from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
-from trouper.web.keys.key_limits import KeyAccount, KeyAccounts
+from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
 
 
 class CurrentKey(CurrentRequest):
@@ -47,6 +47,11 @@ class CurrentKey(CurrentRequest):
         return "" if key is None or key is ANYBODY else key.identity
 
     @property
+    def key_identities(self) -> frozenset[str]:
+        """What may stand for the key of this request where something was stored long ago."""
+        return self.keys.identities_of(self.key_identity)
+
+    @property
     def key_label(self) -> str:
         """What logs call the key of this request; empty without keys."""
         key = self.key
@@ -63,6 +68,17 @@ class CurrentKey(CurrentRequest):
             state["account"] = account = self.accounts.of(self.key or ANYBODY)
             account.begin(model)
         return cast("KeyAccount", state["account"])
+
+    def begin(self, model: str, prompts: int) -> None:
+        """Count the request once; so many prompts and choices of it reserve next. Raises `RequestFailed` (429)."""
+        account, state = self.account(model), self._state
+        if "tokens" not in state:
+            state["tokens"] = account.request_tokens()
+        state["tokens"].left = prompts
+
+    def reserve(self, model: str) -> Reservation:
+        """Return the reservation of one of them."""
+        return self.account(model).reserve(model, cast("RequestTokens", self._state["tokens"]))
 
     def limit_headers(self) -> list[tuple[str, str]]:
         """Return the headers that tell a client its limits, of a request that asked a model."""

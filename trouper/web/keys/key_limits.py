@@ -2,7 +2,8 @@
 
 A request reserves its prompt and the longest answer it may have before it enters the queue. What it reserved counts in full while it
 runs; when it ends, what it used takes that place and counts for another minute. So whatever minute one looks at, the tokens of all
-requests that ran in it are within the limit.
+requests that ran in it are within the limit. A request of several prompts or choices reserves for each of them; where they are too many for
+any minute, it is told so for good, for waiting would not help.
 """
 
 from __future__ import annotations
@@ -62,9 +63,20 @@ class SlidingWindow:
         for at, used in self._past:
             over -= used
             if over <= 0:
-                # Rounded, the sum may be a little more than WINDOW_S after `at`: `Retry-After` would be a second too much.
-                return min(max(at + WINDOW_S - self._clock(), 0.001), WINDOW_S)
+                return self._left_s(at)
         return 1.0
+
+    def reset_s(self) -> float:
+        """Return the seconds until nothing counts, as `wait_s` does for all there is, without a look at each request of the minute: every
+        response says it."""
+        if not self.taken():
+            return 0.0
+        return 1.0 if self._held else self._left_s(self._past[-1][0])
+
+    def _left_s(self, at: float) -> float:
+        """Return the seconds until what ended at that time counts no more."""
+        # Rounded, the sum may be a little more than WINDOW_S after `at`: `Retry-After` would be a second too much.
+        return min(max(at + WINDOW_S - self._clock(), 0.001), WINDOW_S)
 
 
 @attrs.define
@@ -95,8 +107,12 @@ class KeyAccount:
         self.requests.settle(0, 1)
         self.usage.setdefault(model, ModelUsage()).requests += 1
 
-    def reserve(self, model: str) -> Reservation:
-        return Reservation(self, model)
+    def reserve(self, model: str, request: RequestTokens | None = None) -> Reservation:
+        """Return the reservation of a prompt and its answer. `request`: what the other ones of the same request share with it."""
+        return Reservation(self, model, self.request_tokens() if request is None else request)
+
+    def request_tokens(self) -> RequestTokens:
+        return RequestTokens(attrs.evolve(self.tokens, held=0, used=0, past=deque()))
 
     def require(self, tokens: int, limit: int) -> None:
         """Raises `RequestFailed` (429) if the minute has no room for so many tokens."""
@@ -120,7 +136,16 @@ class KeyAccount:
             if limit is not None:
                 yield f"x-ratelimit-limit-{name}", str(limit)
                 yield f"x-ratelimit-remaining-{name}", str(max(0, limit - window.taken()))
-                yield f"x-ratelimit-reset-{name}", f"{window.wait_s(limit, limit):.3f}s"
+                yield f"x-ratelimit-reset-{name}", f"{window.reset_s():.3f}s"
+
+
+@attrs.define(eq=False)
+class RequestTokens:
+    """What the prompts and answers of one request hold, or used within the last minute."""
+
+    window: SlidingWindow
+    left: int = 1
+    """For how many prompts and choices nothing is reserved yet."""
 
 
 @attrs.define(eq=False)
@@ -129,37 +154,53 @@ class Reservation:
 
     _account: KeyAccount
     _model: str
+    _request: RequestTokens
     _held: int = 0
     _ended: bool = False
 
     def admit(self, prompt_tokens: int, max_tokens: int, named: bool) -> int:
         """Reserve the tokens of a prompt and its answer. Returns the most tokens that the answer may have: `max_tokens`, or less if the
-        request did not name it and no minute could hold it. Raises `RequestFailed`: 429 if this minute has no room, 400 if none has."""
+        request did not name it and no minute could hold it, where choices have equal shares. Raises `RequestFailed`: 429 if this minute has no
+        room, 400 if none has."""
         limit = self._account.key.tokens_per_minute
         if limit is None or self._ended:
             return max_tokens
+        others = self._request.window.taken()
         if not named:
-            max_tokens = max(1, min(max_tokens, limit - prompt_tokens))
+            share = (limit - others) // max(1, self._request.left)
+            max_tokens = max(1, min(max_tokens, share - prompt_tokens))
         tokens = prompt_tokens + max_tokens
-        if tokens > limit:
-            raise bad_request(
-                f"{prompt_tokens} tokens of prompt and {max_tokens} of answer are more than the {limit} tokens a minute of the API key "
-                f"{self._account.key.label!r} ({TOKENS}): lower max_tokens, or shorten the prompt",
-                "max_tokens",
-                "tokens_per_minute_exceeded",
-            )
+        if others + tokens > limit:
+            raise self._never(prompt_tokens, max_tokens, others, limit)
         self._account.require(tokens, limit)
         self._account.tokens.hold(tokens)
+        self._request.window.hold(tokens)
+        self._request.left -= 1
         self._held = tokens
         return max_tokens
+
+    def _never(self, prompt_tokens: int, max_tokens: int, others: int, limit: int) -> RequestFailed:
+        """The refusal of what no minute holds. `others`: tokens of the request's other prompts and choices."""
+        beside, remedy = "", "lower max_tokens, or shorten the prompt"
+        if others:
+            beside = f", beside {others} of the request's other prompts and choices,"
+            remedy = "lower max_tokens, or send fewer prompts and choices at a time"
+        return bad_request(
+            f"{prompt_tokens} tokens of prompt and {max_tokens} of answer{beside} are more than the {limit} tokens a minute of the API key "
+            f"{self._account.key.label!r} ({TOKENS}): {remedy}",
+            "max_tokens",
+            "tokens_per_minute_exceeded",
+        )
 
     def end(self, record: RequestRecord) -> None:
         """Correct the reservation to what was used. Called once, however the request ends."""
         self._ended = True
-        if record.reason == "refused":
+        if record.admitted_at is None:  # It had no row, so nothing was computed: it was refused, or it left the queue.
             self._account.tokens.settle(self._held, 0)
+            self._request.window.settle(self._held, 0)
             return
         used = record.prompt_tokens + record.generated_tokens
+        self._request.window.settle(self._held, used)
         self._account.tokens.settle(self._held, used)
         usage = self._account.usage.setdefault(self._model, ModelUsage())
         usage.prompt_tokens += record.prompt_tokens
@@ -183,7 +224,10 @@ class KeyAccounts:
         return account
 
     def listed(self, keys: Keys) -> list[KeyAccount]:
-        """Return the accounts of these keys, each client once; accounts of keys that are gone are dropped."""
-        identities = dict.fromkeys(key.identity for key in keys.all())
-        self._accounts = {name: account for name, account in self._accounts.items() if name in identities}
-        return [self._accounts[name] for name in identities if name in self._accounts]
+        """Return the accounts of these keys, each client once; accounts of keys that are gone are dropped. Keys that have moved in their file
+        are called by their new line: another key may have the old one, and two accounts of one label would be one series."""
+        present = {key.identity: key for key in keys.all()}
+        self._accounts = {name: account for name, account in self._accounts.items() if name in present}
+        for name, account in self._accounts.items():
+            account.key = present[name]
+        return [self._accounts[name] for name in present if name in self._accounts]

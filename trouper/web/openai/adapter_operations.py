@@ -87,7 +87,7 @@ class AdapterOperations:
 
     def _entry(self, model: str | None) -> ModelEntry:
         """Return the model. Raises `RequestFailed` (404), also for a model that the key may not use."""
-        return self._service.listed(None if model is None else self._service.aliases.resolved(model))
+        return self._service.listed(None if model is None else self._service.resolved(model))
 
     async def _load(self, entry: ModelEntry, body: LoadAdapterRequest) -> None:
         directory = _directory(body.lora_path)

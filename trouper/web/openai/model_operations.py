@@ -161,7 +161,7 @@ class ModelOperations:
 
     def _name(self, body: ModelRequest | PinRequest) -> str:
         """Return the name of the model. Raises `RequestFailed` (404), also for a model that the key may not use."""
-        name = None if body.model is None else self._service.aliases.resolved(body.model)
+        name = None if body.model is None else self._service.resolved(body.model)
         return self._service.listed(name).names[0]
 
     async def _already_loaded(self, body: ModelRequest) -> Response:
