@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 import attrs
 import openai
 import pytest
+import trio
 from quart import has_request_context
 
 from tests.fakes import FakeEngine, FakeRow, card
 from tests.web.batching import ended, lines, output, request, started, strict
-from tests.web.serving import exchange, get, pace, serving
-from tests.web.test_batches import using
+from tests.web.serving import PATIENCE_S, ask, eventually, exchange, get, pace, post, serving
+from tests.web.test_batch_room import UPLOAD
+from tests.web.test_batches import END, FORM, using
 from tests.web.test_key_limits import FastClock
 from tests.web.test_key_rights import bearer, key_file
 from trouper.protocol import paths
@@ -29,7 +32,8 @@ from trouper.web.batches.answer_log import AnswerLog, BatchProgress, BatchRecord
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS
 from trouper.web.batches.input_lines import validated
-from trouper.web.batches.stored_files import FileStore
+from trouper.web.batches.stored_files import FileStore, Upload
+from trouper.web.streaming import response_streams
 
 HEAVY = "heavy" * 20
 
@@ -264,3 +268,37 @@ async def test_a_directory_that_does_not_answer_stops_no_stream(
     monkeypatch.setattr(batch_storage, "exists", noted)
     assert not await BatchStorage(tmp_path / "batches", 10**6).open(create=False)
     assert len(threads) == 1 and threading.main_thread() not in threads
+
+
+async def test_a_disk_that_takes_no_more_stops_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More uploads wait for it than there are threads for everything else, on which long answers are formatted."""
+    goes_on, begun, uploads, begin = threading.Event(), list[FileStore](), 41, FileStore.begin
+
+    def hangs(path: Path) -> int:
+        goes_on.wait()
+        return os.open(path, os.O_WRONLY | os.O_CREAT)
+
+    async def noted(store: FileStore) -> Upload:
+        begun.append(store)
+        return await begin(store)
+
+    monkeypatch.setattr(durable_files, "create", hangs)
+    monkeypatch.setattr(FileStore, "begin", noted)
+    monkeypatch.setattr(response_streams, "LONG_ANSWER", 1)
+    statuses: list[int] = []
+    async with serving(batch_dir=tmp_path) as served:
+
+        async def upload() -> None:
+            statuses.append((await exchange(served, post("/v1/files", UPLOAD + b"x\r\n" + END, FORM)))[0])
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(uploads):
+                    nursery.start_soon(upload)
+                await eventually(lambda: len(begun) == uploads)
+                with trio.fail_after(PATIENCE_S / 2):
+                    assert (await ask(served, {"prompt": "x", "max_tokens": 9, "ignore_eos": True}))[0] == 200
+                goes_on.set()
+        finally:
+            goes_on.set()
+    assert statuses == [200] * uploads

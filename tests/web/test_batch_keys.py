@@ -91,3 +91,44 @@ async def test_lines_share_cached_prompts_with_their_key_and_its_group_only(tmp_
     assert [first for first, _ in found.values()][:3] == [0, 0, 0], "another key's prompt"
     assert all(second >= 128 for _, second in found.values()), "its own"
     assert found["sk-blue"][0] >= 128, "its group's"
+
+
+async def test_the_priority_of_a_line_has_no_effect_also_where_its_key_may_not_send_it(tmp_path: Path) -> None:
+    """By HTTP it is refused. A file of a thousand lines with it would be a file of a thousand errors."""
+    file = key_file(tmp_path, "sk-late min_priority=5\n")
+    async with serving(api_key_file=file, batch_dir=tmp_path / "batches") as served:
+        line = request("r", {"prompt": "x", "max_tokens": 2, "priority": 0}, COMPLETIONS)
+        batch = await using(served, "sk-late", lambda client: ended(client, started(client, [line], COMPLETIONS)))
+    assert batch.request_counts is not None
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 1, 0)
+
+
+async def test_a_key_that_is_given_a_name_keeps_its_files_and_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it made while it had none bears a digest of it. The rest of its batch would have been a 401 for each line."""
+    monkeypatch.setattr(batch_worker, "AGAIN_S", 0.005)
+    monkeypatch.setattr(batch_worker, "MAX_AGAIN_S", 0.01)
+    file, clock = key_file(tmp_path, "sk-a requests_per_minute=1\nsk-b\n"), FastClock()
+    async with serving(api_key_file=file, clock=clock, batch_dir=tmp_path / "batches") as served:
+        lines = [request(f"r{number}", {"prompt": "x", "max_tokens": 2}, COMPLETIONS) for number in range(2)]
+
+        def start(client: openai.OpenAI) -> str:
+            batch = started(client, lines, COMPLETIONS)
+            while (counts := client.batches.retrieve(batch.id).request_counts) is None or not counts.completed:
+                pass
+            return batch.id
+
+        def finish(client: openai.OpenAI) -> set[str]:
+            batch = ended(client, client.batches.retrieve(batch_id))
+            assert [each.id for each in client.batches.list()] == [batch_id]
+            assert batch.input_file_id in {each.id for each in client.files.list()}
+            return {*output(client, batch.output_file_id)}
+
+        batch_id = await using(served, "sk-a", start)
+        file.write_text("sk-new name=alice\nsk-a name=alice\nsk-b name=bob\n")
+        with trio.fail_after(30):
+            while (await exchange(served, get("/v1/models", bearer("sk-new"))))[0] != 200:  # noqa: ASYNC110 - as above
+                await trio.sleep(0.01)
+        assert await using(served, "sk-new", finish) == {"r0", "r1"}
+        assert await using(served, "sk-b", lambda client: [*client.batches.list(), *client.files.list()]) == []

@@ -12,11 +12,13 @@ import trio
 from openai.types import Batch
 
 from tests.web.batching import ended, lines, output, request, started, strict
-from tests.web.serving import Served, exchange, get, open_files, post, receive_all, serving
+from tests.web.serving import Served, eventually, exchange, get, open_files, post, receive_all, serving
 from tests.web.test_batches import END, FORM, PURPOSE, using
 from tests.web.test_key_limits import FastClock
 from tests.web.test_key_rights import key_file
 from trouper.web.batches import batch_routes, batch_storage, batch_worker
+from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.stored_files import FileStore, StoredFile
 
 UPLOAD = PURPOSE + b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
 
@@ -116,3 +118,53 @@ async def test_batches_that_wait_hold_no_files_and_are_bounded(tmp_path: Path, m
             started(limited, [request("r")])
 
         await using(served, use, "sk-a")
+
+
+async def test_a_batch_that_has_ended_holds_nothing_of_its_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of the requests of all batches since the start would be memory that grows for ever."""
+    storages, load = list[BatchStorage](), BatchStorage._load
+
+    def noted(storage: BatchStorage) -> None:
+        load(storage)
+        storages.append(storage)
+
+    monkeypatch.setattr(BatchStorage, "_load", noted)
+
+    def use(client: openai.OpenAI) -> None:
+        ended(client, started(client, [request(f"r{number}") for number in range(3)]))
+
+    async with serving(batch_dir=tmp_path) as served:
+        await using(served, use)
+        [kept] = storages[0].batches.values()
+        await eventually(lambda: not kept.progress.answered)
+        shown = kept.body()
+    assert (shown["status"], shown["request_counts"]) == ("completed", {"total": 3, "completed": 3, "failed": 0})
+    assert shown["in_progress_at"] and shown["finalizing_at"] and shown["completed_at"]
+
+
+class Unlooked(dict[str, StoredFile]):
+    """Files that are not to be looked at one by one."""
+
+    def values(self) -> Any:
+        raise AssertionError("each slice of an upload would cost as much as there are files")
+
+
+async def test_the_bytes_of_all_files_are_known_without_a_look_at_each(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.load()
+    store._files = Unlooked()
+    first, second = (
+        StoredFile(id=name, filename=name, bytes=0, purpose="batch_output", created_at=1) for name in ("a", "b")
+    )
+    seen = []
+    for file, content in ((first, b"12345"), (second, b"678"), (first, b"1")):
+        await store.put(file, [content])
+        seen.append(store.total_bytes)
+    again = FileStore(tmp_path)
+    again.load()
+    for file in (second, second):
+        await store.remove(file)
+        seen.append(store.total_bytes)
+    assert seen == [5, 8, 4, 1, 1] and again.total_bytes == 4

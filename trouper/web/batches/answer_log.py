@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from trouper.web.batches import durable_files
+from trouper.web.batches.disk_threads import on_disk
 
 Sync = Callable[[int], None]
 NOTHING = msgspec.Raw()
@@ -100,7 +101,7 @@ class AnswerLog:
                 if not commit.done:
                     self._commit = _Commit()
                     try:
-                        await trio.to_thread.run_sync(self._write, b"".join(commit.records))
+                        await on_disk(self._write, b"".join(commit.records))
                     except OSError as error:
                         commit.error = error
                     commit.done = True

@@ -77,12 +77,12 @@ class Batches:
             message = "this server runs no batches: the program that it is part of gave `create_app` no nursery"
             raise RequestFailed(Problem(503, message, "server_error", None, "batches_unavailable"))
         await self._storage.open(create=False)
-        owner = self._service.key_identity
-        file = self._storage.files.get(parsed.input_file_id, owner, "input_file_id")
+        owner, owners = self._service.key_identity, self._service.key_identities
+        file = self._storage.files.get(parsed.input_file_id, owners, "input_file_id")
         if file.purpose != "batch":
             message = f"input_file_id: the purpose of this file is {file.purpose}, not batch"
             raise bad_request(message, "input_file_id", "invalid_value")
-        if self._storage.unfinished(owner) >= MAX_UNFINISHED:
+        if self._storage.unfinished(owners) >= MAX_UNFINISHED:
             message = f"{MAX_UNFINISHED} batches of this key have not ended; wait for the end of one, or cancel one"
             raise RequestFailed(Problem(429, message, "rate_limit_error", None, "too_many_batches", retry_after_s=60))
         created_at = now()
@@ -105,14 +105,13 @@ class Batches:
 
     async def _batch(self, batch_id: str) -> Batch:
         await self._storage.open(create=False)
-        return self._storage.batch(batch_id, self._service.key_identity)
+        return self._storage.batch(batch_id, self._service.key_identities)
 
     async def list(self) -> Response:
         query = Query(request.args, tuple(PAGE_QUERY), refuse)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         await self._storage.open(create=False)
-        owner = self._service.key_identity
-        bodies = [batch.body() for batch in self._storage.batches.values() if batch.spec.owner == owner]
+        bodies = [batch.body() for batch in self._storage.of(self._service.key_identities)]
         return as_json(page_body(bodies[::-1], query.given("after"), limit))
 
     async def get(self, batch_id: str) -> Response:

@@ -10,7 +10,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from trouper.protocol.paths import exists
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches import durable_files
 from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
+from trouper.web.batches.disk_threads import on_disk
 from trouper.web.batches.stored_files import FileStore
 
 log = logging.getLogger("trouper.batches")
@@ -51,6 +52,7 @@ class BatchStorage:
         self.files = FileStore(directory / "files")
         self.batches: dict[str, Batch] = {}
         """By id, the oldest first."""
+        self._unended: list[Batch] = []
         self.opened = trio.Event()
         self.problem = ""
         """Why the directory cannot be used; empty if it can."""
@@ -61,8 +63,14 @@ class BatchStorage:
         self._lock_fd = -1
 
     @property
+    def unended(self) -> Sequence[Batch]:
+        """The batches that have not ended, the oldest first."""
+        self._unended = [batch for batch in self._unended if not batch.ended]
+        return self._unended
+
+    @property
     def _log_bytes(self) -> int:
-        return sum(batch.log.bytes for batch in self.batches.values() if not batch.ended)
+        return sum(batch.log.bytes for batch in self.unended)
 
     @property
     def bytes(self) -> int:
@@ -107,12 +115,12 @@ class BatchStorage:
 
     async def _exists(self) -> bool:
         """On a thread: a file system that does not answer must not stop the server, which then would not even hear SIGTERM."""
-        return await trio.to_thread.run_sync(exists, self.directory, abandon_on_cancel=True)
+        return await on_disk(exists, self.directory, abandon_on_cancel=True)
 
     async def _open(self) -> None:
         try:
-            await trio.to_thread.run_sync(self._take)
-            await trio.to_thread.run_sync(self._load)
+            await on_disk(self._take)
+            await on_disk(self._load)
         except BlockingIOError:
             self.problem = f"another server uses {self.directory}; give this one another --batch-dir"
         except OSError as error:
@@ -172,6 +180,7 @@ class BatchStorage:
             shutil.rmtree(batch.directory, ignore_errors=True)
             found.remove(batch)
         self.batches = {batch.spec.id: batch for batch in found}
+        self._unended = [batch for batch in found if not batch.ended]
 
     @property
     def _batch_directory(self) -> Path:
@@ -196,8 +205,9 @@ class BatchStorage:
     async def create(self, spec: BatchSpec) -> Batch:
         """Create a batch durably. Raises `OSError`."""
         batch = Batch.of(spec, self._batch_directory / spec.id)
-        await trio.to_thread.run_sync(self._write, batch)
+        await on_disk(self._write, batch)
         self.batches[spec.id] = batch
+        self._unended.append(batch)
         return batch
 
     def _write(self, batch: Batch) -> None:
@@ -213,18 +223,22 @@ class BatchStorage:
         batch.log.close()
         batch.log.path.unlink(missing_ok=True)
 
-    def batch(self, batch_id: str, owner: str) -> Batch:
-        """Return a batch of this owner. Raises `RequestFailed` (404), also for the batch of another owner."""
+    def batch(self, batch_id: str, owners: Collection[str]) -> Batch:
+        """Return a batch of one of these owners. Raises `RequestFailed` (404), also for the batch of another owner."""
         batch = self.batches.get(batch_id)
-        if batch is None or batch.spec.owner != owner:
+        if batch is None or batch.spec.owner not in owners:
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
             raise RequestFailed(Problem(404, message, "invalid_request_error", None, "batch_not_found"))
         return batch
 
-    def unfinished(self, owner: str) -> int:
-        """Number of batches of this owner that have not ended."""
-        return sum(batch.spec.owner == owner and not batch.ended for batch in self.batches.values())
+    def of(self, owners: Collection[str]) -> Sequence[Batch]:
+        """The batches of these owners, the oldest first."""
+        return [batch for batch in self.batches.values() if batch.spec.owner in owners]
+
+    def unfinished(self, owners: Collection[str]) -> int:
+        """Number of batches of these owners that have not ended."""
+        return sum(batch.spec.owner in owners for batch in self.unended)
 
     def reads(self, file_id: str) -> bool:
         """Whether a batch that has not ended needs this file."""
-        return any(batch.spec.input_file_id == file_id for batch in self.batches.values() if not batch.ended)
+        return any(batch.spec.input_file_id == file_id for batch in self.unended)

@@ -27,9 +27,10 @@ import trio
 
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.problems import RequestFailed
-from trouper.web.batches.answer_log import BatchRecord
+from trouper.web.batches.answer_log import BatchProgress, BatchRecord
 from trouper.web.batches.batch_record import Batch
 from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
+from trouper.web.batches.disk_threads import on_disk
 from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, RunLine, validated
 from trouper.web.batches.line_runner import LineResponse, LineRunner
 from trouper.web.batches.output_lines import code_of, error_line, output_line
@@ -93,7 +94,7 @@ class BatchWorker:
             async with trio.open_nursery() as nursery:
                 self._nursery, self._context = nursery, copy_context()
                 await self._storage.open_when_possible()
-                for batch in [batch for batch in self._storage.batches.values() if not batch.ended]:
+                for batch in tuple(self._storage.unended):
                     self.start(batch)
                 await trio.sleep_forever()
         finally:
@@ -117,6 +118,7 @@ class BatchWorker:
                 log.exception("batch %s is stuck; the others go on, and a restart tries it again", batch.spec.id)
             if not batch.ended:
                 await trio.sleep(RETRY_S)
+        batch.progress = BatchProgress()  # The result says all; what was noted of 50,000 requests are megabytes.
 
     async def _process(self, batch: Batch) -> None:
         try:
@@ -133,7 +135,7 @@ class BatchWorker:
 
     async def _fail(self, batch: Batch, errors: list[LineError]) -> None:
         result = batch.result_of("failed", now(), errors)
-        await trio.to_thread.run_sync(self._storage.finish, batch, result)
+        await on_disk(self._storage.finish, batch, result)
 
     async def _validated(self, batch: Batch) -> InputLines:
         path = self._storage.files.path(batch.spec.input_file_id)
@@ -206,7 +208,7 @@ class BatchWorker:
 
     async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> bool:
         """Run a request once. Returns whether it has an answer now."""
-        line = await trio.to_thread.run_sync(lines.read, number)
+        line = await on_disk(lines.read, number)
         await self._storage.has_room(MIN_ROOM)  # An answer that cannot be kept would be computed in vain.
         request_id = uuid4().hex
         if batch.progress.attempts.get(number, 0) >= MAX_ATTEMPTS:
@@ -252,12 +254,12 @@ class BatchWorker:
         expired = not cancelled and len(batch.progress.answered) < batch.total
         if expired:
             missing = [*batch.unanswered()]
-            records = await trio.to_thread.run_sync(_expired, lines, missing)
+            records = await on_disk(_expired, lines, missing)
             await batch.record(*records)
         status = "cancelled" if cancelled else "expired" if expired else "completed"
         result = batch.result_of(status, now())
         await self._write_files(batch, result.has_output, result.has_errors)
-        await trio.to_thread.run_sync(self._storage.finish, batch, result)
+        await on_disk(self._storage.finish, batch, result)
 
     async def _write_files(self, batch: Batch, has_output: bool, has_errors: bool) -> None:
         spec = batch.spec

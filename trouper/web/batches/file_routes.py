@@ -12,6 +12,7 @@ from quart import Response, request
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.batches.batch_schemas import ENDPOINT, FILE_DELETED, UPLOAD_FORM, list_of, page_body
 from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.disk_threads import on_disk
 from trouper.web.batches.file_upload import UploadBody, UploadForm
 from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload
 from trouper.web.http.endpoints import Endpoint
@@ -128,7 +129,7 @@ class Files:
         return form.upload
 
     async def _keep(self, upload: Upload, filename: str, owner: str) -> StoredFile:
-        await trio.to_thread.run_sync(upload.commit)
+        await on_disk(upload.commit)
         file = StoredFile(
             id=upload.id,
             filename=filename,
@@ -150,13 +151,13 @@ class Files:
         if purpose is not None and purpose not in PURPOSES:
             raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}", "purpose", "invalid_value")
         await self._storage.open(create=False)
-        files = self._storage.files.of(self._service.key_identity)
+        files = self._storage.files.of(self._service.key_identities)
         bodies = [file.body() for file in files if purpose in (None, file.purpose)]
         return as_json(page_body(bodies if order == "asc" else bodies[::-1], query.given("after"), limit))
 
     async def _file(self, file_id: str) -> StoredFile:
         await self._storage.open(create=False)
-        return self._storage.files.get(file_id, self._service.key_identity)
+        return self._storage.files.get(file_id, self._service.key_identities)
 
     async def get(self, file_id: str) -> Response:
         return as_json((await self._file(file_id)).body())
@@ -164,7 +165,7 @@ class Files:
     async def content(self, file_id: str) -> Response:
         file = await self._file(file_id)
         path = self._storage.files.path(file.id)
-        opened = await trio.to_thread.run_sync(partial(FileIO, path))
+        opened = await on_disk(partial(FileIO, path))
         self._service.at_end(opened.close)
         response = Response(FileBody(opened), content_type="application/octet-stream")
         response.headers["Content-Length"] = str(file.bytes)
@@ -188,7 +189,7 @@ class FileBody(PassiveBody):
         self._file = file
 
     async def __anext__(self) -> bytes:
-        data = await trio.to_thread.run_sync(self._file.read, CHUNK)
+        data = await on_disk(self._file.read, CHUNK)
         if not data:
             raise StopAsyncIteration
         return data

@@ -15,6 +15,7 @@ from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.web.batches.disk_threads import on_disk
 from trouper.web.batches.stored_files import FileStore, Upload
 
 MAX_BUFFERED = 2**20
@@ -143,7 +144,7 @@ class UploadForm:
 
     async def _flush(self, upload: Upload) -> None:
         pending, self._pending = self._pending, bytearray()
-        await trio.to_thread.run_sync(upload.write, memoryview(pending))
+        await on_disk(upload.write, memoryview(pending))
 
 
 def too_large(message: str, code: str) -> RequestFailed:

@@ -7,7 +7,7 @@ a file without one does not exist and is swept at the next start.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -18,6 +18,7 @@ import trio
 
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches import durable_files
+from trouper.web.batches.disk_threads import on_disk
 
 Purpose = Literal["batch", "batch_output"]
 PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output")
@@ -87,6 +88,8 @@ class FileStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[str, StoredFile] = {}
+        self._stored_bytes = 0
+        """Bytes of their content."""
         self._uploads: set[Upload] = set()
 
     def __len__(self) -> int:
@@ -95,7 +98,7 @@ class FileStore:
     @property
     def total_bytes(self) -> int:
         """Bytes of the content of all files, and of those that are being received."""
-        return sum(file.bytes for file in self._files.values()) + sum(upload.received for upload in self._uploads)
+        return self._stored_bytes + sum(upload.received for upload in self._uploads)
 
     def load(self) -> None:
         """Read what an earlier process has left, and remove what it left half written."""
@@ -103,6 +106,7 @@ class FileStore:
         durable_files.sweep_parts(self._directory)
         found = [decoded for path in self._directory.glob("*.json") if (decoded := _read(path)) is not None]
         self._files = {file.id: file for file in sorted(found, key=lambda file: (file.created_at, file.id))}
+        self._stored_bytes = sum(file.bytes for file in found)
         for path in self._directory.iterdir():
             if path.name.removesuffix(".json") not in self._files:
                 path.unlink(missing_ok=True)
@@ -111,7 +115,7 @@ class FileStore:
         """Begin a file of a client. It counts until `end`."""
         identifier = new_file_id()
         path = self._directory / identifier
-        fd = await trio.to_thread.run_sync(durable_files.create, durable_files.part_of(path))
+        fd = await on_disk(durable_files.create, durable_files.part_of(path))
         upload = Upload(identifier, path, fd)
         self._uploads.add(upload)
         return upload
@@ -124,18 +128,24 @@ class FileStore:
     async def add(self, file: StoredFile) -> None:
         """Write the description of a file whose content is there: from now on it exists."""
         data = [msgspec.json.encode(file)]
-        await trio.to_thread.run_sync(durable_files.write, self._directory / f"{file.id}.json", data)
+        await on_disk(durable_files.write, self._directory / f"{file.id}.json", data)
+        self._forget(file.id)
         self._files[file.id] = file
+        self._stored_bytes += file.bytes
 
     async def put(self, file: StoredFile, parts: Iterable[bytes]) -> None:
         """Write a file of the server's own, replacing one of the same id. `parts` is read in a thread."""
-        size = await trio.to_thread.run_sync(durable_files.write, self.path(file.id), parts)
+        size = await on_disk(durable_files.write, self.path(file.id), parts)
         await self.add(msgspec.structs.replace(file, bytes=size))
 
     async def remove(self, file: StoredFile) -> None:
-        self._files.pop(file.id, None)
+        self._forget(file.id)
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._unlink, file.id)
+            await on_disk(self._unlink, file.id)
+
+    def _forget(self, file_id: str) -> None:
+        file = self._files.pop(file_id, None)
+        self._stored_bytes -= 0 if file is None else file.bytes
 
     def _unlink(self, file_id: str) -> None:
         (self._directory / f"{file_id}.json").unlink(missing_ok=True)
@@ -146,17 +156,17 @@ class FileStore:
         """Path of a file's content."""
         return self._directory / file_id
 
-    def get(self, file_id: str, owner: str, param: str | None = None) -> StoredFile:
-        """Return a file of this owner. Raises `RequestFailed` (404), also for the file of another owner."""
+    def get(self, file_id: str, owners: Collection[str], param: str | None = None) -> StoredFile:
+        """Return a file of one of these owners. Raises `RequestFailed` (404), also for the file of another owner."""
         file = self._files.get(file_id)
-        if file is None or file.owner != owner:
+        if file is None or file.owner not in owners:
             message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"
             raise RequestFailed(Problem(404, message, "invalid_request_error", param, "file_not_found"))
         return file
 
-    def of(self, owner: str) -> Sequence[StoredFile]:
-        """The files of an owner, the oldest first."""
-        return [file for file in self._files.values() if file.owner == owner]
+    def of(self, owners: Collection[str]) -> Sequence[StoredFile]:
+        """The files of these owners, the oldest first."""
+        return [file for file in self._files.values() if file.owner in owners]
 
 
 def new_file_id() -> str:
