@@ -15,7 +15,7 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import Engine
-from trouper.protocol.model_options import ModelOptions
+from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import ServerSettings, Settings
 from trouper.storage.model_scan import ModelScan
@@ -91,6 +91,7 @@ async def run_models(
                 {} if ranks is not None else logits_processors or {},
             ),
             graphs=server.max_models(len(settings)),
+            own_memory=(options or {}).get(model_settings.model or "", DEFAULT_OPTIONS).own_memory,
             ranks=ranks,
             task_status=task_status,
         )

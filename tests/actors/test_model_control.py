@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.test_model_manager import manager_of, states, tokens_from
 from trouper import ModelManager, RequestFailed
@@ -127,3 +128,14 @@ async def test_what_cannot_be_loaded_says_why_and_is_tried_again_on_demand(autoj
         with pytest.raises(RequestFailed, match="not served"):
             manager.control.load("nobody")
         await done(manager.control.load("small"))
+
+
+async def test_an_operation_that_the_end_of_the_server_has_cut_off_has_not_succeeded(autojump_clock: object) -> None:
+    async with manager_of("small", "large", room=60) as (manager, world):
+        world.may_load = trio.Event()
+        load = manager.control.load("large")
+        await wait_all_tasks_blocked()
+        assert states(manager) == ["unloaded", "loading"]
+        unload = manager.control.unload("large")
+        await wait_all_tasks_blocked()
+    assert [await done(operation) for operation in (load, unload)] == ["draining", "draining"]

@@ -35,6 +35,7 @@ ssd-cache-dir = "~/blocks"
 cache-memory = "1GB"
 no-ssd = true
 """
+OWN_CACHE = ModelOptions(own_memory=frozenset({"cache_memory"}))
 Collected = tuple[list[Settings], ServerSettings, dict[str, ModelOptions]]
 
 
@@ -77,7 +78,7 @@ def test_each_model_has_the_settings_of_its_table() -> None:
     assert (large.draft_model, large.speculation, small.draft_model) == ("org/draft", "draft_model", None)
     assert (large.adapter, small.adapter, large.no_ssd, small.no_ssd) == (("legal=/adapters/legal",), (), True, False)
     assert (large.ssd_cache_dir, large.cache_memory) == (Path("~/blocks").expanduser(), 10**9)
-    assert options == {"org/small": ModelOptions(pinned=True, ttl_s=600.0), "org/large": ModelOptions()}
+    assert options == {"org/small": ModelOptions(pinned=True, ttl_s=600.0), "org/large": OWN_CACHE}
     names = [names_of(model.model or "", server.served_model_name, default=model is small) for model in (small, large)]
     assert names == [("small", "gpt-4o-mini", "org/small"), ("org/large",)]
     assert aliased("claude-opus", server.model_alias, names) == 0 and aliased("x", server.model_alias, names) is None
@@ -86,6 +87,8 @@ def test_each_model_has_the_settings_of_its_table() -> None:
 def test_flag_then_variable_then_table_then_file() -> None:
     (small, large), _, _ = collected(TWO, "--completion-batch-size", "5", TROUPER_KV_BITS="4")
     assert (small.completion_batch_size, large.completion_batch_size, small.kv_bits) == (5, 5, 4)
+    (_, large), _, options = collected(TWO, "--cache-memory", "2GB")
+    assert (large.cache_memory, options["org/large"]) == (2 * 10**9, ModelOptions()), "a flag's is for all"
 
 
 def test_model_says_which_tables_are_served() -> None:

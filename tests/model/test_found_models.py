@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import attrs
+import msgspec
 import pytest
 import trio
 
 from tests.actors.test_model_manager import manager_of, states
 from tests.families import save
 from tests.web.serving import Served, ask, exchange, get, serving_manager
-from trouper import ModelManager, ServerSettings, Settings, run_models
+from trouper import ModelManager, RequestFailed, ServerSettings, Settings, run_models
 from trouper.actors.runtime.found_models import RESCAN_S, ScannedModel, keep_found
+from trouper.protocol.names import names_of
 from trouper.storage.model_files import ModelFiles, read_model_files
+from trouper.storage.model_scan import ModelScan
 from trouper.web.openai.model_listing import listing_body
 
 
@@ -42,6 +47,56 @@ async def test_what_scans_find_comes_and_goes(autojump_clock: object, tmp_path: 
         await trio.sleep(RESCAN_S)
         assert states(manager) == ["ready", "ready"]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_found_model_that_is_pinned_or_failed_is_shown_with_those_in_use(
+    autojump_clock: object, tmp_path: Path
+) -> None:
+    """Else nobody sees that it is pinned, to release it, nor why it could not be loaded."""
+
+    async def scan() -> list[ScannedModel]:
+        await trio.lowlevel.checkpoint()
+        return [found("middle", tmp_path)]
+
+    async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
+        nursery.start_soon(keep_found, manager, scan, 0.0)
+        await trio.sleep(1)
+        shown = []
+        for pinned in (True, False):
+            manager.control.pin("middle", pinned=pinned)
+            shown.append(not manager.entries()[1].is_unused)
+        with pytest.raises(RequestFailed):
+            await manager.lease("middle")  # It is not there.
+        assert manager.entries()[1].problem is not None
+        assert [*shown, not manager.entries()[1].is_unused] == [True, False, True]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file systems of a Mac take UTF-8 only")
+async def test_a_name_that_is_no_text_is_escaped_and_hides_no_other_model(
+    autojump_clock: object, tmp_path: Path
+) -> None:
+    """One directory with a name of Latin-1 made the list of all models a 500."""
+    odd = tmp_path / os.fsdecode(b"mod\xe8le")
+    for directory in (odd, tmp_path / "plain"):
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+    files = ModelScan([str(tmp_path)]).models()
+
+    async def scan() -> list[ScannedModel]:
+        await trio.lowlevel.checkpoint()
+        return [ScannedModel(each, 20) for each in files]
+
+    async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
+        nursery.start_soon(keep_found, manager, scan, 0.0)
+        await trio.sleep(1)
+        operation = manager.control.load("mod\\udce8le")
+        await operation.done.wait()
+        listed = msgspec.json.decode(msgspec.json.encode(listing_body(manager.entries())))["data"]
+        assert [each["id"] for each in listed] == ["small", "mod\\udce8le", "plain"]
+        assert operation.problem is not None and msgspec.json.encode(operation.problem.message)
+        nursery.cancel_scope.cancel()
+    assert msgspec.json.encode(names_of(str(odd), (), default=True))
 
 
 async def test_a_scan_that_fails_is_tried_again(autojump_clock: object, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ Blocking sends point inwards (requests, admitted); outward edges have room by co
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from math import inf
+from typing import Any
 
 import attrs
 import trio
@@ -70,12 +71,13 @@ async def run_graph(
     *,
     limit: RestartLimit | None = None,
     graphs: int = 1,
+    own_memory: Collection[str] = (),
     ranks: Leader | None = None,
     disk_writer: DiskWriter = write_to_disk,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`.
-    `graphs`: number of graphs that share the memory for rows and cached blocks. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
+    `graphs`: number of graphs that share the memory for rows and cached blocks, but for what `own_memory` names of the settings. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
     lost, after every request was answered; or never, if the engine waits for that rank: look at `ranks.lost`. `disk_writer`: SSDWriter."""
     async with trio.open_nursery() as thread:
         await thread.start(engine.run)
@@ -86,14 +88,21 @@ async def run_graph(
             model = await or_rank_lost(ranks.all_ready(model), ranks)
         card = attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs, memory_sharers=graphs)
         model = attrs.evolve(model, card=card)
-        if settings.cache_memory is not None:
-            settings = attrs.evolve(settings, cache_memory=ByteSize(settings.cache_memory // graphs))
-        if settings.kv_memory is not None:
-            settings = attrs.evolve(settings, kv_memory=ByteSize(settings.kv_memory // graphs))
+        settings = _with_share(settings, graphs, own_memory)
         await Graph(settings, engine, model, ranks, disk_writer).run(limit or RestartLimit(), task_status)
         if ranks is not None:
             await leave_ranks(ranks)
         thread.cancel_scope.cancel()
+
+
+def _with_share(settings: Settings, graphs: int, own: Collection[str]) -> Settings:
+    """Return the settings with the share that one of several graphs has of memory that is not its own."""
+    for name in ("cache_memory", "kv_memory"):
+        size: ByteSize | None = getattr(settings, name)
+        if size is not None and name not in own:
+            share: dict[str, Any] = {name: ByteSize(size // graphs)}
+            settings = attrs.evolve(settings, **share)
+    return settings
 
 
 class Graph:

@@ -29,6 +29,8 @@ OF_THE_PROCESS = {
     *("memory_fraction", "buffer_cache", "ssd_max_bytes", "ssd_keep_free", "ssd_write_budget", "ssd_ttl_days"),
 }
 """Settings that cannot differ between models: they are about the ranks, the device, or the disk."""
+OWN_MEMORY = frozenset({"cache_memory", "kv_memory"})
+"""Settings of which all models have equal shares, but for a model whose table has them."""
 DRAFT = "draft_model"
 """Setting whose flag is for one model, so it overrides no other model's."""
 WILDCARDS = "*?["
@@ -93,7 +95,11 @@ class ModelTables:
 
     def options(self, models: Sequence[str | None]) -> dict[str, ModelOptions]:
         """Options of the models that have a table, by path."""
-        return {table.path: table.options for table in map(self.of, models) if table is not None}
+        found = [table for table in map(self.of, models) if table is not None]
+        return {
+            table.path: attrs.evolve(table.options, own_memory=OWN_MEMORY.intersection(self.values(table.path)))
+            for table in found
+        }
 
     def names(self, models: Sequence[str | None]) -> list[str]:
         """Entries of --served-model-name for these models."""

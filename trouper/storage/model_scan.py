@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trouper.protocol.paths import expanded, is_directory
+from trouper.protocol.paths import encodable, expanded, is_directory
 from trouper.protocol.settings import HUB_CACHE
 from trouper.storage.model_files import ModelFiles, read_model_files
 
@@ -38,8 +38,8 @@ class ModelScan:
         found: dict[str, ModelFiles] = {}
         known: dict[Path, tuple[tuple[float, ...], ModelFiles]] = {}
         for source in self._sources:
-            for name, directory in model_directories(directory_of(source)):
-                if name in found:
+            for path, directory in model_directories(directory_of(source)):
+                if (name := encodable(path)) in found:
                     continue
                 state = _state(directory)
                 before = self._known.get(directory)

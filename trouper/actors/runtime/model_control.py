@@ -21,7 +21,7 @@ import trio
 from trouper.actors.runtime.model_room import room_for_adapter
 from trouper.actors.runtime.model_unloading import AWAY, ManagedModel, lacking_room, load_problem
 from trouper.protocol.names import adapters_of
-from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, adapter_unknown
+from trouper.protocol.problems import DRAINING, ModelUnusable, Problem, RequestFailed, adapter_unknown
 
 if TYPE_CHECKING:
     from trouper.actors.runtime.model_manager import ModelManager
@@ -152,5 +152,8 @@ async def _run(operation: Operation, work: Callable[[], Awaitable[None]]) -> Non
         operation.problem = failed.problem
     except ModelUnusable as unusable:
         operation.problem = load_problem(unusable)
+    except trio.Cancelled:  # The server has ended before it.
+        operation.problem = DRAINING
+        raise
     finally:
         operation.done.set()

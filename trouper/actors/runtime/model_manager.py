@@ -34,6 +34,7 @@ from trouper.actors.runtime.served_models import Away, Lease, ModelEntry, model_
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.names import names_of, require_names
+from trouper.protocol.paths import encodable
 from trouper.protocol.problems import DRAINING, ActorFailed, ModelUnusable, Problem, RequestFailed
 from trouper.protocol.settings import Settings
 
@@ -174,7 +175,7 @@ class ModelManager:
         model.runtime = await self._started(model)
         model.weights_bytes = model.runtime.model.weights_bytes
         if model.files is None:  # The id of one that was found is its directory, which is nobody's name for it.
-            model.names = tuple(dict.fromkeys([*model.names, model.runtime.model.id]))
+            model.names = tuple(dict.fromkeys([*model.names, encodable(model.runtime.model.id)]))
         model.state, model.used_at = "ready", trio.current_time()
 
     async def _started(self, model: ManagedModel) -> Runtime:

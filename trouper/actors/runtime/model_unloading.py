@@ -16,6 +16,7 @@ from trouper.actors.runtime.served_models import ModelEntry, State
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import adapters_of
+from trouper.protocol.paths import encodable
 from trouper.protocol.problems import ModelUnusable, Problem
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
@@ -159,7 +160,9 @@ def load_problem(error: Exception) -> Problem:
     """Why a model cannot be loaded. With `retry_after_s` the reason passes, and the next request may try again."""
     unusable = error if isinstance(error, ModelUnusable) else unforeseen(error)
     status, retry_after_s = (503, 1) if lacked_descriptors(innermost(error)) else (500, None)
-    return Problem(status, str(unusable), "server_error", "model", code="model_unusable", retry_after_s=retry_after_s)
+    return Problem(
+        status, encodable(str(unusable)), "server_error", "model", code="model_unusable", retry_after_s=retry_after_s
+    )
 
 
 def lacked_descriptors(error: BaseException | None) -> bool:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trouper.actors.runtime.served_models import ModelEntry
+from trouper.protocol.paths import encodable
 from trouper.web.service import context_of
 from trouper.web.tool_support import can_call_tools
 
@@ -21,7 +22,7 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
         sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
         for card in listed.runtime.adapters:
-            sizes |= {"root": card.directory, "rank": card.rank} if card.name == adapter else {}
+            sizes |= {"root": encodable(card.directory), "rank": card.rank} if card.name == adapter else {}
     if adapter:
         sizes["parent"], name = name, f"{name}:{adapter}"
     openai = {"id": name, "object": "model", "created": created, "owned_by": "trouper"}
