@@ -25,9 +25,9 @@ WORKDIR /home/trouper
 ENV XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface TROUPER_HOST=0.0.0.0 TROUPER_PORT=8000
 VOLUME /cache
 EXPOSE 8000
-# Ready: the engine makes progress. Loading a large model takes minutes.
+# Ready: the engine makes progress. Loading a large model takes minutes. No proxy of the environment is asked about this container.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10m --retries=4 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['TROUPER_PORT'] + '/readyz', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ['TROUPER_PORT'] + '/readyz', timeout=4)"]
 # SIGTERM drains; docker stop waits 10 s unless --time says more.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["trouper"]

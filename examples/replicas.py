@@ -22,6 +22,8 @@ import trio
 GRACE_S = 15.0
 """A replica drains for --drain-timeout-s (10) when it is told to leave."""
 AGAIN_S = 1.0
+OWN_MACHINE = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks no proxy of the environment, which knows nothing of the ports of this machine."""
 CANNOT_BE = 2
 """Exit code for a flag, a model or a port that cannot be: a restart mends none of these."""
 
@@ -81,7 +83,7 @@ async def keep(name: str, command: Sequence[str]) -> int:
 def healthy(port: int) -> int:
     """How many replicas the router sends requests to."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readiness", timeout=5) as answer:
+        with OWN_MACHINE.open(f"http://127.0.0.1:{port}/readiness", timeout=5) as answer:
             return int(json.load(answer)["healthy_workers"])
     except OSError:
         return 0

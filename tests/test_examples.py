@@ -14,10 +14,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from examples import mounted, summarizer
+from examples import mounted, replicas, summarizer
 from examples.summarizer import Document, NotSummarized, Outcome, Pending, Summarized
 from tests.actors.bench import running
 from tests.fakes import FakeEngine
+from tests.one_answer import UNREACHABLE_PROXY, one_answer
 from tests.web.batching import ended, output, request, started, strict
 from tests.web.serving import get, pace, receive_all
 from trouper import Runtime, ServerSettings, Settings
@@ -152,3 +153,11 @@ def run_a_batch(base_url: str) -> None:
     with strict(base_url, "secret") as client:
         batch = ended(client, started(client, [request("a"), request("b")]))
         assert batch.status == "completed" and output(client, batch.output_file_id).keys() == {"a", "b"}
+
+
+def test_replicas_ask_no_proxy_about_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the program waits for its router for ever where a proxy is in the environment."""
+    for name, url in UNREACHABLE_PROXY.items():
+        monkeypatch.setenv(name, url)
+    with one_answer(200, b'{"healthy_workers": 2}') as asked:
+        assert replicas.healthy(asked.port) == 2

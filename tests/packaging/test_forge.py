@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.one_answer import UNREACHABLE_PROXY, one_answer
 from tests.packaging.installed import REPOSITORY
 from trouper.cli import main
 
@@ -84,6 +88,16 @@ def test_the_image_has_no_root_and_tells_its_health() -> None:
     assert "/readyz" in last.split("HEALTHCHECK")[1]
     assert re.search(r"uv==\d", DOCKERFILE) and "--frozen" in DOCKERFILE
     assert 'ENTRYPOINT ["trouper"]' in last
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_health_of_a_container_is_its_own_behind_a_proxy_too(status: int) -> None:
+    """Docker gives containers the proxy of its own configuration, and urllib asks a proxy about 127.0.0.1, too."""
+    command = json.loads(DOCKERFILE.split("HEALTHCHECK")[1].split("CMD ")[1].splitlines()[0])
+    with one_answer(status) as asked:
+        environment = {"TROUPER_PORT": str(asked.port), **UNREACHABLE_PROXY}
+        run = subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True, check=False)
+        assert (asked.paths, run.returncode == 0) == (["/readyz"], status == 200), run.stderr
 
 
 def test_the_image_is_built_from_what_is_there() -> None:
