@@ -204,3 +204,21 @@ async def test_an_error_that_is_not_the_servers_goes_by_its_status(browser: Brow
         )
     unknown = "The server, or what is before it, answered {}."
     assert said == ["no such model", unknown.format(502), unknown.format(500)]
+
+
+async def test_a_key_is_held_where_the_browser_keeps_nothing(browser: Browser) -> None:
+    """Where cookies are blocked each look at the storage is an error: the page showed nothing at all."""
+    async with shown(browser) as (page, _):
+        held = await computed(
+            page,
+            "key.js",
+            """
+            Object.defineProperty(window, "sessionStorage", {get() { throw new DOMException("no", "SecurityError"); }});
+            const seen = [module.get()];
+            module.keep("sk-a");
+            seen.push(module.get(), module.headers().Authorization);
+            module.forget();
+            return [...seen, module.get()];
+            """,
+        )
+    assert held == ["", "sk-a", "Bearer sk-a", ""]

@@ -48,9 +48,10 @@ def test_a_conversation_outlives_the_responses_that_began_it() -> None:
     assert store.find("a") is None
     assert [item["id"] for item in third.turn.all_items()] == ["in_a", "out_a", "in_b", "out_b", "in_c", "out_c"]
     assert store.item("out_a") == {"id": "out_a", "text": ""}
-    assert store.bytes == first.turn.size + alone + third.turn.size
+    turns = first.turn.size + alone + third.turn.size
+    assert store.bytes == turns + second.size + third.size
     store.remove("b")
-    assert store.bytes == first.turn.size + alone + third.turn.size, "c needs all of it"
+    assert store.bytes == turns + third.size, "c needs all turns"
     store.remove("c")
     assert (store.bytes, len(store)) == (0, 0)
     assert store.item("out_a") is None
@@ -62,10 +63,10 @@ def test_going_on_from_what_is_gone_counts_it_again() -> None:
     first, other = response("a"), response("x")
     store.add(first)
     store.add(other)
-    assert store.bytes == other.turn.size
+    assert store.bytes == other.turn.size + other.size
     following = response("b", first.turn)
     store.add(following)
-    assert store.bytes == first.turn.size + following.turn.size
+    assert store.bytes == first.turn.size + following.turn.size + following.size
     assert store.item("in_a") is not None
 
 
@@ -94,6 +95,20 @@ def test_bytes_count_events_too() -> None:
     store.add(response("b", text="y" * 300))
     assert store.find("a") is None
     assert store.bytes == len(msgspec.json.encode(({"id": "b", "output": [{"id": "out_b", "text": "y" * 300}]}, ({"id": "in_b"},))))  # fmt: skip
+
+
+def test_events_and_tools_of_what_is_gone_count_no_more() -> None:
+    """They counted as long as a later response built on it, until the whole conversation was more than the store, and all of it went."""
+    store, _ = store_of(most_bytes=1000)
+    before: Turn | None = None
+    for number in range(10):
+        log = EventLog()
+        log.add(b"x" * 400)
+        stored = response(str(number), before, log=log)
+        store.add(stored)
+        assert store.find(stored.id) is stored
+        before = stored.turn
+    assert store.bytes <= 1000 and store.item("in_0") is not None
 
 
 def test_an_id_that_is_gone_says_so() -> None:

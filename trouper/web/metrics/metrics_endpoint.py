@@ -1,4 +1,4 @@
-"""GET /metrics. No key is needed, as for /health: metrics describe load, never the content of requests."""
+"""GET /metrics. No key is needed without a key file, as for /health: metrics describe load, never the content of requests."""
 
 from __future__ import annotations
 

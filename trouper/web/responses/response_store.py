@@ -26,6 +26,7 @@ class Turn:
     items: tuple[Json, ...]
     before: Turn | None = None
     size: int = 0
+    """Bytes of the items."""
     holders: int = 0
     """Number of stored responses and later turns that need this turn."""
     owner: str = ""
@@ -54,14 +55,15 @@ class StoredResponse:
     owner: str = ""
     """Identity of the API key that created it. No other key sees it."""
     turn: Turn = attrs.field(init=False)
+    size: int = attrs.field(init=False)
+    """Bytes of all but its turn, which goes with it: tools and instructions, and the events."""
     used_s: float = 0.0
 
     def __attrs_post_init__(self) -> None:
         items = (*self.input, *self.body["output"])
         events = 0 if self.log is None else self.log.size
-        self.turn = Turn(
-            items, self.before, len(msgspec.json.encode((self.body, self.input))) + events, owner=self.owner
-        )
+        self.turn = Turn(items, self.before, len(msgspec.json.encode(items)), owner=self.owner)
+        self.size = len(msgspec.json.encode((self.body, self.input))) - self.turn.size + events
 
     @property
     def id(self) -> str:
@@ -93,6 +95,7 @@ class ResponseStore:
         """Store a response. One that is larger than the whole store is evicted at once."""
         stored.used_s = self._clock()
         self._responses[stored.id] = stored
+        self.bytes += stored.size
         self._hold(stored.turn)
         self._trim()
 
@@ -120,6 +123,7 @@ class ResponseStore:
     def remove(self, response_id: str) -> bool:
         stored = self._responses.pop(response_id, None)
         if stored is not None:
+            self.bytes -= stored.size
             self._release(stored.turn)
         return stored is not None
 

@@ -3,9 +3,21 @@
 const PLACE = "trouper-key";
 
 export const needed = document.documentElement.dataset.keyed === "true";
-export const get = () => sessionStorage.getItem(PLACE) ?? "";
-export const keep = (key) => sessionStorage.setItem(PLACE, key);
-export const forget = () => sessionStorage.removeItem(PLACE);
+/** Of a browser that keeps nothing, and throws where it is asked to (cookies are blocked): until the page is left. */
+let unkept = "";
+
+export function get() {
+  try { return sessionStorage.getItem(PLACE) ?? ""; } catch { return unkept; }
+}
+
+export function keep(key) {
+  try { sessionStorage.setItem(PLACE, key); } catch { unkept = key; }
+}
+
+export function forget() {
+  unkept = "";
+  try { sessionStorage.removeItem(PLACE); } catch { /* as above */ }
+}
 
 /** Whether it can be one: a server takes no other, since clients do not agree on how more than ASCII is sent. */
 export const fits = (key) => /^[\x20-\x7e]+$/.test(key);
