@@ -181,12 +181,12 @@ class Reservation:
 
     def _never(self, prompt_tokens: int, max_tokens: int, others: int, limit: int) -> RequestFailed:
         """The refusal of what no minute holds. `others`: tokens of the request's other prompts and choices."""
-        beside, remedy = "", "lower max_tokens, or shorten the prompt"
+        addition, remedy = "", "lower max_tokens, or shorten the prompt"
         if others:
-            beside = f", beside {others} of the request's other prompts and choices,"
+            addition = f", beside {others} of the request's other prompts and choices,"
             remedy = "lower max_tokens, or send fewer prompts and choices at a time"
         return bad_request(
-            f"{prompt_tokens} tokens of prompt and {max_tokens} of answer{beside} are more than the {limit} tokens a minute of the API key "
+            f"{prompt_tokens} tokens of prompt and {max_tokens} of answer{addition} are more than the {limit} tokens a minute of the API key "
             f"{self._account.key.label!r} ({TOKENS}): {remedy}",
             "max_tokens",
             "tokens_per_minute_exceeded",
