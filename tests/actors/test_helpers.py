@@ -16,7 +16,8 @@ from trouper import Settings
 from trouper.actors.cache_janitor import SWEEP_EVERY_S, keep_tidy
 from trouper.actors.model_stepper import step_model
 from trouper.actors.rank_mirror import mirror_plans
-from trouper.actors.ssd_writer import WriterEdges, write_to_disk
+from trouper.actors.runtime.writer_edges import WriterEdges
+from trouper.actors.ssd_writer import write_to_disk
 from trouper.protocol.health import NO_ADAPTERS, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped

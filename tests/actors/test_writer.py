@@ -17,7 +17,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
 from trouper import Settings
 from trouper.actors.runtime.disk_thread import DiskThread
-from trouper.actors.ssd_writer import REST, WriterEdges, write_to_disk
+from trouper.actors.runtime.writer_edges import WriterEdges
+from trouper.actors.ssd_writer import REST, write_to_disk
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.setting_fields import ByteSize

@@ -14,7 +14,8 @@ import attrs
 import trio
 
 from trouper.actors.runtime.disk_thread import DiskThread
-from trouper.actors.ssd_writer import DiskWriter, write_to_disk
+from trouper.actors.runtime.writer_edges import DiskWriter
+from trouper.actors.ssd_writer import write_to_disk
 
 T = TypeVar("T")
 QUICK_S = (0.0, 0.001, 0.01, 0.2)

@@ -33,13 +33,14 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.supervision import RestartLimit, innermost, supervise
 from trouper.actors.runtime.watches import Watches
+from trouper.actors.runtime.writer_edges import DiskWriter, WriterEdges
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import ANSWER_S
-from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import directory_for, write_to_disk
 from trouper.protocol.health import AdapterStats
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT

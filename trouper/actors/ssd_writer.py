@@ -1,30 +1,31 @@
 """The SSDWriter actor. It waits on orders, and owns the cache directory: no other actor writes, removes or measures there.
 
 Reads precede writes, since requests wait for them. Writes yield to decoding: after each write the actor rests so long that
-writes take a small part of the machine. A faulty disk detaches the tier and is tried again at the next sweep or inspection;
-it never costs a token.
+writes take a small part of the machine. A file that cannot be read is set aside; a faulty disk detaches the tier and is tried
+again at the next sweep or inspection. Neither costs a token.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 import attrs
 import trio
 
 from trouper.actors.runtime.disk_orders import DiskOrders
 from trouper.actors.runtime.disk_thread import DiskThread
+from trouper.actors.runtime.unreadable_files import UnreadableFiles
+from trouper.actors.runtime.writer_edges import WriterEdges
 from trouper.protocol.blocks import BlockData
-from trouper.protocol.health import DirectoryStats, SchedulerStats
+from trouper.protocol.health import DirectoryStats
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
-from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
     Announce,
     Catalogue,
@@ -47,27 +48,11 @@ from trouper.storage.stored_blocks import catalogue_batches, parents_first
 from trouper.storage.write_budget import WriteBudget
 
 log = logging.getLogger("trouper.writer")
-
+T = TypeVar("T")
 REST = 30.0
 """Rest between two writes while rows decode, as a multiple of the last write's duration: about 3 % of one core."""
 BLOCKS_A_MESSAGE = 1000
 """Number of blocks after which a `Catalogue` is sent and the next one begun."""
-
-
-@attrs.frozen(eq=False)
-class WriterEdges:
-    """Channels and watches of the writer. They outlive a crash, so the graph closes them."""
-
-    orders: trio.MemoryReceiveChannel[DiskOrder]
-    news: trio.MemorySendChannel[DiskNews]
-    stats: Watch[DirectoryStats]
-    scheduler: Watch[SchedulerStats]
-    reads_in_parts: bool = False
-    """Whether the blocks of each run are sent as soon as they are read. Other ranks' disks are compared by whole answers."""
-
-
-DiskWriter: TypeAlias = Callable[[WriterEdges, Path | None, str, Settings], Awaitable[None]]
-"""Type of `write_to_disk`, for actors that run one and receive it as a parameter."""
 
 
 async def write_to_disk(
@@ -112,7 +97,7 @@ class SSDWriter:
         self._orders = DiskOrders(edges.orders)
         self._store: RunStore | None = None
         self._locations = BlockLocations()
-        self._inspection = InspectionRound()
+        self._inspection, self._unreadable = InspectionRound(), UnreadableFiles()
         self._damaged_before = 0
 
     async def run(self) -> None:
@@ -212,10 +197,7 @@ class SSDWriter:
 
     async def _inspect(self, store: RunStore) -> None:
         for name in self._inspection.next_names(store.runs):
-            try:
-                await self._in_thread(partial(store.verify, name))
-            except Damaged as damaged:
-                await self._discard(store, damaged)
+            await self._tried(store, name, partial(store.verify, name))
             self._count(inspected=1)
 
     # -- news for the scheduler -------------------------------------------------------------------
@@ -247,7 +229,28 @@ class SSDWriter:
             store.damaged[damaged.reason] += 1
             self._publish(damaged=self._damaged(store))
         await self._forget([run for run in store.runs if run.name == damaged.name])
-        await self._in_thread(partial(store.remove, damaged.name))
+        try:
+            await self._in_thread(partial(store.remove, damaged.name))
+        except OSError as error:
+            await self._set_aside(store, damaged.name, error)
+
+    async def _set_aside(self, store: RunStore, name: str, error: OSError) -> None:
+        """Forget a file that the disk does not read, or does not remove. Raises the error if the disk is at fault."""
+        self._unreadable.note(name, error)
+        await self._forget(store.set_aside(name))
+
+    async def _tried(self, store: RunStore, name: str, work: Callable[[], T]) -> T | None:
+        """Read a file. None: it is damaged, or the disk does not read it. Raises `OSError` if the disk is at fault."""
+        try:
+            found = await self._in_thread(work)
+        except Damaged as damaged:
+            await self._discard(store, damaged)
+        except OSError as error:
+            await self._set_aside(store, name, error)
+        else:
+            self._unreadable.was_read()
+            return found
+        return None
 
     # -- writing and reading ---------------------------------------------------------------------
 
@@ -276,18 +279,17 @@ class SSDWriter:
         """Read run by run. The engine takes the blocks of one while the next is read, and no step takes all those of a long text."""
         blocks, names, began = list[BlockData](), set[str](), trio.current_time()
         for name, refs in self._locations.by_run(order.blocks):
-            try:
-                blocks += await self._in_thread(partial(store.read, name, refs))
-            except Damaged as damaged:
-                await self._discard(store, damaged)
+            if (found := await self._tried(store, name, partial(store.read, name, refs))) is None:
                 break
+            blocks += found
             names.add(name)
             if self._edges.reads_in_parts:
                 await self._answer_read(order, blocks, began, complete=False)
                 blocks, began = [], trio.current_time()
         await self._answer_read(order, blocks, began, complete=True)
         self._count(read_files=1)
-        await self._in_thread(partial(store.touch, names))
+        with suppress(OSError):  # Then they are evicted earlier.
+            await self._in_thread(partial(store.touch, names))
 
     async def _answer_read(self, order: Read, blocks: list[BlockData], began: float, *, complete: bool) -> None:
         nbytes, seconds = sum(block.nbytes for block in blocks), trio.current_time() - began

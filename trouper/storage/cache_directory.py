@@ -81,13 +81,13 @@ def _temporary(directory: Path, name: str) -> Path:
 def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
     """Remove abandoned temporary files and files unused for `ttl_s`. A file whose last use is in the future, since a clock was wrong, counts
     as used now: it would stay for ever, and others would be evicted for it. Another server may share the directory, so a vanished
-    file is no error."""
+    file is no error; one that cannot be removed stays."""
     now = time.time()
     kept = kept_bytes = swept = 0
     for entry, stat in _files(directory):
         age = now - max(stat.st_mtime, stat.st_atime)
-        if age > (TEMPORARY_AGE_S if entry.name.endswith(TEMPORARY_SUFFIX) else ttl_s):
-            Path(entry.path).unlink(missing_ok=True)
+        due = age > (TEMPORARY_AGE_S if entry.name.endswith(TEMPORARY_SUFFIX) else ttl_s)
+        if due and _is_removed(Path(entry.path)):
             swept += 1
         else:
             if age < -AHEAD_S:
@@ -95,6 +95,15 @@ def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
             kept += 1
             kept_bytes += stat.st_size
     return DirectoryUsage(kept, kept_bytes, shutil.disk_usage(directory).free, swept)
+
+
+def _is_removed(path: Path) -> bool:
+    """Remove a file. Returns whether it is gone."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _use_now(entry: os.DirEntry[str]) -> None:

@@ -72,7 +72,9 @@ class RunStore:
         self.damaged: Counter[Reason] = Counter()
         """Number of files that `refresh` removed, by the kind of damage."""
         self.unreadable = 0
-        """Number of files that the disk cannot read. They stay, and their bytes count as long as they exist."""
+        """Number of files whose header the disk cannot read. They stay, and their bytes count as long as they exist."""
+        self._aside: set[str] = set()
+        """Names of files that were set aside."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
         self._files = BoundedDirectory(self._disk, directory)
@@ -96,7 +98,7 @@ class RunStore:
         known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
         before, runs = self._runs, dict[str, RunInfo]()
         for path, file in self._files.list_files():
-            if path.parent != self.path:
+            if path.parent != self.path or file.name in self._aside:
                 continue
             try:
                 runs[file.name] = self._recognize(path, file, known)
@@ -153,7 +155,7 @@ class RunStore:
         if not self._refreshed:
             self.refresh()
         run, path, removed = sealed.info, self.path / sealed.info.name, tuple[Path, ...]()
-        if not self._is_there(path, run.file_bytes):
+        if run.name in self._aside or not self._is_there(path, run.file_bytes):
             evicted = self._write(path, sealed.buffers, run.file_bytes, limits)
             if not evicted.fits:
                 return self._room(evicted)
@@ -161,6 +163,7 @@ class RunStore:
         self._files.uses.record(path, RunUse(run.file_bytes, time.time_ns()))
         room = self._room(Evicted(True, removed))
         self._runs[run.name] = run
+        self._aside.discard(run.name)
         return room
 
     def _write(self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits) -> Evicted:
@@ -211,6 +214,13 @@ class RunStore:
         """Remove a run, which may already be missing. Raises `OSError`."""
         self._files.remove(self.path / name)
         self._runs.pop(name, None)
+
+    def set_aside(self, name: str) -> tuple[RunInfo, ...]:
+        """Forget a run whose file the disk does not read, until it is written again. The file stays and counts, and may be evicted. Returns
+        the run, if it is known."""
+        self._aside.add(name)
+        run = self._runs.pop(name, None)
+        return () if run is None else (run,)
 
     def make_room(self, bytes_needed: int, max_bytes: int, floor_bytes: int = 0) -> Room:
         """Evict the least recently used runs, until `bytes_needed` more bytes fit into `max_bytes` and the disk would still have

@@ -16,7 +16,8 @@ from trouper.actors.ranks.rank_handshake import HELLO_S, Invitation, join_leader
 from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, heartbeat_interval, send_heartbeats, wait_until_silent
 from trouper.actors.ranks.rank_link import LAST_MESSAGES_S, LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.runtime.supervision import innermost
-from trouper.actors.ssd_writer import DiskWriter, write_to_disk
+from trouper.actors.runtime.writer_edges import DiskWriter
+from trouper.actors.ssd_writer import write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import (
     Compile,

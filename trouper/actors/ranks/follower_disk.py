@@ -15,9 +15,10 @@ import trio
 from trouper.actors.cache_janitor import keep_tidy
 from trouper.actors.ranks.pending_disk_orders import nothing_read
 from trouper.actors.runtime.supervision import RestartLimit, supervise
+from trouper.actors.runtime.writer_edges import DiskWriter, WriterEdges
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
-from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import directory_for, write_to_disk
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import ActorStats, AdapterStats, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone

@@ -28,8 +28,9 @@ import trio
 from trouper.actors.ranks.pending_disk_orders import PendingRead, PendingWrite, nothing_read
 from trouper.actors.ranks.rank_member import DiskReport
 from trouper.actors.runtime.channels import offer
+from trouper.actors.runtime.writer_edges import DiskWriter, WriterEdges
 from trouper.actors.scheduling.cache_namespace import cache_namespace
-from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import directory_for, write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard

@@ -1,0 +1,31 @@
+"""What SSDWriter is connected to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import attrs
+import trio
+
+from trouper.protocol.health import DirectoryStats, SchedulerStats
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import DiskNews, DiskOrder
+
+
+@attrs.frozen(eq=False)
+class WriterEdges:
+    """Channels and watches of the writer. They outlive a crash, so the graph closes them."""
+
+    orders: trio.MemoryReceiveChannel[DiskOrder]
+    news: trio.MemorySendChannel[DiskNews]
+    stats: Watch[DirectoryStats]
+    scheduler: Watch[SchedulerStats]
+    reads_in_parts: bool = False
+    """Whether the blocks of each run are sent as soon as they are read. Other ranks' disks are compared by whole answers."""
+
+
+DiskWriter: TypeAlias = Callable[[WriterEdges, Path | None, str, Settings], Awaitable[None]]
+"""Type of `write_to_disk`, for actors that run one and receive it as a parameter."""
