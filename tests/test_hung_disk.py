@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -20,6 +21,10 @@ from tests.test_process import PATIENCE_S, Client, end, free_port, get, serving,
 
 PROMPT = "a" * 200
 ENDS_SOON = "import trouper.cli.server_process as process; process.ENDS_S = 0.5; from trouper.cli import main; main()"
+STALLS_SOON = (
+    "import trouper.actors.runtime.load_turns as turns; turns.LOOK_S, turns.SILENT_S, turns.STALLED_S = 0.1, 0.3, 0.6; "
+    f"{ENDS_SOON}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +108,25 @@ def test_sigterm_ends_a_server_whatever_hangs(model: Path, tmp_path: Path) -> No
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
         assert "threads that still run: _load from" in errors
+
+
+def test_models_are_loaded_beside_one_whose_files_do_not_answer(model: Path, tmp_path: Path) -> None:
+    """Its headers are read, and so it is being loaded when it hangs."""
+    hung, other = tmp_path / "hung", tmp_path / "other"
+    for directory in (hung, other):
+        shutil.copytree(model, directory)
+    (fifo := hung / "tokenizer.json").unlink()
+    os.mkfifo(fifo)
+    port = free_port()
+    flags = ("--model", str(hung), "--model", str(other), "--drain-timeout-s", "0.3")
+    with serving(model, port, *flags, run=STALLS_SOON) as process, read_without_end(fifo):
+        for name in (model, other):
+            client = Client(port, model=str(name), prompt="a", max_tokens=2)
+            client.join(PATIENCE_S)
+            assert client.status == 200, client.text
+        refused = Client(port, model=str(hung), prompt="a", max_tokens=2)
+        refused.join(PATIENCE_S)
+        assert refused.status == 503 and "model_load_stalled" in refused.text and str(hung) in refused.text
+        [listed] = [entry for entry in get(port, "/v1/models")[1]["data"] if entry["id"] == str(hung)]
+        assert listed["state"] == "loading" and "no progress" in listed["problem"]
+        assert end(process, signal.SIGTERM) == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import trio
 
@@ -17,8 +19,12 @@ from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import Engine
 from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import EMBEDDED
+from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
 from trouper.storage.model_scan import ModelScan
+
+FILES_ANSWER_S = 60.0
+"""Time within which the headers of a model's files are read, also from a slow network."""
 
 
 async def run_runtime(
@@ -56,11 +62,27 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
     return scan_once
 
 
-async def _measure(settings: Settings) -> int:
-    """Bytes of a model's weights, before they are loaded. Raises `ModelUnusable`."""
-    from trouper.engine.loading.model_loading import weights_bytes
+class WeightSizes:
+    """Bytes of models' weights, before they are loaded. A model whose files do not answer has one thread, which may hang for ever."""
 
-    return await trio.to_thread.run_sync(weights_bytes, settings, abandon_on_cancel=True)
+    def __init__(self) -> None:
+        self._threads: defaultdict[str | None, trio.CapacityLimiter] = defaultdict(lambda: trio.CapacityLimiter(1))
+
+    async def measure(self, settings: Settings) -> int:
+        """Read the headers of a model's files, after downloading what is missing. Raises `ModelUnusable`, also if its directory does not answer
+        within FILES_ANSWER_S."""
+        from trouper.engine.loading.model_loading import weights_bytes
+        from trouper.engine.loading.model_source import may_download
+
+        named = (settings.model, settings.draft_model or settings.model)
+        limit_s = inf if any(map(may_download, named)) else FILES_ANSWER_S
+        with trio.move_on_after(limit_s):
+            return await trio.to_thread.run_sync(
+                weights_bytes, settings, abandon_on_cancel=True, limiter=self._threads[settings.model]
+            )
+        raise ModelUnusable(
+            f"{settings.model} does not answer within {limit_s:g} s: its file system hangs, or a file is none"
+        )
 
 
 async def run_models(
@@ -98,6 +120,6 @@ async def run_models(
 
     room = weights_room() if server.model_memory is None else server.model_memory
     await run_model_manager(
-        settings, server.served_model_name, start, _measure, room, default_name=EMBEDDED, max_models=server.max_models(len(settings)),
+        settings, server.served_model_name, start, WeightSizes().measure, room, default_name=EMBEDDED, max_models=server.max_models(len(settings)),
         ttl_s=server.model_ttl_s, options=options, progress=progress, scan=None if ranks is not None else scan_of(server.models_from), task_status=task_status,
     )  # fmt: skip

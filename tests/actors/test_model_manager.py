@@ -39,6 +39,8 @@ class World:
 
     events: list[str] = attrs.field(factory=list)
     may_load: trio.Event = attrs.field(factory=trio.Event)
+    hanging: dict[str, trio.Event] = attrs.field(factory=dict)
+    """Models whose files do not answer until the event."""
     crashing: set[str] = attrs.field(factory=set)
     """Models whose engine crashes at each step, whatever it computes."""
     repaired: bool = False
@@ -69,6 +71,8 @@ class World:
 
             async def load(self) -> LoadedModel:
                 await world.may_load.wait()
+                if name in world.hanging:
+                    await world.hanging[name].wait()
                 if name == "broken" and not world.repaired:
                     if world.error is not None:
                         raise world.error

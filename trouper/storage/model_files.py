@@ -53,19 +53,24 @@ def read_model_files(name: str, directory: Path) -> ModelFiles:
     try:
         return _described(name, directory)
     except Exception as error:  # noqa: BLE001 - any bytes may be in the files: whatever they raise, the other models are served
-        return ModelFiles(
-            name=name,
-            directory=directory,
-            kind="generator",
-            architecture="unknown",
-            context_length=UNBOUNDED_CONTEXT,
-            quantization="unknown",
-            stored_bytes=0,
-            float32_bytes=0,
-            chats=False,
-            used_at=0.0,
-            problem=f"{directory} cannot be read: {type(error).__name__}: {error}",
-        )
+        return unreadable(name, directory, f"{directory} cannot be read: {type(error).__name__}: {error}")
+
+
+def unreadable(name: str, directory: Path, problem: str) -> ModelFiles:
+    """Describe a directory of which nothing is known but the problem."""
+    return ModelFiles(
+        name=name,
+        directory=directory,
+        kind="generator",
+        architecture="unknown",
+        context_length=UNBOUNDED_CONTEXT,
+        quantization="unknown",
+        stored_bytes=0,
+        float32_bytes=0,
+        chats=False,
+        used_at=0.0,
+        problem=problem,
+    )
 
 
 def _described(name: str, directory: Path) -> ModelFiles:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 from trouper.protocol.paths import encodable, expanded, is_directory
 from trouper.protocol.settings import HUB_CACHE
-from trouper.storage.model_files import ModelFiles, read_model_files
+from trouper.storage.model_files import ModelFiles, read_model_files, unreadable
 
+ANSWER_S = 10.0
+Described = tuple[tuple[float, ...], ModelFiles]
+"""What changes when a file of the model does, and what its files say."""
 SNAPSHOTS = "models--*"
 """Directories of models in a hub cache, as huggingface_hub lays it out: models--OWNER--NAME/snapshots/COMMIT."""
 
@@ -27,27 +31,50 @@ def directory_of(source: str) -> Path:
 
 
 class ModelScan:
-    """Finds the models of several directories. Those that have not changed since the last scan are not read again."""
+    """Finds the models of several directories. Those that have not changed since the last scan are not read again. One whose files do not
+    answer within `answer_s` (a dead mount, a FIFO) is listed with that as its problem, and does not keep the others from being found."""
 
-    def __init__(self, sources: Sequence[str]) -> None:
-        self._sources = tuple(sources)
-        self._known: dict[Path, tuple[tuple[float, ...], ModelFiles]] = {}
+    def __init__(self, sources: Sequence[str], answer_s: float = ANSWER_S) -> None:
+        self._sources, self._answer_s = tuple(sources), answer_s
+        self._known: dict[Path, Described] = {}
+        self._reading: dict[Path, Thread] = {}
+        """Threads that read a directory which has not answered."""
 
     def models(self) -> list[ModelFiles]:
         """All models, by name; of two with one name, that of the first directory."""
         found: dict[str, ModelFiles] = {}
-        known: dict[Path, tuple[tuple[float, ...], ModelFiles]] = {}
+        known: dict[Path, Described] = {}
         for source in self._sources:
             for path, directory in model_directories(directory_of(source)):
                 if (name := encodable(path)) in found:
                     continue
-                state = _state(directory)
-                before = self._known.get(directory)
-                files = before[1] if before is not None and before[0] == state else read_model_files(name, directory)
-                known[directory] = (state, files)
-                found[name] = files
+                described = self._described(name, directory)
+                if described is None:
+                    found[name] = unreadable(
+                        name, directory, f"{directory} does not answer within {self._answer_s:g} s"
+                    )
+                else:
+                    known[directory], found[name] = described, described[1]
         self._known = known
         return [found[name] for name in sorted(found, key=str.lower)]
+
+    def _described(self, name: str, directory: Path) -> Described | None:
+        """Describe a directory; None: it does not answer. Its thread is then left alone until it ends."""
+        before, read = self._known.get(directory), list[Described]()
+
+        def work() -> None:
+            state = _state(directory)
+            read.append(
+                before if before is not None and before[0] == state else (state, read_model_files(name, directory))
+            )
+
+        if (thread := self._reading.pop(directory, None)) is None or not thread.is_alive():
+            thread = Thread(target=work, name=f"files of {name}", daemon=True)
+            thread.start()
+            thread.join(self._answer_s)
+        if not read:
+            self._reading[directory] = thread
+        return read[0] if read else None
 
 
 def model_directories(root: Path) -> Iterator[tuple[str, Path]]:

@@ -111,6 +111,8 @@ class ModelControl:
     async def _unload(self, model: ManagedModel, after: Away, *, force: bool) -> None:
         manager = self._manager
         while model.state in ("waiting", "loading", "unloading"):
+            if model.state == "loading" and model.problem is not None:
+                raise RequestFailed(model.problem)
             if force and model.state == "unloading" and model.runtime is not None:
                 await manager.unload(model, after, at_once=True)
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -17,8 +18,9 @@ import trio
 
 from trouper.actors.runtime.found_models import Scan, keep_found
 from trouper.actors.runtime.load_progress import LoadProgress
+from trouper.actors.runtime.load_turns import LoadTurns
 from trouper.actors.runtime.model_control import ModelControl
-from trouper.actors.runtime.model_room import has_room_now, make_room, until_room
+from trouper.actors.runtime.model_room import has_room_now, load_in_turn
 from trouper.actors.runtime.model_unloading import (
     AWAY,
     LoadLimits,
@@ -66,8 +68,7 @@ class ModelManager:
     ) -> None:
         self.nursery, self.models = nursery, list(models)
         self._start, self._measure, self.limits, self._progress = start, measure, limits, progress
-        self.control = ModelControl(self)
-        self.loader = trio.StrictFIFOLock()
+        self.control, self.turns = ModelControl(self), LoadTurns(progress, self.notify)
         self.changed = trio.Event()
         """Set, and replaced, when the state of any model changes."""
         self.draining, self.finished = False, trio.Event()
@@ -134,6 +135,8 @@ class ModelManager:
     def _request_load(self, model: ManagedModel) -> None:
         """Start loading in a separate task, which continues when the client aborts, and has none of its context variables. Raises the
         problem of the last attempt if that was recent."""
+        if model.state == "loading" and model.problem is not None:
+            raise RequestFailed(model.problem)
         if model.state not in AWAY:
             return
         if model.problem is not None and trio.current_time() < model.unusable_until:
@@ -160,15 +163,11 @@ class ModelManager:
         model.unusable_until = trio.current_time() + (RETRY_S if model.problem.retry_after_s is None else 0)
 
     async def load(self, model: ManagedModel) -> None:
-        """Load a model, one at a time, unless nobody waits for it any more before there is room. Raises `ModelUnusable`, or `RequestFailed`
+        """Load a model in its turn, unless nobody waits for it any more before there is room. Raises `ModelUnusable`, or `RequestFailed`
         (503) if there is no room for it."""
         if len(self.models) > 1:
             model.weights_bytes = await self.measured(model)
-        while await until_room(self, model):
-            async with self.loader:
-                if await make_room(self, model):
-                    await self._load_now(model)
-                    return
+        await load_in_turn(self, model, partial(self._load_now, model))
 
     async def _load_now(self, model: ManagedModel) -> None:
         model.state, model.ended = "loading", trio.Event()
@@ -226,7 +225,9 @@ class ModelManager:
             model.weights_bytes = await self._measured_or_none(model)
             if model.state == "unloaded" and model.weights_bytes and has_room_now(self, model):
                 model.state = "waiting"
-                await self._load_or_note_problem(model)
+                self.nursery.start_soon(self._load_or_note_problem, model)
+            while model.state in ("waiting", "loading") and not model.is_silent:
+                await self.changed.wait()
 
     async def measured(self, model: ManagedModel) -> int:
         """Bytes of a model's weights. Raises `ModelUnusable`."""

@@ -3,6 +3,7 @@ being loaded, and nothing is unloaded unless all idle models together make enoug
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -55,14 +56,30 @@ async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
     return True
 
 
+async def load_in_turn(manager: ModelManager, model: ManagedModel, load: Callable[[], Awaitable[None]]) -> None:
+    """Load a model when it is its turn and there is room for it, unless nobody waits for it any more. Raises `RequestFailed` (503), and what
+    `load` raises."""
+    while await until_room(manager, model):
+        await manager.turns.take(model)
+        try:
+            if await make_room(manager, model):
+                await (manager.turns.watched(model, load) if len(manager.models) > 1 else load())
+                return
+        finally:
+            manager.turns.give(model)
+
+
 async def room_for_adapter(manager: ModelManager, model: ManagedModel, adapter: str, nbytes: int) -> None:
     """Make room for a LoRA adapter of a loaded model among the weights of all models (--model-memory): its bytes count as the model's from
     then on, until the caller says what the model has. Raises `RequestFailed` (507)."""
     model.weights_bytes += nbytes
-    async with manager.loader:
+    await manager.turns.take(turn := object())
+    try:
         reason = lacking_room(manager.models, model, manager.limits)
         if not reason and not await make_room(manager, model):
             reason = lacking_room(manager.models, model, manager.limits) or "idle models are in use again: try again"
+    finally:
+        manager.turns.give(turn)
     if reason:
         raise insufficient(f"with the adapter {adapter!r} {reason}")
 

@@ -54,6 +54,8 @@ class ManagedModel:
     """What the model's files say; None for a model that --model names."""
     ended: trio.Event = attrs.field(factory=trio.Event)
     """Set when the model's graph has ended."""
+    is_silent: bool = False
+    """Whether nothing has been heard of its loading for so long that others load beside it."""
 
     @property
     def running(self) -> int:
@@ -97,8 +99,8 @@ def has_room(others: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimi
 
 
 def loaded(models: Sequence[ManagedModel]) -> list[ManagedModel]:
-    """The models whose weights are in memory, those among them that are being unloaded."""
-    return [model for model in models if model.runtime is not None]
+    """The models whose weights are in memory, those among them that are being unloaded; and those that others load beside."""
+    return [model for model in models if model.runtime is not None or model.is_silent]
 
 
 def lacking_room(models: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:

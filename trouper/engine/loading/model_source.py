@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download  # the hub files that mlx-lm reads, and ModelScope on request
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download  # Of the hub, and of ModelScope on request.
 
 from trouper.engine.loading import bundled_model
 from trouper.engine.platform.error_text import line_of
@@ -24,6 +24,8 @@ from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.paths import exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable
 
+FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
+"""The files of a model of the hub: those that mlx-lm reads, and layers behind the pooling of one that makes embeddings."""
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -64,10 +66,15 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
     return model
 
 
+def may_download(model: str | None) -> bool:
+    """Whether the model may have to be downloaded, which takes any time. Asks no file system, which may hang."""
+    return model is None or bool(HUB_ID.fullmatch(model) and not model.startswith((".", "~")))
+
+
 def cached(hub_id: str) -> Path | None:
     """Return the directory of a model of the hub if all that a start would fetch is there. Nobody is asked."""
     try:
-        return Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+        return Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=FILES))
     except LocalEntryNotFoundError:
         return None
 
@@ -85,7 +92,7 @@ def local(model: str | None) -> Path:
 
 def _fetch(hub_id: str) -> Path:
     try:
-        return Path(_download(hub_id))
+        return Path(_download(hub_id, allow_patterns=FILES))
     except GatedRepoError as error:
         raise ModelUnusable(f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:

@@ -140,6 +140,7 @@ MODEL_BODY = full(
         "state": {"enum": ["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]},
         "pinned": FLAG,
         "ttl_s": {"type": "number"},
+        "problem": TEXT,
         "type": {"const": "model"},
         "display_name": TEXT,
         "created_at": TEXT | {"format": "date-time"},
@@ -157,6 +158,7 @@ MODEL_BODY = full(
         "kind",
         "quantization",
         "fits",
+        "problem",
     ),
 )
 MODELS = full(

@@ -33,7 +33,14 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
         sizes["weights_bytes"] = listed.weights_bytes
     if (fits := listed.fits) is not None:
         sizes["fits"] = fits
-    state = {"loaded": listed.state == "ready", "state": listed.state, "pinned": listed.pinned, "ttl_s": listed.ttl_s}
+    state: dict[str, Any] = {
+        "loaded": listed.state == "ready",
+        "state": listed.state,
+        "pinned": listed.pinned,
+        "ttl_s": listed.ttl_s,
+    }
+    if listed.problem is not None and not adapter:
+        state["problem"] = listed.problem.message
     return openai | sizes | state | anthropic
 
 
