@@ -229,3 +229,27 @@ def test_what_a_key_without_limits_has_used_is_forgotten() -> None:
         clock.now += WINDOW_S / 2
     assert len(account.requests._past) <= 2 and len(account.tokens._past) <= 2
     assert account.usage["fake"].requests == 100
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "abc"}),
+        ("/detokenize", {"tokens": [97]}),
+        ("/v1/messages/count_tokens", {"messages": CHAT["messages"]}),
+        ("/v1/responses/input_tokens", {"input": "abc"}),
+    ],
+)
+async def test_requests_that_only_count_tokens_ask_a_model_too(path: str, body: dict[str, Any], tmp_path: Path) -> None:
+    """They cost none of a key's tokens. Found by review: they had no limit at all."""
+    file = key_file(tmp_path, "sk-a name=alice requests_per_minute=2 tokens_per_minute=10\n")
+    async with serving(FakeEngine(), api_key_file=file, clock=FastClock()) as served:
+        for remaining in ("1", "0"):
+            status, headers, data = await exchange(served, post(path, body, bearer("sk-a")))
+            assert status == 200, data
+            assert headers["x-ratelimit-remaining-requests"] == remaining
+            assert headers["x-ratelimit-remaining-tokens"] == "10"
+        status, headers, data = await exchange(served, post(path, body, bearer("sk-a")))
+        assert status == 429 and "requests_per_minute" in data.decode()
+        assert int(headers["retry-after"]) == WINDOW_S
+        assert (await used(served, "sk-a"))["alice"]["requests"] == 2

@@ -19,6 +19,7 @@ from trouper.protocol.api_keys import Keys
 from trouper.web.app import create_app
 from trouper.web.http.endpoints import PATH_PARAMETER
 from trouper.web.keys.endpoint_rights import ENDPOINT_ACCESS, access_of
+from trouper.web.keys.key_file import KeyFile
 
 FILE = """sk-plain name=plain
 sk-watcher name=watcher inference=false observability=true
@@ -233,31 +234,33 @@ def known(keys: Keys, *names: str) -> list[bool]:
     return [keys.let_in(None, name) for name in names]
 
 
-def test_a_changed_file_is_read_again_and_a_wrong_one_changes_nothing(
+async def test_a_changed_file_is_read_again_and_a_wrong_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = key_file(tmp_path, "sk-one\n")
     keys = Keys.of(ServerSettings(api_key_file=file, api_key=("sk-flag",)))
-    keys.reload(0)
+    reload = KeyFile(keys, answer_s=60).look
+    await reload(0)
     (tmp_path / "next").write_text("sk-two admin=true\n")
     (tmp_path / "next").rename(file)
-    keys.reload(0.5)
+    await reload(0.5)
     assert known(keys, "sk-one", "sk-two", "sk-flag") == [True, False, True], "it is looked at once a second"
-    keys.reload(1)
+    await reload(1)
     assert known(keys, "sk-one", "sk-two", "sk-flag") == [False, True, True]
     for now, text in enumerate(("sk-three colour=red\n", "", "sk-four admin=maybe\n"), 2):
         file.write_text(text)
         caplog.clear()
-        keys.reload(now)
-        keys.reload(now + 0.999)
+        await reload(now)
+        await reload(now + 0.999)
         assert known(keys, "sk-two", "sk-three", "sk-four") == [True, False, False]
         assert caplog.text.count("the keys stay as they were") == 1 and "sk-" not in caplog.text
+        assert keys.stale
     file.unlink()
-    keys.reload(9)
+    await reload(9)
     assert known(keys, "sk-two") == [True]
     file.write_text("sk-five\n")
-    keys.reload(10)
-    assert known(keys, "sk-two", "sk-five") == [False, True]
+    await reload(10)
+    assert (known(keys, "sk-two", "sk-five"), keys.stale) == ([False, True], "")
 
 
 async def test_a_server_takes_new_keys_while_it_runs(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from trouper.cli.announce import announce
 from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
-from trouper.protocol.api_keys import Keys
 from trouper.protocol.model_options import ModelOptions
+from trouper.web.keys.key_file import require_keys
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
@@ -52,7 +52,7 @@ async def run(
     """Load, serve, and on the first signal drain; returns when everything has ended. `observers`: as for `serve_http`; `options`: as for `run_models`. Raises
     `CannotListenError` and `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
-    Keys.of(server_settings)
+    await require_keys(server_settings)
     leaving, loading, over, drained = trio.Event(), trio.CancelScope(), trio.Event(), trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as watching:

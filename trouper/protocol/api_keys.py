@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Iterator, Mapping
-from math import inf
 from pathlib import Path
 
 import attrs
@@ -25,7 +24,6 @@ from trouper.protocol.problems import Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
 log = logging.getLogger("trouper.web")
-RELOAD_S = 1.0
 FileState = tuple[int, int, int] | None
 
 
@@ -40,7 +38,7 @@ def _state_of(path: Path | None) -> FileState:
 
 @attrs.define(eq=False)
 class Keys:
-    """The accepted keys by their digests; without any, every request is accepted. The file is read again when it changes."""
+    """The accepted keys by their digests; without any, every request is accepted. The file is read again when it changes (`KeyFile`)."""
 
     _keys: Mapping[bytes, ApiKey]
     restricted: bool = False
@@ -48,7 +46,8 @@ class Keys:
     _settings: ServerSettings | None = None
     _read: FileState = None
     """State of the file when it was read last."""
-    _checked_at: float = -inf
+    stale: str = ""
+    """Why the keys are not those of the file as it is now; "" if they are."""
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:
@@ -68,22 +67,33 @@ class Keys:
             keys += file_keys
         return cls({digest_of(key.key): key for key in keys}, settings.api_key_file is not None, settings, read)
 
-    def reload(self, now: float) -> None:
-        """Read the file again if it has changed; it is looked at once in RELOAD_S. A wrong file is logged and leaves the keys as they
-        are. Requests that run are not affected. `now` in seconds."""
-        if self._settings is None or not self.restricted or now - self._checked_at < RELOAD_S:
-            return
-        self._checked_at = now
-        if (state := _state_of(self._settings.api_key_file)) == self._read:
-            return
-        self._read = state
+    @property
+    def file(self) -> Path | None:
+        """The file of keys (--api-key-file)."""
+        return None if self._settings is None else self._settings.api_key_file
+
+    def read_again(self) -> Reread | None:
+        """Read the file again; None: it is as it was. Changes nothing, so any thread may do it."""
+        if self._settings is None or (state := _state_of(self.file)) == self._read:
+            return None
         try:
-            keys = Keys.of(self._settings)
+            return Reread(state, Keys.of(self._settings))
         except SettingsInvalid as wrong:
-            log.warning("the keys stay as they were: %s", wrong)
+            return Reread(state, wrong)
+
+    def take(self, reread: Reread) -> None:
+        """Take what was read again. A wrong file is logged and leaves the keys as they are. Requests that run are not affected."""
+        self._read, found = reread.state, reread.found
+        if isinstance(found, SettingsInvalid):
+            self.stay(str(found))
             return
-        self._keys = keys._keys
+        self._keys, self.stale = found._keys, ""
         log.info("%s was read again: %d keys", FILE_FLAG, len(self._keys))
+
+    def stay(self, reason: str) -> None:
+        """Note why the keys stay as they were."""
+        log.warning("the keys stay as they were: %s", reason)
+        self.stale = reason
 
     @property
     def needed(self) -> bool:
@@ -125,6 +135,14 @@ class Keys:
         """Whether the key is accepted. In constant time: every digest is compared, whether or not one matched."""
         digest = digest_of(key)
         return sum(hmac.compare_digest(digest, known) for known in self._keys) > 0
+
+
+@attrs.frozen
+class Reread:
+    """The file of keys after a change: its state, and its keys or what is wrong."""
+
+    state: FileState
+    found: Keys | SettingsInvalid
 
 
 NO_KEYS = Keys({})

@@ -36,6 +36,7 @@ from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
 from trouper.web.keys.endpoint_rights import access_of, missing_right
+from trouper.web.keys.key_file import KeyFile
 from trouper.web.keys.usage_routes import UsageOfKeys
 from trouper.web.live.site import ASSETS, Site
 from trouper.web.metrics.collector import Metrics
@@ -175,6 +176,7 @@ class HttpEdge:
 
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
         self._service, self._keys, self._metrics = service, keys, metrics
+        self._key_file = KeyFile(keys)
         self._cors = Cors(service.settings)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -194,7 +196,7 @@ class HttpEdge:
 
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
-        self._keys.reload(trio.current_time())
+        await self._key_file.look(trio.current_time())
         key = self._service.key  # Found before the body is awaited: the file of keys may change meanwhile.
         if self._service.batch_owner is not None:
             problem = KEY_REMOVED if key is None else self._missing_right(key)
@@ -272,6 +274,8 @@ class HttpEdge:
         batches = {} if batching is None else {"batches": batching.health()}
         body = health_body(self._service.models.entries(), draining=self._service.models.draining) | batches
         detailed = not self._keys.restricted or self._service.has_right("observability")
+        if self._keys.stale:
+            body["api_key_file"] = self._keys.stale
         return as_json(body if detailed else {"status": body["status"]})
 
     async def livez(self) -> Response:

@@ -9,7 +9,7 @@ from quart import Response
 from trouper.web.anthropic import message_schemas, messages
 from trouper.web.anthropic.message_dialect import MessageDialect
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
-from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.request_schema import ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.output_parser import OutputParser
@@ -50,6 +50,7 @@ class Anthropic:
                 summary="How many tokens a conversation has",
                 request=messages.CountRequest,
                 answer=message_schemas.COUNTED,
+                also=COUNTS,
                 error=ref("AnthropicError"),
                 examples={"A question": question, "A tool": question | forced},
             ),
@@ -67,7 +68,7 @@ class Anthropic:
         [generate] = with_calls([generate], tools, served.runtime.tokenizer, self._service.report)
         [answer] = await self._service.submit(served, [generate], parsed.priority)
         parser: OutputParser | None = None
-        if tools.offered or generate.grammar is None:
+        if tools.offered or generate.grammar is None or generate.grammar.channels:
             parser = self._service.parsers(served, tools, answer)()
         dialect = MessageDialect(
             request_id,
@@ -81,7 +82,7 @@ class Anthropic:
 
     async def count_tokens(self) -> Response:
         parsed = await self._service.read(parse_count)
-        served = await self._service.served(parsed.model)
+        served = await self._service.served_to_count(parsed.model)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         prompt = await self._service.run_off_loop(prompt_of, parsed)

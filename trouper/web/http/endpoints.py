@@ -17,6 +17,8 @@ PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 OPENAI_ERROR = ref("Error")
 GENERATES = (422, 429, 499, 500, 503, 504)
 """Error statuses of a request that waits for a row and for tokens."""
+COUNTS = (429, 500, 503)
+"""Error statuses of a request that needs a model to count, make or read tokens."""
 
 
 @attrs.frozen(kw_only=True)

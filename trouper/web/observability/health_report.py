@@ -47,8 +47,9 @@ HEALTH = full(
         "reasoning_parser": TEXT,
         "adapted_messages": {"type": "object", "additionalProperties": TEXT},
         "batches": OBJECT,
+        "api_key_file": TEXT,
     },
-    optional=("batches",),
+    optional=("batches", "api_key_file"),
 )
 
 

@@ -10,7 +10,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web import adapter_names
 from trouper.web.http.body_parsing import called
-from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.request_schema import either, ref
 from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, infill, tokenize
 from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
@@ -139,7 +139,7 @@ class OpenAi:
         )
 
     def _about_tokens(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="Tokens", method="POST")
+        endpoint = partial(Endpoint, tag="Tokens", method="POST", also=COUNTS)
         return (
             endpoint(
                 path="/tokenize",
@@ -235,14 +235,14 @@ class OpenAi:
 
     async def tokenize(self) -> Response:
         parsed = await self._service.read(parse_tokenize)
-        served = await self._service.served(parsed.model)
+        served = await self._service.served_to_count(parsed.model)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
         found = await served.runtime.tokens(prompt)
         return as_json({"count": len(found), "max_model_len": context_of(served.runtime), "tokens": found})
 
     async def detokenize(self) -> Response:
         parsed = await self._service.read(parse_detokenize)
-        served = await self._service.served(parsed.model)
+        served = await self._service.served_to_count(parsed.model)
         tokenizer, vocabulary = served.runtime.tokenizer, served.runtime.model.vocab_size
         return as_json({"prompt": await self._service.run_off_loop(text_of, parsed, tokenizer, vocabulary)})
 

@@ -12,7 +12,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate
 from trouper.web.http.body_parsing import between, called, combination
-from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
@@ -73,6 +73,7 @@ class Responses:
                 handler=self.count,
                 summary="How many tokens the input of a response has",
                 answer=COUNTED,
+                also=COUNTS,
                 examples={"A question": {"input": "Who was Molière?"}},
             ),
         )
@@ -138,8 +139,8 @@ class Responses:
         resolved = await self._service.read(parse_response)
         before = self._before(resolved.request.previous_response_id)
         earlier = [] if before is None else before.all_items()
-        items = self._input(resolved.request, earlier)
-        served, _, generate = await self._prepare(resolved, (*earlier, *items))
+        served, _, generate = await self._prepare(resolved, (*earlier, *self._input(resolved.request, earlier)))
+        self._service.account(served.name)
         if generate.max_tokens is not None and self._service.settings.strict:  # No other code checks it here.
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
@@ -197,9 +198,8 @@ class Responses:
         stored: bool,
     ) -> Live:
         tokenizer, parsed = served.runtime.tokenizer, resolved.request
-        parser = None
-        if resolved.tools.offered or tokenizer.thinking is not None:
-            parser = self._service.parsers(served, resolved.tools, answer)()
+        parses = resolved.tools.offered or tokenizer.thinking is not None
+        parser = self._service.parsers(served, resolved.tools, answer)() if parses else None
         response_id = new_id("resp_")
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)
