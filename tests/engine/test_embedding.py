@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.arithmetic import TF32
 from tests.families import FAMILIES, build, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine.pooling import Pool, body_of, embedding_of, pooling_of
+from trouper.engine.pooling import Pool, body_of, embedder_of, pooling_of
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, Pooling, RowId
 from trouper.protocol.sampling import Sampling
@@ -65,14 +65,14 @@ def test_vectors_of_every_family(name: str) -> None:
     engine = StepEngine(model, VOCABULARY)
     weights = mx.arange(1, len(PROMPT) + 1)[:, None]
     for pooling, state in (
-        ("mean", hidden.mean(0)), ("last", hidden[-1]), ("first", hidden[0]), ("max", hidden.max(0)), ("weighted", (hidden * weights).mean(0)),
+        ("mean", hidden.mean(0)), ("mean_sqrt", hidden.mean(0)), ("last", hidden[-1]), ("first", hidden[0]), ("max", hidden.max(0)), ("weighted", (hidden * weights).mean(0)),
     ):  # fmt: skip
         wanted = state / mx.linalg.norm(state)
         for chunks in ((40,), (1, 16, 23)):
             got = vector(engine, pooling, chunks)  # type: ignore[arg-type]
             np.testing.assert_allclose(got, np.array(wanted), atol=2e-2 if TF32 else 2e-5)
     assert abs(float(np.linalg.norm(got)) - 1) < 1e-5
-    facts = embedding_of(model, Path("nowhere"))
+    facts = embedder_of(model, Path("nowhere")).layout
     assert facts is not None and (facts.dimensions, facts.pooling) == (len(got), "mean")
 
 
@@ -82,7 +82,7 @@ def test_vectors_of_every_family(name: str) -> None:
         ({"pooling_mode_lasttoken": True}, "last"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
         ({"pooling_mode_mean_tokens": True}, "mean"),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt"),
         ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode_weightedmean_tokens": True}, "weighted"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, None),
@@ -99,13 +99,14 @@ def test_the_models_own_files_say_how_to_pool(tmp_path: Path, said: object, pool
     """Newer files name it, and were once taken for none, so that their models got the mean."""
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(said))
-    assert pooling_of(tmp_path) == pooling
+    assert pooling_of(tmp_path / "1_Pooling") == pooling
 
 
 def test_a_model_that_joins_several_vectors_gives_none(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": ["mean", "max"]}))
-    assert embedding_of(build("llama"), tmp_path) is None
+    found = embedder_of(build("llama"), tmp_path)
+    assert found.layout is None and "joins several vectors" in found.reason
 
 
 def test_nothing_is_divided_by_zero() -> None:

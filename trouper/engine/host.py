@@ -224,6 +224,7 @@ class MlxEngine:
             loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting,
             capabilities=loaded.card.capabilities, draft_model=None if draft is None else draft.model,
             draft_limits=UNLIMITED if draft is None else draft.limits, head=loaded.head, processors=self._processors, adapters=self._adapters,
+            modules=loaded.embedder.modules,
         )  # fmt: skip
 
     def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,14 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from trouper.engine.embedding_modules import NO_MODULES, EmbeddingModules, NotSupported, modules_of, normalized
 from trouper.protocol.model import EmbeddingLayout
 from trouper.protocol.plans import Pooling
 
-POOLING_FILE = Path("1_Pooling") / "config.json"
-"""File in which sentence-transformers stores how a model pools."""
 POOLINGS: dict[str, Pooling] = {
-    "mean": "mean", "mean_sqrt_len_tokens": "mean", "lasttoken": "last", "cls": "first", "max": "max", "weightedmean": "weighted",
+    "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt", "lasttoken": "last", "cls": "first", "max": "max", "weightedmean": "weighted",
 }  # fmt: skip
-"""By the names that sentence-transformers has. Vectors get length one, so that it is no matter by what a mean was divided."""
+"""By the names that sentence-transformers has."""
 SWITCHES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
@@ -58,19 +59,43 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
     )
 
 
-def embedding_of(model: nn.Module, directory: Path) -> EmbeddingLayout | None:
-    """Describe the model's embeddings. None: the model gives none, or pools them in a way that is not known."""
-    body, pooling = body_of(model), pooling_of(directory)
-    if body is None or pooling is None:
-        return None
-    hidden = body(mx.array([[0]]), cache=make_prompt_cache(model))
-    return EmbeddingLayout(int(hidden.shape[-1]), pooling)
+@attrs.frozen
+class Embedder:
+    """A model's embeddings: their form, None if it gives none, with the reason if that is its files' affair; and what a pooled vector passes."""
+
+    layout: EmbeddingLayout | None = None
+    reason: str = ""
+    modules: EmbeddingModules = NO_MODULES
+
+
+def embedder_of(model: nn.Module, directory: Path, report: Callable[[str], None] = lambda _: None) -> Embedder:
+    """Read the model's files, with the weights of modules behind the pooling. `report` gets a line if they make the model one without
+    embeddings."""
+    body = body_of(model)
+    found = Embedder() if body is None else _embedder(model, body, directory)
+    if found.reason:
+        report(f"no embeddings: {found.reason}")
+    return found
+
+
+def _embedder(model: nn.Module, body: nn.Module, directory: Path) -> Embedder:
+    try:
+        modules = modules_of(directory)
+        if (pooling := pooling_of(directory / modules.pooling)) is None:
+            return Embedder(
+                reason=f"{modules.pooling}/config.json joins several vectors, or pools in a way that is not known"
+            )
+        hidden = body(mx.array([[0]]), cache=make_prompt_cache(model))
+        dimensions = modules.applied(mx.zeros(hidden.shape[-1])).shape
+    except (NotSupported, ValueError) as error:  # ValueError: a product of shapes that do not fit.
+        return Embedder(reason=str(error))
+    return Embedder(EmbeddingLayout(int(dimensions[0]), pooling), modules=modules)
 
 
 def pooling_of(directory: Path) -> Pooling | None:
-    """Read the kind of pooling from the model's files; the default is the mean. None: several that are joined, or one that is not known."""
+    """Read the kind of pooling from its directory; the default is the mean. None: several that are joined, or one that is not known."""
     try:
-        config: Any = json.loads((directory / POOLING_FILE).read_text("utf-8"))
+        config: Any = json.loads((directory / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return "mean"
     names = _names_of(config) if isinstance(config, dict) else []
@@ -99,7 +124,7 @@ class Pool:
         states = hidden.astype(mx.float32)
         first, self.tokens = self.tokens, self.tokens + states.shape[0]
         match self.pooling:
-            case "mean":
+            case "mean" | "mean_sqrt":
                 self.kept = states.sum(0) if self.kept is None else self.kept + states.sum(0)
             case "last":
                 self.kept = states[-1]
@@ -111,7 +136,19 @@ class Pool:
                 weighted = (states * mx.arange(first + 1, self.tokens + 1)[:, None]).sum(0)
                 self.kept = weighted if self.kept is None else self.kept + weighted
 
-    def vector(self) -> mx.array:
-        """Return the vector, (dim,) float32 of length one."""
+    def pooled(self) -> mx.array:
+        """Return the vector as sentence-transformers pools it, (dim,) float32."""
         assert self.kept is not None
-        return self.kept / mx.maximum(mx.linalg.norm(self.kept), 1e-12)
+        match self.pooling:
+            case "mean":
+                return self.kept / self.tokens
+            case "mean_sqrt":
+                return self.kept / sqrt(self.tokens)
+            case "weighted":
+                return self.kept / (self.tokens * (self.tokens + 1) / 2)
+            case _:
+                return self.kept
+
+    def vector(self, modules: EmbeddingModules = NO_MODULES) -> mx.array:
+        """Return the vector behind `modules`, (dim,) float32 of length one."""
+        return normalized(modules.applied(self.pooled()))

@@ -12,6 +12,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
+from trouper.engine.embedding_modules import EmbeddingModules
 from trouper.engine.kv.rows import Rows
 from trouper.engine.row_state import RowState
 from trouper.engine.sampling.logprobs import PendingLogprobs, logprobs_of
@@ -35,10 +36,12 @@ class Prefilled:
     """Vectors (dim,) float32 of prompts that end in this step."""
 
 
-def run_chunks(rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk]) -> Prefilled:
+def run_chunks(
+    rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk], modules: EmbeddingModules
+) -> Prefilled:
     """Run the chunks and advance each row's `prefilled`. A prompt's last token is left to the decode pass, so that no logits are
-    computed for the other tokens, unless the request asks for prompt logprobs."""
-    embedded = _embed(rows, states, chunks)
+    computed for the other tokens, unless the request asks for prompt logprobs. `modules`: what pooled vectors pass."""
+    embedded = _embed(rows, states, chunks, modules)
     shared: dict[RowId, Sequence[int]] = {}
     complete: list[RowId] = []
     scores: list[PendingLogprobs] = []
@@ -59,7 +62,9 @@ def run_chunks(rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Ch
     return Prefilled(rows.prefill(shared), complete, scores, embedded)
 
 
-def _embed(rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk]) -> list[tuple[RowId, mx.array]]:
+def _embed(
+    rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk], modules: EmbeddingModules
+) -> list[tuple[RowId, mx.array]]:
     """Run chunks of prompts that are embedded. Returns the vectors of prompts that end in this step."""
     done = []
     for chunk in chunks:
@@ -71,7 +76,7 @@ def _embed(rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk]
         state.prefilled = end
         mx.async_eval(state.pool.kept)
         if end == len(state.prompt):
-            done.append((chunk.row, state.pool.vector()))
+            done.append((chunk.row, state.pool.vector(modules)))
     mx.async_eval([vector for _, vector in done])
     return done
 

@@ -14,6 +14,7 @@ from trouper import heap
 from trouper.engine.broken_rows import BrokenRows
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests, Drafted
+from trouper.engine.embedding_modules import NO_MODULES, EmbeddingModules
 from trouper.engine.grammars.grammar_compiler import Grammars
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.pass_shapes import Shapes, of_device
@@ -57,29 +58,29 @@ class StepEngine:
         head: MtpHead | None = None,
         processors: Processors = NO_PROCESSORS,
         adapters: Sequence[str | None] = (),
+        modules: EmbeddingModules = NO_MODULES,
     ) -> None:
         """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model`, within `draft_limits`,
-        and `head` draft for the model's rows. `processors`: logits processors by name. `adapters`: names by index, from 1; may change."""
+        and `head` draft for the model's rows. `processors`: by name. `adapters`: names by index, from 1; may change. `modules` follow pooling."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
         )
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
-        self._vocabulary, self._grammars, self._adapters = vocabulary, grammars, adapters
+        self._vocabulary, self._grammars, self._adapters, self._modules = vocabulary, grammars, adapters, modules
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._broken = BrokenRows(self._rows, self._state)
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
         self.proposals = DraftProposals.of(drafting, self._rows, group.agree, draft_limits)
-        self._last_read = 0.0
+        self._last_read, self._digests = 0.0, Digests(self._rows, self._blocks)
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
         self.starting: Callable[[], None] | None = None
         """Called in a launch between building the graph and sending it to the device. It may `collect` the previous step."""
         self._unread: Launched | None = None
         """The last launched step, unless its tokens were read."""
-        self._digests = Digests(self._rows, self._blocks)
 
     def launch(self, plan: Plan) -> Launched:
         """Build and start the step. Returns at once where the device is asynchronous, unless a row follows a grammar:
@@ -125,7 +126,7 @@ class StepEngine:
             heap.give_back()
         self._change_blocks_and_rows(plan)
         self.proposals.keep_up()
-        prefilled = run_chunks(self._rows, self._state, plan.prefill)
+        prefilled = run_chunks(self._rows, self._state, plan.prefill, self._modules)
         alone = self._promote(prefilled.complete)
         self._rows.move_outgrown()
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
@@ -135,8 +136,7 @@ class StepEngine:
             launched.spans = spans = None if alone else self._draft(plan)
             launched.draft_s = time.perf_counter() - began
             launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
-            launched.rows, launched.failed = self._sampling.members, self._sampling.failed
-            launched.numberless = self._sampling.numberless
+            launched.rows, launched.failed, launched.numberless = self._sampling.outcome
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
             assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
             launched.preparing = self._rows.preparing

@@ -168,6 +168,8 @@ class ModelCard:
     disk."""
     embedding: EmbeddingLayout | None = None
     """Form of the embeddings; None if the model gives none."""
+    no_embedding: str = ""
+    """Why the model gives no embeddings, if that is its files' affair."""
     ranks: int = 1
     """Number of processes that compute the model together."""
     chunk_step: int = 1

@@ -31,7 +31,7 @@ ProposerName = Literal["ngram", "draft_model", "mtp"]
 """What drafts: the row's own n-grams, the draft model, or the model's own MTP head."""
 NOT_A_NUMBER = "the model has computed no numbers (NaN) for this text: it overflows, or its weights are damaged"
 """Reason of a row in `Stepped.failed` whose keys and values are of no use to anybody."""
-Pooling = Literal["mean", "last", "first", "max", "weighted"]
+Pooling = Literal["mean", "mean_sqrt", "last", "first", "max", "weighted"]
 """Tokens whose hidden states are pooled into the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
 """Maximum number of unanswered plans: one that the device computes, and one whose tokens are read next."""

@@ -28,7 +28,7 @@ from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, opened
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform import device
-from trouper.engine.pooling import embedding_of
+from trouper.engine.pooling import Embedder, embedder_of
 from trouper.engine.self_check.starting import STAGE, Candidate, self_check
 from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.protocol.capabilities import Capabilities
@@ -52,6 +52,7 @@ class EvaluatedModel:
     directory: Path
     config: dict[str, Any]
     kv: KvFormat
+    embedder: Embedder
     drafters: Drafters
     """What drafts for it."""
 
@@ -95,22 +96,22 @@ def load(
     head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
+    embedder = embedder_of(model, directory, report)
     card = attrs.evolve(
         _card(settings, found, candidate, capabilities, drafters),
         ranks=group.size,
         adapters=adapters,
         cache_bytes=min(group.gather(_cache_bytes(settings, model, drafters, group))),
         self_check=check,
-        **_found_formats(hub_tokenizer),
+        **_found_in_files(hub_tokenizer, embedder),
     )
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
-        card = attrs.evolve(
-            card, fingerprint=_fingerprint(found, drafters, settings, group, report=report, progress=progress)
-        )
+        content = _fingerprint(found, drafters, settings, group, report=report, progress=progress)
+        card = attrs.evolve(card, fingerprint=content)
     return EvaluatedModel(
         model=model, card=card, tokenizer=hub_tokenizer.with_grammars(card.vocab_size), directory=directory, config=config,
-        kv=candidate.kv, drafters=drafters,
+        kv=candidate.kv, drafters=drafters, embedder=embedder,
     )  # fmt: skip
 
 
@@ -159,9 +160,11 @@ def _fingerprint(
     return fingerprint(found.directory, settings.adapter_path, report, progress, parts)
 
 
-def _found_formats(found: HubTokenizer) -> dict[str, Any]:
-    """Return what the model's card says of its template and its output."""
+def _found_in_files(found: HubTokenizer, embedder: Embedder) -> dict[str, Any]:
+    """Return what the model's card says of its template, its output and its embeddings."""
     return {
+        "embedding": embedder.layout,
+        "no_embedding": embedder.reason,
         "adapted_messages": found.template.lines,
         "tool_parser": found.tool_parser or NONE,
         "reasoning_parser": found.reasoning_parser or NONE,
@@ -270,7 +273,6 @@ def _card(
             kv_layout(model, candidate.kv, capabilities, drafters.modules, draft_tokens=settings.spec_draft_tokens),
             settings.spec_draft_tokens,
         ),
-        embedding=embedding_of(model, found.directory),
         draft_model=None if drafters.draft is None else drafters.draft.name,
         draft_context=None if drafters.draft is None else drafters.draft.limits.context,
         no_mtp=drafters.head.reason,

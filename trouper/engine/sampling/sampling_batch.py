@@ -49,6 +49,11 @@ class SamplingBatch:
         """(n,): number of tokens that each member has sampled."""
         self._constrained: list[tuple[int, RowConstraint]] = []
 
+    @property
+    def outcome(self) -> tuple[tuple[RowId, ...], tuple[tuple[RowId, str], ...], mx.array | None]:
+        """The rows of the last step, those that failed in it, and which of them have logits that are no numbers."""
+        return self.members, self.failed, self.numberless
+
     def inputs(self, rows: Sequence[RowId], fresh: Mapping[RowId, int]) -> mx.array:
         """Return the next input of each row, (n,): its last sampled token, or its `fresh` token if it decodes for the first time."""
         if tuple(rows) == self.members and self._tokens is not None:

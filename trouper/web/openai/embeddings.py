@@ -47,7 +47,8 @@ def parse_embedding(body: Json, report: Report = refuse) -> EmbeddingRequest:
 def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: ModelCard) -> tuple[Generate, ...]:
     """Build a request for each input. Raises `RequestFailed` (400) naming the parameter."""
     if card.embedding is None:
-        raise bad_request(f"{card.id} gives no embeddings", "model", "embeddings_not_supported")
+        why = f": {card.no_embedding}" if card.no_embedding else ""
+        raise bad_request(f"{card.id} gives no embeddings{why}", "model", "embeddings_not_supported")
     if request.dimensions is not None:
         between("dimensions", request.dimensions, 1, card.embedding.dimensions)
     return tuple(

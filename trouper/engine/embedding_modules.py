@@ -1,0 +1,137 @@
+"""What sentence-transformers' `modules.json` names behind the model: pooling, and the layers that its vector then passes.
+
+Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html. A module that is not known makes the model one without embeddings,
+since vectors without it would be wrong and look right. The last step, to length one, is always done: `vector` of `Pool`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+
+MODULES_FILE = "modules.json"
+WEIGHTS_FILE = "model.safetensors"
+PACKAGE = "sentence_transformers."
+ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+    "Identity": lambda vector: vector,
+    "Tanh": mx.tanh,
+    "ReLU": nn.relu,
+    "GELU": nn.gelu,
+    "SiLU": nn.silu,
+    "Sigmoid": mx.sigmoid,
+}
+"""By the names of torch's classes, with the parameters that these have by default."""
+NORM_EPS = 1e-5
+"""That of torch's LayerNorm."""
+Step = Callable[[mx.array], mx.array]
+"""From a vector (dim,) float32 to another."""
+
+
+class NotSupported(Exception):
+    """A module without which the model's vectors would be others. The message names it."""
+
+
+@attrs.frozen
+class EmbeddingModules:
+    """The modules of one model. `pooling`: directory of the pooling's config below the model's."""
+
+    pooling: str = "1_Pooling"
+    steps: tuple[Step, ...] = ()
+    """What a pooled vector passes, in order."""
+
+    def applied(self, vector: mx.array) -> mx.array:
+        for step in self.steps:
+            vector = step(vector)
+        return vector
+
+
+NO_MODULES = EmbeddingModules()
+
+
+def modules_of(directory: Path) -> EmbeddingModules:
+    """Read the modules and their weights. Raises `NotSupported`."""
+    named = _read(directory / MODULES_FILE)
+    if named is None:
+        return NO_MODULES
+    if not isinstance(named, list) or not all(isinstance(module, dict) for module in named):
+        raise NotSupported(f"{MODULES_FILE} is no list of modules")
+    pooling, steps = NO_MODULES.pooling, list[Step]()
+    for index, module in enumerate(named):
+        path, kind = str(module.get("path", "")), str(module.get("type", ""))
+        name = f"{path or index} ({kind}) of {MODULES_FILE}"
+        match kind.rpartition(".")[2] if kind.startswith(PACKAGE) else "":
+            case "Transformer" if not index and not path:
+                continue
+            case "Pooling" if index == 1:
+                pooling = path
+            case "Dense" if index > 1:
+                steps.append(_dense(directory / path, name))
+            case "LayerNorm" if index > 1:
+                steps.append(_layer_norm(directory / path, name))
+            case "Normalize" if index > 1:
+                steps.append(normalized)
+            case "Dropout":
+                continue
+            case _:
+                raise NotSupported(f"{name} is not supported here")
+    return EmbeddingModules(pooling, tuple(steps))
+
+
+def normalized(vector: mx.array) -> mx.array:
+    return vector / mx.maximum(mx.linalg.norm(vector), 1e-12)
+
+
+def _dense(directory: Path, name: str) -> Step:
+    config = _read(directory / "config.json")
+    config = config if isinstance(config, dict) else {}
+    function = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh")
+    activation = ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None
+    if activation is None:
+        raise NotSupported(f"{name} has the activation {function}, which is not supported here")
+    if {config.get(key) for key in ("module_input_name", "module_output_name")} - {None, "sentence_embedding"}:
+        raise NotSupported(f"{name} is not applied to the pooled vector, which is not supported here")
+    weights = _weights(directory, name, "linear.weight")
+    weight, bias = weights["linear.weight"], weights.get("linear.bias")
+
+    def step(vector: mx.array) -> mx.array:
+        product = weight @ vector
+        return activation(product if bias is None else product + bias)
+
+    return step
+
+
+def _layer_norm(directory: Path, name: str) -> Step:
+    weights = _weights(directory, name, "norm.weight")
+    weight, bias = weights["norm.weight"], weights.get("norm.bias")
+    return lambda vector: mx.fast.layer_norm(vector, weight, bias, NORM_EPS)
+
+
+def _weights(directory: Path, name: str, needed: str) -> dict[str, mx.array]:
+    """Read weights in float32, evaluated."""
+    path = directory / WEIGHTS_FILE
+    if not path.is_file():
+        raise NotSupported(f"{name} has no {WEIGHTS_FILE}: save the model in that format, others are not read")
+    try:
+        weights = {key: array.astype(mx.float32) for key, array in mx.load(str(path)).items()}  # type: ignore[union-attr]
+        mx.eval(weights)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise NotSupported(f"{name}: {WEIGHTS_FILE} cannot be read: {error}") from error
+    if needed not in weights:
+        raise NotSupported(f"{name}: {WEIGHTS_FILE} has no {needed}")
+    return weights
+
+
+def _read(path: Path) -> Any:
+    """Read JSON; None: there is no such file, or it is none."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise NotSupported(f"{path.name} cannot be read: {error}") from error
