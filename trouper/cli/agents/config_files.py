@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,25 +73,34 @@ class Change:
         target = Path(os.path.realpath(self.path))
         target.parent.mkdir(parents=True, exist_ok=True)
         backup = _backed_up(target) if self.reformatted else None
-        mode = target.stat().st_mode & 0o7777 if self.before is not None else OWNER_ONLY
-        _replace(target, self.after, mode)
+        replace(target, self.after)
         return backup
 
 
 def change_of(file: ConfigFile) -> Change:
     """Read a file and work out its change. Raises `ConfigInvalid`, in which case nothing was changed."""
+    return changed_by(file, lambda data: edits_for(data, file.values))
+
+
+def changed_by(file: ConfigFile, edits_of: Callable[[Any], Iterable[Edit]]) -> Change:
+    """Work out the change by the edits of what a file holds. Raises `ConfigInvalid`."""
     try:
-        before = _read(file.path)
+        before = read_text(file.path)
         text = before or ""
-        data = file.format.parse(text.removeprefix(BOM).replace("\r\n", "\n"))
-        edits = tuple(edits_for(data, file.values))
+        data = parsed(file.format, text)
+        edits = tuple(edits_of(data))
         after = _changed(file.format, text, edits) if edits else text
-        if file.format.parse(after.removeprefix(BOM).replace("\r\n", "\n")) != with_edits(data, list(edits)):
-            raise ConfigInvalid("it is written in a way that cannot be changed safely; add the values by hand")
+        if parsed(file.format, after) != with_edits(data, list(edits)):
+            raise ConfigInvalid("it is written in a way that cannot be changed safely; change the values by hand")
         reformatted = bool(edits) and bool(text.strip()) and _changed(file.format, text, ()) != text
     except ConfigInvalid as invalid:
         raise ConfigInvalid(f"{short(file.path)}: {invalid}") from invalid
     return Change(file, before, after, edits, reformatted)
+
+
+def parsed(format: Format, text: str) -> Any:
+    """Return what a file's text holds. Raises `ConfigInvalid`."""
+    return format.parse(text.removeprefix(BOM).replace("\r\n", "\n"))
 
 
 def short(path: Path) -> str:
@@ -102,7 +111,8 @@ def short(path: Path) -> str:
         return str(path)
 
 
-def _read(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
+    """Return the text of a file; None: there is none. Raises `ConfigInvalid`."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -125,11 +135,14 @@ def _backed_up(path: Path) -> Path:
     number = 1
     while (copy := path.with_name(f"{path.name}.before-trouper{'' if number == 1 else f'-{number}'}")).exists():
         number += 1
-    _replace(copy, path.read_bytes().decode(), path.stat().st_mode & 0o7777)
+    replace(copy, path.read_bytes().decode(), path.stat().st_mode & 0o7777)
     return copy
 
 
-def _replace(path: Path, text: str, mode: int) -> None:
+def replace(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a file, so that readers see the old one or the new one. `mode` None: as it is; of a new one, for its owner only."""
+    if mode is None:
+        mode = path.stat().st_mode & 0o7777 if path.exists() else OWNER_ONLY
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trouper.cli.agents import jsonc
-from trouper.cli.agents.merging import ConfigInvalid, Edit, put
+from trouper.cli.agents.merging import MISSING, ConfigInvalid, Edit, put
 
 DEEPER_LISTS = re.compile(r"^\s*[^\s#-][^\n]*:[ \t]*\n(?:[ \t]*#[^\n]*\n)*[ \t]+- ", re.MULTILINE)
 WIDE = 2**20
@@ -45,7 +45,8 @@ class Json:
     def changed(self, text: str, edits: Sequence[Edit]) -> str:
         text = text if text.strip() else "{}\n"
         for edit in edits:
-            text = jsonc.with_value(text, edit.path, edit.new)
+            removed = edit.new is MISSING
+            text = jsonc.without(text, edit.path) if removed else jsonc.with_value(text, edit.path, edit.new)
         return text
 
     def dump(self, values: Mapping[str, Any]) -> str:
@@ -125,3 +126,4 @@ def _written(writer: Any, document: Any) -> str:
 
 
 JSON, TOML, YAML = Json(), Toml(), Yaml()
+FORMATS: Mapping[str, Format] = {known.name: known for known in (JSON, TOML, YAML)}

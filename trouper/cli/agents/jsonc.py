@@ -35,6 +35,8 @@ class JsonNode:
     last_end: int | None = None
     """End of the last member or item; None without one."""
     trailing_comma: bool = False
+    begin: int = 0
+    """Where its member of an object begins, with the key; of an item where it does."""
 
 
 def loads(text: str) -> Any:
@@ -103,6 +105,7 @@ class _Reader:
     def _element(self, node: JsonNode, at: int, depth: int) -> int:
         """Read a member or an item into `node`, and return its end."""
         key: Any = len(node.children)
+        begin = at
         if isinstance(node.value, dict):
             name = STRING.match(self._text, at)
             if name is None:
@@ -112,6 +115,7 @@ class _Reader:
                 raise self.fault(name.end(), "a colon is missing")
             at = self.blank(at + 1)
         child = self.value(at, depth + 1)
+        child.begin = begin
         node.children[key] = child
         if isinstance(node.value, dict):
             node.value[key] = child.value
@@ -132,6 +136,20 @@ def with_value(text: str, path: tuple[Any, ...], value: Any) -> str:
             return _added(text, node, key, _nested(path[depth + 1 :], value), unit)
         node = node.children[key]
     return _replaced(text, node, value, unit)
+
+
+def without(text: str, path: tuple[Any, ...]) -> str:
+    """Return the text without the member or item at `path`, which is there. Comments stay where they are. Raises `NotJson`."""
+    node = parsed(text)
+    for key in path[:-1]:
+        node = node.children[key]
+    siblings, child = list(node.children.values()), node.children[path[-1]]
+    index = siblings.index(child)
+    if index + 1 < len(siblings) or node.trailing_comma:
+        end = _Reader(text).blank(child.end) + 1  # Behind its comma.
+        return text[: child.begin].rstrip() + text[end:]
+    comma = _Reader(text).blank(siblings[index - 1].end) if index else child.begin
+    return text[:comma] + text[comma + 1 : child.begin].rstrip() + text[child.end :]
 
 
 def _nested(path: tuple[Any, ...], value: Any) -> Any:

@@ -39,7 +39,7 @@ class Blank:
 
 @attrs.frozen
 class Dropped:
-    """A key that is removed where it is. Not for JSON."""
+    """A key that is removed where it is."""
 
 
 @attrs.frozen
@@ -131,6 +131,27 @@ def _edits_of_list(old: Any, entries: Entries, path: tuple[Any, ...]) -> Iterato
 
 def _same(known: Any, item: Mapping[str, Any], by: tuple[str, ...]) -> bool:
     return isinstance(known, dict) and all(known.get(key, MISSING) == plain(item[key]) for key in by)
+
+
+def edits_back(before: Any, after: Any, now: Any, path: tuple[Any, ...] = ()) -> Iterator[Edit]:
+    """Yield what takes a change from `before` to `after` back in `now`, which others have changed since. What they have set stays."""
+    if not isinstance(now, dict):
+        return
+    for key in dict.fromkeys([*after, *before]):
+        old, new, present = (data.get(key, MISSING) for data in (before, after, now))
+        if _equal(old, new) or _equal(present, old):
+            continue
+        if _equal(present, new):
+            yield Edit((*path, key), present, old)
+        elif isinstance(new, dict) and isinstance(present, dict):
+            yield from edits_back(old if isinstance(old, dict) else {}, new, present, (*path, key))
+        elif isinstance(new, list) and isinstance(present, list):
+            known = old if isinstance(old, list) else []
+            yield Edit((*path, key), present, [item for item in present if item in known or item not in new])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
 
 
 def put(root: Any, edit: Edit) -> None:

@@ -17,6 +17,7 @@ from trouper.cli.agents.instructions import instructions
 from trouper.cli.agents.merging import ConfigInvalid, Secret, plain
 from trouper.cli.agents.other_clients import OTHER_CLIENTS
 from trouper.cli.agents.server_query import find_model
+from trouper.cli.agents.undo import UndoLog, undo
 from trouper.cli.client import Where, client_of
 from trouper.cli.exits import refuse
 
@@ -28,6 +29,7 @@ SYNONYMS = {"cursor": "generic", "claude-code": "claude", "openwebui": "open-web
 @client_of
 @click.option("--write", is_flag=True, help="Merge it into the client's own files; what else they hold stays.")
 @click.option("--dry-run", is_flag=True, help="Show what --write would change.")
+@click.option("--undo", is_flag=True, help="Take back what --write has changed; what was changed since stays.")
 @click.option("--run", is_flag=True, help="Start the client so, once, with the arguments behind `--`.")
 @click.option("--name", help="Which of the server's models. Default: its first.")
 @click.argument("agent", type=click.Choice([*AGENTS, *SYNONYMS]), metavar="[AGENT]", required=False)
@@ -41,10 +43,13 @@ def connect(where: Where, /, *, agent: str | None, arguments: tuple[str, ...], n
         _list(mode)
         return
     if sum(mode.values()) > 1:
-        refuse("give one of --write, --dry-run and --run")
+        refuse("give one of --write, --dry-run, --undo and --run")
     if arguments and not mode["run"]:
         refuse(f"{arguments[0]!r} would be an argument of the client: give --run, which starts it")
     known = AGENTS[SYNONYMS.get(agent, agent)]
+    if mode["undo"]:
+        _undo(known)
+        return
     _refuse_impossible(known, mode, arguments)
     found = find_model(where, name)
     served = found.served
@@ -52,7 +57,7 @@ def connect(where: Where, /, *, agent: str | None, arguments: tuple[str, ...], n
         click.secho(f"trouper: {warning}", fg="yellow", err=True)
     setup = known.setup(served)
     if mode["write"] or mode["dry_run"]:
-        _merge(setup.files, write=mode["write"])
+        _merge(known, setup.files, write=mode["write"])
         _remind(setup)
     elif mode["run"]:
         _run(known, setup, arguments)
@@ -85,7 +90,19 @@ def _short_context(agent: Agent, context: int) -> tuple[str, ...]:
     return (message,)
 
 
-def _merge(files: tuple[ConfigFile, ...], *, write: bool) -> None:
+def _undo(agent: Agent) -> None:
+    lines = 0
+    try:
+        for line in undo(agent.name):
+            click.echo(line)
+            lines += 1
+    except (ConfigInvalid, OSError) as error:
+        refuse(f"{error}; it was not changed")
+    if not lines:
+        click.echo(f"no file of {agent.title} was changed")
+
+
+def _merge(agent: Agent, files: tuple[ConfigFile, ...], *, write: bool) -> None:
     """Change the files, or show how. All are read before the first is written."""
     try:
         changes = [change_of(file) for file in files]
@@ -95,16 +112,20 @@ def _merge(files: tuple[ConfigFile, ...], *, write: bool) -> None:
         if not change.edits:
             click.echo(f"{short(change.path)}: nothing to change")
         elif write:
-            _write(change)
+            _write(agent, change)
         else:
             click.echo(change.diff(), nl=False)
 
 
-def _write(change: Change) -> None:
+def _write(agent: Agent, change: Change) -> None:
     try:
         backup = change.write()
     except OSError as error:
         refuse(f"{short(change.path)}: {error.strerror or error}; it was not changed")
+    try:
+        UndoLog(agent.name).add(change, backup)
+    except (ConfigInvalid, OSError) as error:
+        click.secho(f"trouper: {error}; --undo will not know of this change", fg="yellow", err=True)
     click.echo(f"{short(change.path)}: {'written' if change.before is None else 'changed'}")
     for line in change.described():
         click.echo(f"  {line}")
@@ -129,7 +150,7 @@ def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
     path = shutil.which(program)
     if path is None:
         refuse(f"{program} is not installed{f': {agent.install}' if agent.install else ''}")
-    _merge(setup.merged_to_run, write=True)
+    _merge(agent, setup.merged_to_run, write=True)
     for file in setup.run_files:
         _rewrite(agent, file)
     environment = {name: value for name, value in os.environ.items() if name not in setup.unset}
