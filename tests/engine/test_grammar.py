@@ -160,13 +160,20 @@ def test_a_grammar_that_gives_up_is_told() -> None:
     assert all("items" in said for _, said in driver.failed)
 
 
+def spelled(text: str) -> tuple[int, ...]:
+    """The tokens of a text, in which `<|end|>` is text: here it is the name of the token that ends a turn."""
+    first, *others = text.split("<|end|>")
+    encode = tiny().tokenizer.encode
+    return sum(((*encode("<|en"), *encode("d|>"), *encode(other)) for other in others if other), encode(first))
+
+
 def allowed(grammar: Grammar, text: str) -> bool:
     """Whether the whole text may be said, and the answer may end behind it."""
     grammars = tiny().tokenizer.grammars
     assert grammars is not None
     kept = grammars.compile(grammar)
     constraint = grammars.constraint(grammar)
-    for token in (*tiny().tokenizer.encode(text), END):
+    for token in (*spelled(text), END):
         if not np.unpackbits(constraint.allowed(0), bitorder="little")[token]:
             return False
         assert not constraint.accept(token)
@@ -200,6 +207,41 @@ def test_an_answer_follows_the_grammar_or_is_a_call(kind: GrammarKind, source: s
     assert kind == "json_object" or not allowed(objects, call.replace("look", "see"))
     alone = Grammar(kind, source)
     assert allowed(alone, answer) and not allowed(alone, "<call>x"), "each has its own in the cache"
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "answer", "other"),
+    [
+        ("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}', '{"a": 1}', '{"a": "x"}'),
+        ("json_object", "", '{"b": [1]}', "[1]"),
+        ("choice", '["yes", "no"]', "no", "maybe"),
+        ("regex", "[ab]+", "abba", "c"),
+        ("lark", 'start: one | "x"\none: "1"', "1", "2"),
+    ],
+)
+def test_in_harmony_it_holds_for_the_final_channel(kind: GrammarKind, source: str, answer: str, other: str) -> None:
+    final, thought = (
+        "<|channel|>final<|message|>",
+        "<|channel|>analysis<|message|>Is 1 << 2 <b>?<|end|><|start|>assistant",
+    )
+    grammar = Grammar(kind, source, channels=True)
+    for before in (final, thought + final):
+        assert allowed(grammar, before + answer) and not allowed(grammar, before + other)
+    for wrong in (
+        answer,
+        thought + answer,
+        thought + thought + final + answer,
+        "<|channel|>analysis<|message|><|return|>",
+    ):
+        assert not allowed(grammar, wrong)
+    if kind in ("regex", "lark"):  # They cannot stand beside calls.
+        return
+    beside = attrs.evolve(grammar, calls=("<|channel|>commentary to=",), call_names=("look",))
+    call = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}"
+    for text in (final + answer, thought + final + answer, call, thought + call):
+        assert allowed(beside, text)
+    for text in (final + other, answer, thought + call.replace("look", "see" * 30)):
+        assert not allowed(beside, text)
 
 
 FOLLOWED: list[tuple[GrammarKind, str]] = [("json_object", ""), ("json_schema", '{"type": "array"}')]

@@ -193,7 +193,7 @@ def test_few_regular_expressions_are_kept_since_each_grows(
     monkeypatch.setattr(grammars(), "_recent", recent)
     for number in range(2, 40):
         grammars().compile(Grammar(kind, source.format(number), "guided"))
-    kept = [grammars()._recent.get((kind, source.format(number), (), (), "")) for number in range(2, 40)]
+    kept = [grammars()._recent.get((kind, source.format(number), (), (), "", False)) for number in range(2, 40)]
     assert [found is not None for found in kept] == [False] * 23 + [True] * 15
     grammars().compile(Grammar("json_schema", '{"type": "boolean"}', "guided"))
     assert recent.nbytes <= RECENT_BYTES

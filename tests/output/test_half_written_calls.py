@@ -228,3 +228,75 @@ def test_the_arguments_of_a_long_run_are_those_that_were_written() -> None:
     text = f"<tool_call>{json.dumps({'name': 'edit', 'arguments': arguments})}</tool_call>"
     for pieces in ([text], [*text]):
         assert [json.loads(written) for written in arguments_of(played("hermes", pieces))] == [arguments]
+
+
+def two_calls(before: str, end: str, between: str, behind: str) -> tuple[str, str, str]:
+    """What is before and behind a value of the first call, and its end; the second one has the value `second`."""
+    return before, end, f"{between}{before}second{end}{behind}"
+
+
+FUNCTION = "<function=edit>\n<parameter=path>\n"
+TWO_CALLS = {
+    "qwen3_coder": two_calls(
+        f"<tool_call>\n{FUNCTION}", "\n</parameter>", "\n</function>\n</tool_call>\n", "\n</function>\n</tool_call>"
+    ),
+    "one section": (
+        f"<tool_call>\n{FUNCTION}",
+        "\n</parameter>",
+        f"\n</function>\n{FUNCTION}second\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "no end of the function": two_calls(
+        f"<tool_call>\n{FUNCTION}", "\n</parameter>", "\n</tool_call>\n", "\n</function>\n</tool_call>"
+    ),
+    "glm": two_calls(
+        "<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>", "</arg_value>", "</tool_call>\n", "\n</tool_call>"
+    ),
+    "minimax_m2": two_calls(
+        '<minimax:tool_call>\n<invoke name="edit">\n<parameter name="path">',
+        "</parameter>",
+        "\n</invoke>\n</minimax:tool_call>",
+        "\n</invoke>\n</minimax:tool_call>",
+    ),
+    "hermes": two_calls(
+        '<tool_call>\n{"name": "edit", "arguments": {"path": "', '"}}', "\n</tool_call>\n", "\n</tool_call>"
+    ),
+}
+"""Two calls of `edit`: what is before a value of the first, the value's end, and all the rest."""
+
+
+@pytest.mark.parametrize("name", TWO_CALLS)
+@pytest.mark.parametrize("value", ["first", "<b> </c>"])
+def test_a_value_without_its_end_swallows_no_second_call(name: str, value: str) -> None:
+    before, end, behind = TWO_CALLS[name]
+    for written_end in (end, ""):
+        answer = f"{before}{value}{written_end}{behind}"
+        for pieces in ([answer], [*answer]):
+            found = played(name if name in CALLS else "qwen3_coder", pieces)
+            paths = [json.loads(one)["path"].rstrip("\n") for one in arguments_of(found)]
+            assert paths == [value, "second"]
+            assert [kind for kind, _ in found].count("CallEnded") == 2
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "</function>\n</tool_call>\n<tool_call>\n<function=delete>",
+        "</function>\n</tool_call>\nand <tool_call>\n<function=edit>",
+        "</tool_call>\n<function=edit>",
+        "<tool_call>\n<function=edit>",
+        "</function>\n</tool_call>\n<tool_call>\n<function=edit",
+    ],
+)
+def test_what_begins_no_call_of_a_tool_is_text_of_the_value(inner: str) -> None:
+    text = f"<tool_call>\n<function=edit>\n<parameter=path>\na\n{inner}\nb\n</parameter>\n</function>\n</tool_call>"
+    for pieces in ([text], [*text]):
+        [arguments] = arguments_of(played("qwen3_coder", pieces))
+        assert json.loads(arguments) == {"path": f"a\n{inner}\nb"}
+
+
+@pytest.mark.parametrize("inner", ["</tool_call> <tool_call>", '</tool_call><tool_call>{\\"name\\"', "</tool_call>{"])
+def test_markers_in_a_string_are_its_text(inner: str) -> None:
+    text = f'<tool_call>{{"name": "edit", "arguments": {{"path": "a{inner}b"}}}}</tool_call>'
+    for pieces in ([text], [*text]):
+        [arguments] = arguments_of(played("hermes", pieces))
+        assert json.loads(arguments) == {"path": json.loads(f'"a{inner}b"')}

@@ -100,7 +100,8 @@ def test_by_the_marker_of_the_format(
     parser: str, calling: tuple[str, str] | None, starts: tuple[str, ...], key: str
 ) -> None:
     for grammar in (OBJECT, Grammar("choice", '["yes"]'), Grammar("json_schema", '{"type": "array"}')):
-        expected = attrs.evolve(grammar, calls=starts, call_names=("f",), call_key=key)
+        channels = parser == "harmony"
+        expected = attrs.evolve(grammar, calls=starts, call_names=("f",), call_key=key, channels=channels)
         assert changed(grammar, parser, calling) == (expected, [])
 
 
@@ -118,6 +119,16 @@ def test_what_leaves_no_room_for_calls_is_named(grammar: Grammar, parser: str, c
     with pytest.raises(RequestFailed) as refused:
         with_calls(given(grammar), OFFERED, Parsing(parser, calling), refuse)
     assert (refused.value.problem.status, refused.value.problem.param) == (400, "tools")
+
+
+@pytest.mark.parametrize("tools", [NO_TOOLS, OFFERED])
+def test_harmony_has_the_format_in_its_final_channel(tools: Tools) -> None:
+    """Found by review: the grammar held from the first token on, where this model writes the header of a message."""
+    for grammar in (OBJECT, Grammar("regex", "a+"), Grammar("lark", 'start: "a"')):
+        [generate] = with_calls(given(grammar), tools, Parsing("harmony"), ReadPast())
+        assert generate.grammar is not None and generate.grammar.channels
+    [forced] = with_calls(given(OBJECT), OFFERED.requiring(), Parsing("harmony"), refuse)
+    assert forced.grammar == OBJECT, "a call that is forced is no message"
 
 
 def test_what_has_no_choice_stays_as_it_is() -> None:

@@ -26,3 +26,5 @@ class Grammar:
     """Names of the tools that may be called."""
     call_key: str = ""
     """Key of the arguments in a call that is an object, behind its key `name`; "": calls are no such objects."""
+    channels: bool = False
+    """Whether the model writes harmony: it may think first, and the grammar holds for its message in the channel `final`."""

@@ -22,7 +22,7 @@ from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_faults import path_of_fault, too_wide
 from trouper.engine.grammars.token_masks import Constraint, Mask, mask_bytes, reason_of
 from trouper.engine.grammars.trial_process import SMALL, TrialFailedError, TrialProcess
-from trouper.protocol.grammar import Grammar
+from trouper.protocol.grammar import Grammar, GrammarKind
 from trouper.protocol.problems import RequestFailed, bad_request
 
 BLANKS = r"[ \t\r\n]{1,40}"
@@ -37,6 +37,10 @@ MAX_CALL_BLANKS = 8
 MAX_CALL_HEADER = 64
 """Maximum number of characters between the marker of a call and the name of its tool. Kimi's header has 29, DeepSeek's 41."""
 ANYTHING = "( <[*]> )*"
+FINAL = '"<|channel|>final<|message|>"'
+"""What harmony writes in front of an answer."""
+THOUGHT = 'thought: THOUGHT\nTHOUGHT: "<|channel|>analysis<|message|>" /([^<]|<+[^<|])*<*/ "<|end|><|start|>assistant"'
+"""Harmony's reasoning and what follows it, without any other marker in between."""
 COMPILE_S = 10.0
 RECENT_BYTES = 32 * 2**20
 """Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of schemas."""
@@ -193,6 +197,11 @@ class Grammars:
     def _text(grammar: Grammar) -> str:
         if grammar.calls:
             return LLMatcher.grammar_from_lark(_with_calls(grammar))
+        text = Grammars._plain_text(grammar)
+        return _in_final_channel(grammar.kind, text) if grammar.channels else text
+
+    @staticmethod
+    def _plain_text(grammar: Grammar) -> str:
         match grammar.kind:
             case "json_object":
                 return _of_schema('{"type": "object"}')
@@ -208,7 +217,7 @@ class Grammars:
 
 def _key(grammar: Grammar) -> Key:
     """What grammars that are compiled alike have in common."""
-    return grammar.kind, grammar.source, grammar.calls, grammar.call_names, grammar.call_key
+    return grammar.kind, grammar.source, grammar.calls, grammar.call_names, grammar.call_key, grammar.channels
 
 
 def _has_regex(grammar: Grammar) -> bool:
@@ -227,7 +236,7 @@ def _with_calls(grammar: Grammar) -> str:
     answer = (
         _options(grammar.source) if grammar.kind == "choice" else _json_rule(grammar.source or '{"type": "object"}')
     )
-    rules = [f"way_0: {answer}"]
+    rules = [f"way_0: {FINAL} ({answer})", THOUGHT] if grammar.channels else [f"way_0: {answer}"]
     for index, marker in enumerate(grammar.calls, 1):
         start = json.dumps(marker, ensure_ascii=False)
         if grammar.call_key:
@@ -241,7 +250,14 @@ def _with_calls(grammar: Grammar) -> str:
                 f"NAME_{index}: {header}",
             ]
     ways = " | ".join(f"way_{index}" for index in range(len(grammar.calls) + 1))
-    return "\n".join([f"start: {ways}", *rules])
+    return "\n".join([f"start: thought? ({ways})" if grammar.channels else f"start: {ways}", *rules])
+
+
+def _in_final_channel(kind: GrammarKind, text: str) -> str:
+    """Nest a grammar, as text for llguidance, in one of harmony's messages."""
+    nested = [{"lark_grammar": text}] if kind in ("lark", "choice") else json.loads(text)["grammars"]
+    nested[0]["name"] = "answer"
+    return json.dumps({"grammars": [{"lark_grammar": f"start: thought? {FINAL} @answer\n{THOUGHT}"}, *nested]})
 
 
 def _call_schema(grammar: Grammar) -> str:

@@ -166,7 +166,9 @@ class MessageDialect:
         [choice] = choices
         for delta in deltas_of(choice):
             self._say(delta)
-        self._end(choice.finished.reason)
+        self._end(choice.finished)
+        if self._parser.stopped_in_call:
+            self._blocks.content.pop()
         return self._message(choice.usage) | self._reason(choice.finished) | {"content": self._blocks.content}
 
     def opening(self, _index: int, answer: Answer) -> bytes:
@@ -177,7 +179,7 @@ class MessageDialect:
         return b"".join(map(typed_event, self._say(delta)))
 
     def ending(self, _index: int, finished: Finished, answer: Answer) -> bytes:
-        held = self._end(finished.reason)
+        held = self._end(finished)
         last = {"type": "message_delta", "delta": self._reason(finished), "usage": self._usage(usage_of(answer))}
         return b"".join(map(typed_event, [*held, last]))
 
@@ -209,8 +211,8 @@ class MessageDialect:
     def _say(self, delta: Delta) -> list[Json]:
         return [] if self._silent else self._blocks.say(self._parser.push(delta))
 
-    def _end(self, reason: str) -> list[Json]:
-        held = [] if self._silent else self._blocks.say(self._parser.end(reason))
+    def _end(self, finished: Finished) -> list[Json]:
+        held = [] if self._silent else self._blocks.say(self._parser.end(finished))
         return [*held, *self._blocks.end()]
 
     def _reason(self, finished: Finished) -> Json:
@@ -222,7 +224,7 @@ class MessageDialect:
                 "stop_reason": "model_context_window_exceeded" if self._cut else "max_tokens",
                 "stop_sequence": None,
             }
-        if self._blocks.calls:
+        if self._blocks.calls and not self._parser.stopped_in_call:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if isinstance(matched, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": matched}

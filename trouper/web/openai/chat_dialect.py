@@ -113,7 +113,7 @@ class ChatDialect(OpenAiDialect):
         pending: list[Json] = []
         if self._make_parser is not None:
             parser = self._parser(index)
-            pending = _deltas(parser.end(finished.reason))
+            pending = _deltas(parser.end(finished))
             reason = parser.reason(finished.reason)
         last = self._delta(index, {}, reason) | {"matched_stop": finished.matched_stop}
         return b"".join(

@@ -1,7 +1,7 @@
-"""A format of the answer beside tools that may be called: the answer follows the format, or is a call.
+"""A format of the answer beside what else the model may write: calls of tools, and harmony's channels.
 
 A grammar holds from the first token on, so with one of the answer alone the model could call nothing: agents that ask for an object in
-the end offer their tools with it in every turn.
+the end offer their tools with it in every turn. And gpt-oss, which writes headers of messages, would answer as it was never trained to.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ HARMONY = ("<|channel|>commentary to=",)
 def with_calls(
     generates: Sequence[Generate], tools: Tools, tokenizer: Tokenizer, report: Report
 ) -> tuple[Generate, ...]:
-    """Return the requests with grammars that calls may take the place of. Where the model's calls cannot be told from an answer, none can be
-    made, which is named. Raises `RequestFailed` (400) for that if the server is strict."""
+    """Return the requests with grammars that calls may take the place of, and that hold for harmony's channel `final` alone. Where the model's
+    calls cannot be told from an answer, none can be made, which is named. Raises `RequestFailed` (400) for that if the server is strict."""
     grammar = generates[0].grammar
-    if grammar is None or not tools.offered or tools.forced:
+    if grammar is None or tools.forced or tools.freeform is not None:
         return tuple(generates)
-    either = _either(grammar, tools, tokenizer)
+    grammar = attrs.evolve(grammar, channels=tokenizer.tool_parser == "harmony")
+    either = _either(grammar, tools, tokenizer) if tools.offered else grammar
     if either is None and isinstance(report, ReadPast):
         report.skip("tools")
     elif either is None:

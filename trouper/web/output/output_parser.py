@@ -22,6 +22,8 @@ class OutputParser:
         self._source = TextSource()
         self._sink = CallSink(tools, report)
         self._steps = answer_steps(self._source, self._sink, tools, tokenizer, thinks=thinks)
+        self.ended_in_call = False
+        """Whether the answer was cut inside of a call, which is then incomplete."""
         self._resume()
 
     @property
@@ -47,11 +49,12 @@ class OutputParser:
         parts = self._sink.take()
         if cut and parts and isinstance(parts[-1], CallEnded):
             parts.pop()
+            self.ended_in_call = True
         return parts
 
     def reason(self, reason: str) -> str:
-        """Return the finish reason, once `end` was called."""
-        return "tool_calls" if self.calls and reason == "stop" else reason
+        """Return the finish reason, once `end` was called. A call that a stop string has cut is none."""
+        return "tool_calls" if self.calls and reason == "stop" and not self.ended_in_call else reason
 
     def parse_all(self, text: str, reason: str) -> ParsedOutput:
         deltas = [*self.push(text), *self.end(cut=reason == "length")]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from trouper.protocol.joined_delta import JoinedDelta
-from trouper.protocol.replies import Delta
+from trouper.protocol.replies import Delta, Finished
 from trouper.web.output.dialect import Choice
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import Content, ParsedDelta, ParsedOutput, Reasoning, gathered, merged
@@ -21,6 +23,7 @@ class CountingParser:
 
     def __init__(self, parser: OutputParser | None) -> None:
         self._parser = parser
+        self._stopped = False
         self.reasoning_tokens = 0
 
     @property
@@ -47,9 +50,16 @@ class CountingParser:
             self.reasoning_tokens += len(delta.tokens)
         return parsed
 
-    def end(self, reason: str) -> list[ParsedDelta]:
-        """Return what was held back. `reason`: the finish reason that the engine gave."""
-        return [] if self._parser is None else self._parser.end(cut=reason != "stop")
+    @property
+    def stopped_in_call(self) -> bool:
+        """Whether a stop string has ended the answer inside of a call."""
+        return self._stopped and self._parser is not None and self._parser.ended_in_call
+
+    def end(self, finished: Finished) -> list[ParsedDelta]:
+        """Return what was held back. A stop string, or a token that was named as a stop, may have cut a call, as the length may."""
+        self._stopped = finished.reason == "stop"
+        cut = not self._stopped or finished.matched_stop is not None
+        return [] if self._parser is None else self._parser.end(cut=cut)
 
     def reason(self, reason: str) -> str:
         """Return the finish reason, once `end` was called."""
@@ -57,8 +67,9 @@ class CountingParser:
 
     def parse_all(self, choice: Choice) -> ParsedOutput:
         parsed = [part for delta in deltas_of(choice) for part in self.push(delta)]
-        parsed += self.end(choice.finished.reason)
-        return gathered(parsed, self.reason(choice.finished.reason))
+        parsed += self.end(choice.finished)
+        output = gathered(parsed, self.reason(choice.finished.reason))
+        return attrs.evolve(output, calls=output.calls[:-1]) if self.stopped_in_call else output
 
 
 def deltas_of(choice: Choice) -> Sequence[Delta]:

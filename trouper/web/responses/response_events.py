@@ -117,7 +117,9 @@ class ResponseDialect:
     def ending(self, _: int, finished: Finished, _answer: Answer) -> bytes:
         if self.over:
             return self._last
-        events = self._begin() + b"".join(map(self._say, self._parser.end(finished.reason)))
+        events = self._begin() + b"".join(map(self._say, self._parser.end(finished)))
+        if self._parser.stopped_in_call:
+            events += self._close_call("incomplete")
         if not self._output:
             events += self._start_message() + self._write(self._blank)
         elif self._seen and self._open is not None and self._open.kind == "content":

@@ -25,10 +25,11 @@ LONGEST_NAME = 256
 @attrs.frozen
 class Ends:
     """Markers that end calls: `first` comes directly behind the JSON, and between it and the end of the answer there may be
-    all of `rest`."""
+    all of `rest`. `start`: the marker in front of the next call."""
 
     first: str = ""
     rest: tuple[str, ...] = ()
+    start: str = ""
 
 
 NO_END = Ends()
@@ -42,7 +43,7 @@ def stream_object(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]
         source.keep()
         position = source.position
         if ends.first and (yield from source.matches(ends.first)):
-            if not value.in_string or (yield from source.ends_with((ends.first, *ends.rest))):
+            if not value.in_string or (yield from _ends_unclosed(source, ends)):
                 source.rewind(position)
                 break
             sink.arguments("".join(map(value.push, ends.first)))
@@ -54,6 +55,21 @@ def stream_object(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]
     if not source.cut or value.done:
         sink.arguments(value.close())
     return value.repaired
+
+
+def _ends_unclosed(source: TextSource, ends: Ends) -> Steps[bool]:
+    """Whether a call ends in the middle of a string, whose quote is missing: behind its end the answer ends, or another call begins. Reads
+    nothing."""
+    if (yield from source.ends_with((ends.first, *ends.rest))):
+        return True
+    position = source.position
+    yield from source.skip()
+    begins = bool(ends.start) and (yield from source.matches(ends.start))
+    for expected in '{"':  # In a string the quote would have a backslash.
+        yield from source.skip()
+        begins = begins and (yield from source.matches(expected))
+    source.rewind(position)
+    return begins
 
 
 @attrs.define

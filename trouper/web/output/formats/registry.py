@@ -26,6 +26,7 @@ QWEN3_CODER = TagLayout(
     call_end="</function>",
     key=("<parameter=", ">"),
     value_end="</parameter>",
+    section_start="<tool_call>",
     section_end="</tool_call>",
     lines=True,
 )
@@ -34,6 +35,7 @@ GLM = TagLayout(
     key=("<arg_key>", "</arg_key>"),
     value_start="<arg_value>",
     value_end="</arg_value>",
+    section_start="<tool_call>",
     section_end="</tool_call>",
 )
 MINIMAX = TagLayout(
@@ -41,6 +43,7 @@ MINIMAX = TagLayout(
     call_end="</invoke>",
     key=("<parameter name=", ">"),
     value_end="</parameter>",
+    section_start="<minimax:tool_call>",
     section_end="</minimax:tool_call>",
     lines=True,
 )
@@ -49,11 +52,12 @@ DSML = TagLayout(
     call_end="</｜DSML｜invoke>",
     key=("<｜DSML｜parameter name=", ">"),
     value_end="</｜DSML｜parameter>",
+    section_start="<｜DSML｜function_calls>",
     section_end="</｜DSML｜function_calls>",
 )
 
 
-TOOL_CALL = Ends(QWEN3_CODER.section_end)
+TOOL_CALL = Ends(QWEN3_CODER.section_end, start=QWEN3_CODER.section_start)
 
 
 def _tool_call_section(source: TextSource, sink: CallSink) -> Steps[bool]:
@@ -65,11 +69,11 @@ def _tool_call_section(source: TextSource, sink: CallSink) -> Steps[bool]:
 
 
 def _json(start: str, end: str) -> CallFormat:
-    return CallFormat((start,), partial(json_section, ends=Ends(end)), end)
+    return CallFormat((start,), partial(json_section, ends=Ends(end, start=start)), end)
 
 
-def _tagged(start: str, layout: TagLayout) -> CallFormat:
-    return CallFormat((start,), partial(tagged_section, layout=layout), layout.section_end)
+def _tagged(layout: TagLayout) -> CallFormat:
+    return CallFormat((layout.section_start,), partial(tagged_section, layout=layout), layout.section_end)
 
 
 def _header(layout: HeaderLayout, *starts: str) -> CallFormat:
@@ -80,9 +84,9 @@ FORMATS: dict[str, CallFormat] = {
     "hermes": CallFormat(("<tool_call>",), _tool_call_section, TOOL_CALL.first),
     "longcat": _json("<longcat_tool_call>", "</longcat_tool_call>"),
     "qwen3_coder": CallFormat(("<tool_call>",), _tool_call_section, TOOL_CALL.first, bare=QWEN3_CODER.call[:1]),
-    "glm": _tagged("<tool_call>", GLM),
-    "minimax_m2": _tagged("<minimax:tool_call>", MINIMAX),
-    "deepseek_v32": _tagged("<｜DSML｜function_calls>", DSML),
+    "glm": _tagged(GLM),
+    "minimax_m2": _tagged(MINIMAX),
+    "deepseek_v32": _tagged(DSML),
     "deepseek_v3": _header(DEEPSEEK, "<｜tool▁calls▁begin｜>"),
     "kimi_k2": _header(KIMI, "<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
     "mistral": CallFormat(("[TOOL_CALLS]",), mistral_section),

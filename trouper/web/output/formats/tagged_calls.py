@@ -31,6 +31,7 @@ class TagLayout:
     key: tuple[str, str]
     value_start: str = ""
     value_end: str
+    section_start: str
     section_end: str
     lines: bool = False
     """Whether values stand on lines of their own: the line breaks around them do not belong to them."""
@@ -136,12 +137,12 @@ def _value(
     if types == TEXT:
         sink.arguments('"')
         closed = yield from _text(
-            source, layout, others, lambda text: sink.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            source, sink, layout, others, lambda text: sink.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
         )
         sink.arguments('"' if closed or not source.cut else "")
         return closed
     parts: list[str] = []
-    closed = yield from _text(source, layout, others, parts.append)
+    closed = yield from _text(source, sink, layout, others, parts.append)
     if closed or not source.cut:
         sink.arguments(converted("".join(parts), types))
     return closed
@@ -158,9 +159,43 @@ def _next_begins(source: TextSource, layout: TagLayout, others: Collection[str])
     return named is not None and named[1] in others
 
 
-def _text(source: TextSource, layout: TagLayout, others: Collection[str], write: Callable[[str], None]) -> Steps[bool]:
-    """Read the text of a value, and its end. A value also ends, with `False`, where another parameter begins, and where only ends of calls are
-    between it and the end of the answer."""
+def _next_call_begins(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
+    """Whether the end of this call and the beginning of another one come next. Reads nothing."""
+    position = source.position
+    try:
+        return (yield from _another_call(source, sink, layout))
+    except NotACall:
+        return False
+    finally:
+        source.rewind(position)
+
+
+def _another_call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
+    """Read the ends of a call and the beginning of another one. Returns whether both are there. Raises `NotACall` for a tool that is not
+    offered."""
+    if layout.lines:
+        yield from source.matches("\n")
+    ended = bool(layout.call_end) and (yield from source.matches(layout.call_end))
+    if ended:
+        yield from source.skip()
+    if (yield from source.matches(layout.section_end)):
+        yield from source.skip()
+        if not (yield from source.matches(layout.section_start)):
+            return False
+        yield from source.skip()
+    elif not ended:
+        return False
+    if not (yield from source.matches(layout.call[0])):
+        return False
+    header = yield from source.until(layout.call[1], LONGEST_NAME) if layout.call[1] else _first_word(source)
+    return header is not None and not STOPS.search(header) and bool(sink.name_of(_name_in(header)))
+
+
+def _text(
+    source: TextSource, sink: CallSink, layout: TagLayout, others: Collection[str], write: Callable[[str], None]
+) -> Steps[bool]:
+    """Read the text of a value, and its end. A value also ends, with `False`, where another parameter or another call begins, and where only
+    ends of calls are between it and the end of the answer."""
     if layout.lines:
         yield from source.matches("\n")
     value_ends = (f"\n{layout.value_end}", layout.value_end) if layout.lines else (layout.value_end,)
@@ -170,7 +205,7 @@ def _text(source: TextSource, layout: TagLayout, others: Collection[str], write:
         source.keep()
         if (yield from source.first_of(value_ends)):
             return True
-        if (yield from _next_begins(source, layout, others)):
+        if (yield from _next_begins(source, layout, others)) or (yield from _next_call_begins(source, sink, layout)):
             return False
         char = yield from source.peek()
         if char == END or (STOPS.match(char) and (yield from source.ends_with(layout.ends))):
