@@ -16,6 +16,10 @@ from trouper.protocol.problems import ModelUnusable
 PACKED = ("U32", "I32")
 """Dtypes of packed quantized weights; each layer has its own number of bits."""
 LONGEST_HEADER_BYTES = 100_000_000
+PACKED_BITS = 4
+"""Bits of a packed value where the config does not say."""
+PACKED_WITH_SCALES = ((".qweight", ".scales"), (".weight_packed", ".weight_scale"), ("_blocks", "_scales"))
+"""How names of packed weights end, and those of their scales: of AWQ and GPTQ, of compressed-tensors, of gpt-oss's mxfp4."""
 GROUP_SIZE = 64
 """Values for each scale of a quantized config that does not say."""
 Header = dict[str, Any]
@@ -84,14 +88,41 @@ def stored_bytes(tensors: dict[str, Any]) -> int:
 
 def float32_bytes(tensors: dict[str, Any], config: dict[str, Any]) -> int:
     """Bytes of all tensors after they are converted to float32."""
-    group_size = section(config, "quantization").get("group_size", GROUP_SIZE)
-    return sum(_float32_bytes(name, tensor, group_size) for name, tensor in tensors.items())
+    quantization = section(config, "quantization")
+    packed_bits = _packed_bits(section(config, "quantization_config") or _of_text(config))
+    return 4 * sum(_values(name, tensors, quantization, packed_bits) for name in tensors)
 
 
-def _float32_bytes(name: str, tensor: dict[str, Any], group_size: int) -> int:
-    """Compute a tensor's share of the float32 size. A quantized weight has `group_size` values for each of its scales; packed
-    values and biases count as 0."""
-    if tensor["dtype"] in PACKED or name.endswith(".biases"):
+def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return section(section(config, "text_config"), "quantization_config")
+
+
+def _packed_bits(quantization: Mapping[str, Any]) -> int:
+    """Number of bits of each value in a checkpoint that mlx-lm has not written, as AWQ's and compressed-tensors' configs say it."""
+    groups = [
+        section(group, "weights")
+        for group in section(quantization, "config_groups").values()
+        if isinstance(group, dict)
+    ]
+    found = next((weights.get("num_bits") for weights in groups), quantization.get("bits"))
+    return found if isinstance(found, int) and found > 0 else PACKED_BITS
+
+
+def _values(name: str, tensors: Mapping[str, Any], quantization: Mapping[str, Any], packed_bits: int) -> int:
+    """Count the values that a tensor becomes. In mlx-lm's own checkpoints a quantized weight has a group of values for each of its scales, and
+    packed values and biases count as 0; in others the packed values say how many they are, and scales count as 0."""
+    for packed, scales in PACKED_WITH_SCALES:
+        if name.endswith(packed) and tensors[name]["dtype"] in (*PACKED, "U8"):
+            begin, end = tensors[name]["data_offsets"]
+            return int(8 * (end - begin) // packed_bits)
+        if name.endswith(scales) and name.removesuffix(scales) + packed in tensors:
+            return 0
+    if tensors[name]["dtype"] in PACKED or name.endswith(".biases"):
         return 0
-    values: int = math.prod(tensor["shape"])
-    return 4 * values * (int(group_size) if name.endswith(".scales") else 1)
+    values: int = math.prod(tensors[name]["shape"])
+    return values * (_group_size(name.removesuffix(".scales"), quantization) if name.endswith(".scales") else 1)
+
+
+def _group_size(layer: str, quantization: Mapping[str, Any]) -> int:
+    """Number of values for each scale of a layer, which may have a config of its own."""
+    return int(section(quantization, layer).get("group_size") or quantization.get("group_size") or GROUP_SIZE)
