@@ -282,7 +282,7 @@ async def test_without_a_client_it_lists_them() -> None:
         (("generic", "--run"), "say what to start: `trouper connect generic --run -- COMMAND`"),
         (("open-webui", "--write"), "Open WebUI keeps its settings in a database"),
         (("generic", "--dry-run"), "where a client that is not known has its settings is not known"),
-        (("codex", "--write", "--run"), "give one of --write, --dry-run and --run"),
+        (("codex", "--write", "--run"), "give one of --write, --dry-run, --undo and --run"),
         (("codex", "--", "exec"), "'exec' would be an argument of the client: give --run, which starts it"),
         (("emacs",), "'emacs' is not one of"),
     ],

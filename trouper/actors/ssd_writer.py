@@ -232,12 +232,12 @@ class SSDWriter:
         try:
             await self._in_thread(partial(store.remove, damaged.name))
         except OSError as error:
-            await self._set_aside(store, damaged.name, error)
+            await self._skip(store, damaged.name, error)
 
-    async def _set_aside(self, store: RunStore, name: str, error: OSError) -> None:
+    async def _skip(self, store: RunStore, name: str, error: OSError) -> None:
         """Forget a file that the disk does not read, or does not remove. Raises the error if the disk is at fault."""
         self._unreadable.note(name, error)
-        await self._forget(store.set_aside(name))
+        await self._forget(store.skip(name))
 
     async def _tried(self, store: RunStore, name: str, work: Callable[[], T]) -> T | None:
         """Read a file. None: it is damaged, or the disk does not read it. Raises `OSError` if the disk is at fault."""
@@ -246,7 +246,7 @@ class SSDWriter:
         except Damaged as damaged:
             await self._discard(store, damaged)
         except OSError as error:
-            await self._set_aside(store, name, error)
+            await self._skip(store, name, error)
         else:
             self._unreadable.was_read()
             return found

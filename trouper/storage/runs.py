@@ -73,8 +73,8 @@ class RunStore:
         """Number of files that `refresh` removed, by the kind of damage."""
         self.unreadable = 0
         """Number of files whose header the disk cannot read. They stay, and their bytes count as long as they exist."""
-        self._aside: set[str] = set()
-        """Names of files that were set aside."""
+        self._skipped: set[str] = set()
+        """Names of files that the disk does not read."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
         self._files = BoundedDirectory(self._disk, directory)
@@ -98,7 +98,7 @@ class RunStore:
         known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
         before, runs = self._runs, dict[str, RunInfo]()
         for path, file in self._files.list_files():
-            if path.parent != self.path or file.name in self._aside:
+            if path.parent != self.path or file.name in self._skipped:
                 continue
             try:
                 runs[file.name] = self._recognize(path, file, known)
@@ -155,7 +155,7 @@ class RunStore:
         if not self._refreshed:
             self.refresh()
         run, path, removed = sealed.info, self.path / sealed.info.name, tuple[Path, ...]()
-        if run.name in self._aside or not self._is_there(path, run.file_bytes):
+        if run.name in self._skipped or not self._is_there(path, run.file_bytes):
             evicted = self._write(path, sealed.buffers, run.file_bytes, limits)
             if not evicted.fits:
                 return self._room(evicted)
@@ -163,7 +163,7 @@ class RunStore:
         self._files.uses.record(path, RunUse(run.file_bytes, time.time_ns()))
         room = self._room(Evicted(True, removed))
         self._runs[run.name] = run
-        self._aside.discard(run.name)
+        self._skipped.discard(run.name)
         return room
 
     def _write(self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits) -> Evicted:
@@ -215,10 +215,10 @@ class RunStore:
         self._files.remove(self.path / name)
         self._runs.pop(name, None)
 
-    def set_aside(self, name: str) -> tuple[RunInfo, ...]:
+    def skip(self, name: str) -> tuple[RunInfo, ...]:
         """Forget a run whose file the disk does not read, until it is written again. The file stays and counts, and may be evicted. Returns
         the run, if it is known."""
-        self._aside.add(name)
+        self._skipped.add(name)
         run = self._runs.pop(name, None)
         return () if run is None else (run,)
 

@@ -20,7 +20,7 @@ FILE = "undo.json"
 
 
 @attrs.frozen
-class Written:
+class FileChange:
     """A change of one file. `before` is None if there was no file."""
 
     path: str
@@ -37,15 +37,15 @@ class UndoLog:
     def __init__(self, agent: str) -> None:
         self._path = run_dir(agent) / FILE
 
-    def read(self) -> list[Written]:
+    def read(self) -> list[FileChange]:
         """Raises `ConfigInvalid` for a file that is damaged."""
         text = read_text(self._path)
         try:
-            return cattrs.structure(json.loads(text or "[]"), list[Written])
+            return cattrs.structure(json.loads(text or "[]"), list[FileChange])
         except (ValueError, TypeError, cattrs.BaseValidationError) as error:
             raise ConfigInvalid(f"{short(self._path)} is damaged, and nothing can be undone by it") from error
 
-    def write(self, changes: Sequence[Written]) -> None:
+    def write(self, changes: Sequence[FileChange]) -> None:
         """Raises `OSError`."""
         if not changes:
             self._path.unlink(missing_ok=True)
@@ -57,7 +57,7 @@ class UndoLog:
         """Note a change that was made. One that continues the last is one with it. Raises `ConfigInvalid` and `OSError`."""
         known = self.read()
         copy = None if backup is None else str(backup)
-        new = Written(str(change.path.absolute()), change.file.format.name, change.before, change.after, copy)
+        new = FileChange(str(change.path.absolute()), change.file.format.name, change.before, change.after, copy)
         last = next((one for one in reversed(known) if one.path == new.path), None)
         if last is not None and last.after == new.before:
             known.remove(last)
@@ -77,7 +77,7 @@ def undo(agent: str) -> Iterator[str]:
         yield from lines
 
 
-def _undone(written: Written) -> Iterator[str]:
+def _undone(written: FileChange) -> Iterator[str]:
     path = Path(written.path)
     now = read_text(path)
     if now is None or now == written.before:
@@ -100,7 +100,7 @@ def _undone(written: Written) -> Iterator[str]:
     yield from (f"  {dotted(edit.path)}" for edit in change.edits)
 
 
-def _restore(path: Path, written: Written) -> None:
+def _restore(path: Path, written: FileChange) -> None:
     """Restore a file that nobody has changed since, and remove the copy of it."""
     if written.before is None:
         path.unlink()
@@ -112,7 +112,7 @@ def _restore(path: Path, written: Written) -> None:
                 Path(written.backup).unlink()
 
 
-def _change_back(path: Path, written: Written) -> Change:
+def _change_back(path: Path, written: FileChange) -> Change:
     file_format = FORMATS[written.format]
     before, after = parsed(file_format, written.before or ""), parsed(file_format, written.after)
     return changed_by(ConfigFile(path, file_format, {}), lambda now: edits_back(before, after, now))
