@@ -117,7 +117,9 @@ def test_keys_that_move_in_their_file_are_called_by_their_new_line(tmp_path: Pat
 
     asks("sk-a")
     file.write_text("sk-new\nsk-a\n")
-    keys.reload(0)
+    reread = keys.read_again()
+    assert reread is not None
+    keys.take(reread)
     asks("sk-new")
     assert [(one.key.key, one.key.label) for one in accounts.listed(keys)] == [("sk-new", "line-1"), ("sk-a", "line-2")]
     families = key_metrics(lambda: accounts.listed(keys))

@@ -130,12 +130,6 @@ class Service(CurrentKey):
         self.at_end(lease.release)
         return Served(lease.runtime, origin)
 
-    async def served_to_count(self, model: str | None) -> Served:
-        """Lease a model for a request that only counts or reads tokens, and is one of its key's. Raises `RequestFailed` (404, 429, 503)."""
-        served = await self.served(model)
-        self.account(served.name)
-        return served
-
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
         """Collect what the request log needs to know of this request. Raises `RequestFailed` (404)."""
         entry = self.listed(model)

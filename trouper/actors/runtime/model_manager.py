@@ -163,8 +163,7 @@ class ModelManager:
         model.unusable_until = trio.current_time() + (RETRY_S if model.problem.retry_after_s is None else 0)
 
     async def load(self, model: ManagedModel) -> None:
-        """Load a model in its turn, unless nobody waits for it any more before there is room. Raises `ModelUnusable`, or `RequestFailed`
-        (503) if there is no room for it."""
+        """Load a model in its turn. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
         if len(self.models) > 1:
             model.weights_bytes = await self.measured(model)
         await load_in_turn(self, model, partial(self._load_now, model))

@@ -82,7 +82,8 @@ class Anthropic:
 
     async def count_tokens(self) -> Response:
         parsed = await self._service.read(parse_count)
-        served = await self._service.served_to_count(parsed.model)
+        served = await self._service.served(parsed.model)
+        self._service.account(served.name)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         prompt = await self._service.run_off_loop(prompt_of, parsed)

@@ -235,14 +235,16 @@ class OpenAi:
 
     async def tokenize(self) -> Response:
         parsed = await self._service.read(parse_tokenize)
-        served = await self._service.served_to_count(parsed.model)
+        served = await self._service.served(parsed.model)
+        self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
         found = await served.runtime.tokens(prompt)
         return as_json({"count": len(found), "max_model_len": context_of(served.runtime), "tokens": found})
 
     async def detokenize(self) -> Response:
         parsed = await self._service.read(parse_detokenize)
-        served = await self._service.served_to_count(parsed.model)
+        served = await self._service.served(parsed.model)
+        self._service.account(served.name)
         tokenizer, vocabulary = served.runtime.tokenizer, served.runtime.model.vocab_size
         return as_json({"prompt": await self._service.run_off_loop(text_of, parsed, tokenizer, vocabulary)})
 
