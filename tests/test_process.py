@@ -39,10 +39,11 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Look again and again: a process announces its states only in /health."""
+    """Look again and again: a process announces its states only in /health. Between two looks the processor is its."""
     end = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
 
 
 @contextmanager
