@@ -18,7 +18,7 @@ from trouper.web.output import output_parser
 from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
 from trouper.web.output.tool_forms import ToolForm
 
-ARGUMENTS = {"a": 7, "text": 'ä "quoted" line\n' * 20, "empty": {}}
+ARGUMENTS = {"a": 7, "text": 'ä "quoted" line\n' * 5, "empty": {}}
 TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
 ASKED: Any = [{"role": "user", "content": "x"}]
 FUNCTION: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
