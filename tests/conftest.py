@@ -33,7 +33,9 @@ settings.load_profile("unshrunk" if os.environ.get("TROUPER_UNSHRUNK") else "tro
 SLOW = {
     "test_certify_children.py",
     "test_certify.py", "test_kill_loop.py", "test_batch_kill.py", "test_doctor_for_agents.py", "test_models_command.py",
+    "test_fuzz.py", "test_schemathesis.py", "test_lenient.py", "test_mtp.py", "test_shrinking.py", "test_host.py", "test_fetching.py",
     "model", "ranks", "real", "crash", "mutants", "soak", "chaos", "clients", "abuse", "scripted", "model_cycles", "packaging",
+    "reuse", "drafts",
 }  # fmt: skip
 """Files, and directories of files, of few tests that take long: begun last, as small files would be, they would be waited for
 by an idle worker."""
