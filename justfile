@@ -255,7 +255,7 @@ spec-mixes count="300" *flags: _setup
 spec-mixes-ranks count="60" *flags: _setup
     @.venv/bin/python -m tests.drafts.ranks "$@"
 
-# The longer variants of the exactness tests
+# What the short version of the tests leaves out, too: `just test-long tests/engine/test_exactness.py`
 test-long *flags: _setup
     @TROUPER_LONG_TESTS=1 .venv/bin/python -m pytest "$@"
 

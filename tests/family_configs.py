@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from trouper.engine.certificate.family_configs import (
     ALTERNATING,
     BASE,
@@ -17,8 +19,29 @@ from trouper.engine.certificate.family_configs import (
 )
 
 __all__ = [
-    "ALTERNATING", "BASE", "DEEPSEEK_V3", "EXPERTS", "FAMILIES", "GATED_DELTA", "HIDDEN", "INNER", "VOCABULARY", "WINDOW", "Config", "wide",
+    "ALTERNATING", "BASE", "DEEPSEEK_V3", "EVERY", "EXPERTS", "FAMILIES", "GATED_DELTA", "HIDDEN", "INNER", "LONG", "SOME_FAMILIES", "VOCABULARY",
+    "WINDOW", "Config", "wide",
 ]  # fmt: skip
+
+LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
+"""Whether tests play their long versions, as `just test-long` does."""
+OF_EACH_KIND = (
+    "llama",
+    "deepseek_v3",
+    "gemma3_text",
+    "gemma3n",
+    "gpt_oss",
+    "falcon_h1",
+    "lfm2",
+    "mamba2",
+    "qwen3_next",
+    "recurrent_gemma",
+)
+"""One of each kind of cache: full, latent, rings, shared, with sinks; states alone and beside keys and values."""
+EVERY = LONG or bool(os.environ.get("TROUPER_EVERY_FAMILY"))
+"""Whether all families are played in all ways: in the long version, and on a device that is to be tested (`just test-device`)."""
+SOME_FAMILIES = tuple(FAMILIES) if EVERY else OF_EACH_KIND
+"""Families that are played in all ways."""
 
 BY_HIDDEN_SIZE = ("phi3", "lfm2", "qwen2", "cohere2", "mixtral", "jamba", "granitemoehybrid")
 """Models that take the size of a head from the hidden size, whatever head_dim says."""

@@ -13,13 +13,15 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 
 from tests.families import END, build, save_tokenizer, write_json
-from tests.family_configs import BASE, DEEPSEEK_V3, FAMILIES, VOCABULARY, Config
+from tests.family_configs import BASE, DEEPSEEK_V3, EVERY, FAMILIES, VOCABULARY, Config
 from trouper.engine.certificate.family_weights import draw
 
 Kind = Literal["random", "of embeddings", "of states"]
 """What a head says: anything; or what the model says, from the embedding of a token or from the hidden state before it."""
 Weights = dict[str, mx.array]
 HEADS = ("qwen3_5", "qwen3_next", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo")
+SOME_HEADS = HEADS if EVERY else ("qwen3_5", "deepseek_v3", "mimo")
+"""One of each publisher's names."""
 LIKE_DEEPSEEK = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 """Families whose heads are layers behind the last one."""
 CONFIGS: dict[str, Config] = {

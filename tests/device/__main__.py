@@ -14,6 +14,8 @@ import time
 import click
 
 PLACES = ("tests/engine", "tests/reuse", "tests/device", "tests/drafts/test_mixes.py", "tests/zoo", "tests/self_check")
+EVERY = {"TROUPER_EVERY_FAMILY": "1"}
+"""Families in all ways, which the short version of the tests plays of one of each kind of cache."""
 PROBE = "import mlx.core as mx; from tests import arithmetic; print(mx.default_device().type.name, arithmetic.TF32)"
 
 
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> int:
             *PLACES,
             *arguments,
         ]
-        code = subprocess.run(command, env={**os.environ, "MLX_ENABLE_TF32": setting}, check=False).returncode
+        code = subprocess.run(command, env={**os.environ, **EVERY, "MLX_ENABLE_TF32": setting}, check=False).returncode
         click.echo(f"{name}: exit {code} after {time.perf_counter() - began:.0f} s")
         failed = failed or code
     return failed

@@ -14,20 +14,21 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import click
 
 TESTS = "tests/engine/test_exactness.py"
+EVERY = {**os.environ, "TROUPER_EVERY_FAMILY": "1"}
 QUIET = ("-q", "-p", "no:benchmark", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 def ids(family: str) -> list[str]:
     """The tests of this family, by name."""
     command = [sys.executable, "-m", "pytest", *QUIET, "--collect-only", TESTS]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(command, env=EVERY, capture_output=True, text=True, check=True).stdout.split()
     return [test for test in listed if family in test.partition("[")[2].rstrip("]").split("-")]
 
 
 def play(tests: list[str]) -> str:
     """One process; "" if every test passed, else the lines that say what failed."""
     command = [sys.executable, "-m", "pytest", *QUIET, "-rf", *tests]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=EVERY, capture_output=True, text=True, check=False)
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return "" if done.returncode == 0 else "\n".join(failed) or done.stdout[-500:] + done.stderr[-500:]
 

@@ -1,11 +1,11 @@
 """A row's tokens are its own: alone, in any company, in any chunks. Every architecture, against mlx-lm's loop for one row.
 
-TROUPER_LONG_TESTS=1 in the environment plays more scripts.
+The short version plays one random script of each family, and all ways of one of each kind of cache; TROUPER_LONG_TESTS=1 in the
+environment plays all ways of each, and more scripts.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,14 +19,13 @@ from tests.arithmetic import TF32, assert_tokens
 from tests.engine.driver import GREEDY, ChunkSize, Driver, Request, Row, answers, only_bank
 from tests.engine.naive import certain_answer
 from tests.families import FAMILIES, build, prompts, reference
-from tests.family_configs import VOCABULARY
+from tests.family_configs import LONG, SOME_FAMILIES, VOCABULARY
 from trouper.engine.kv.banks import Bank
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, RowId
 from trouper.protocol.sampling import Sampling
 
-LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
 TOKENS = 40 if LONG else 16
 PROMPTS = [*prompts(), *prompts((1, 1, 2), seed=8)]
 """Two of them are one token: nothing to prefill."""
@@ -43,6 +42,7 @@ SAMPLINGS = (
 )
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
+some_families = pytest.mark.parametrize("name", SOME_FAMILIES)
 
 
 @cache
@@ -106,26 +106,30 @@ def play_randomly(
     assert_equal_as_far(name, script, got, [cases[place][1] for place in order])
 
 
-@every_family
 class TestGreedy:
+    @some_families
     def test_r1_alone(self, name: str) -> None:
         driver = Driver(engine_of(name))
         for request, wanted in greedy_requests(name):
             assert_equal_as_far(name, [request], [row.tokens for row in driver.play([request])], [wanted])
 
+    @some_families
     @pytest.mark.parametrize("chunk", [7, 32, 512] if LONG else [7, 512])
     def test_r1_together(self, name: str, chunk: int) -> None:
         requests, wanted = zip(*greedy_requests(name), strict=True)
         assert_equal_as_far(name, requests, answers(engine_of(name), requests, chunk), wanted)
 
+    @every_family
     @pytest.mark.parametrize("seed", range(20 if LONG else 1))
     def test_r1_d3_d4_d5_joining_and_leaving(self, name: str, seed: int) -> None:
         play_randomly(name, greedy_requests(name), seed)
 
+    @some_families
     def test_r1_passes_that_are_rounded_up(self, name: str) -> None:
         """As on devices that prepare each new shape anew."""
         play_randomly(name, greedy_requests(name), 0, ROUNDED)
 
+    @some_families
     @pytest.mark.parametrize("seed", range(10 if LONG else 1))
     @pytest.mark.parametrize(
         "shapes", [SMALL_BANKS, attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32)], ids=["exact", "rounded"]
@@ -134,7 +138,7 @@ class TestGreedy:
         play_randomly(name, greedy_requests(name), seed, shapes)
 
 
-@every_family
+@some_families
 class TestSeeded:
     def test_d1_each_row_has_its_own_parameters(self, name: str) -> None:
         requests, wanted = zip(*seeded_requests(name), strict=True)

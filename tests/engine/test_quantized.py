@@ -16,7 +16,7 @@ from tests.arithmetic import CLOSE, TF32
 from tests.engine.driver import Driver, Orders, Request, Row
 from tests.engine.test_blocks import AHEAD, WHOLE, restore, sizes
 from tests.families import FAMILIES, build, prompts
-from tests.family_configs import VOCABULARY, wide
+from tests.family_configs import SOME_FAMILIES, VOCABULARY, wide
 from trouper.engine.kv import model_caches
 from trouper.engine.kv.kv_layout import kv_layout, layout_of
 from trouper.engine.kv.model_caches import slot_caches
@@ -33,6 +33,8 @@ LONG = PROMPTS[4]
 NO_KV = ("mamba2", "rwkv7", "recurrent_gemma")
 """Nothing to quantize: states, and rings."""
 QUANTIZED = [name for name in FAMILIES if name not in NO_KV]
+every_quantized = pytest.mark.parametrize("name", QUANTIZED)
+some_quantized = pytest.mark.parametrize("name", [name for name in QUANTIZED if name in SOME_FAMILIES])
 GAP = 0.2 if TF32 else 0.05
 """A value that rounding moves over the edge of its step moves log-probabilities by this at most, so closer tokens may
 change places. What a wrong row would say is far beyond it."""
@@ -70,8 +72,8 @@ def agree(rows: Sequence[Row], wanted: Sequence[Row]) -> None:
     assert same > (0.5 if TF32 else 0.7) * sum(len(row.tokens) for row in rows), "too little was compared"
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
 class TestEightBits:
+    @some_quantized
     def test_r1_r3_together_joining_and_leaving(self, name: str) -> None:
         requests = [Request(prompt, TOKENS, logprobs=2) for prompt in PROMPTS]
         agree(Driver(engine_of(name), CHUNK).play(requests), alone(name))
@@ -82,6 +84,7 @@ class TestEightBits:
         ]
         agree(Driver(engine_of(name), lambda step: (50, 7, 32)[step % 3]).play(requests), alone(name))
 
+    @some_quantized
     def test_d10_stored_and_restored(self, name: str) -> None:
         """From blocks, from a live row beyond them, and through bytes into another engine."""
         order = Store(RowId(0), 0, sizes(WHOLE), tuple(map(BlockId, range(len(sizes(WHOLE))))), self.snapshot(name))
@@ -105,6 +108,7 @@ class TestEightBits:
     def snapshot(self, name: str) -> BlockId | None:
         return BlockId(900) if layout_of(model_of(name), EIGHT).snapshot_bytes else None
 
+    @every_quantized
     def test_something_of_it_is_quantized(self, name: str) -> None:
         plain, eight = (layout_of(model_of(name), kv) for kv in (PLAIN, EIGHT))
         assert any(shape.dtype == mx.uint32 for shape in eight.sliceable)
@@ -112,6 +116,7 @@ class TestEightBits:
         assert eight.snapshot_bytes == plain.snapshot_bytes
         assert "8 bits in groups of 32" in kv_layout(model_of(name), EIGHT).description
 
+    @every_quantized
     def test_what_attention_reads_of_it_dequantized_counts(self, name: str) -> None:
         """A layer at a time."""
         layers = layout_of(model_of(name), PLAIN).full

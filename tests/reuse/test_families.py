@@ -6,7 +6,6 @@ should be: models that can be cut anywhere reuse all that is known, others up to
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import trio
 from mlx import nn
 
 from tests.engine.naive import certain_answer
-from tests.families import FAMILIES, build
+from tests.families import build
+from tests.family_configs import SOME_FAMILIES
 from tests.reuse.serving import (
     BLOCK,
     SNAPSHOT,
@@ -38,21 +38,8 @@ from trouper.actors.scheduling.eviction import NODE_COST
 from trouper.actors.scheduling.snapshot_boundaries import APART_TOKENS
 
 LONG = text(100, 1)
-CHOSEN = (
-    "llama",
-    "deepseek_v3",
-    "gemma3_text",
-    "gemma3n",
-    "gpt_oss",
-    "falcon_h1",
-    "lfm2",
-    "mamba2",
-    "qwen3_next",
-    "recurrent_gemma",
-)
-"""One of each kind of cache: full, latent, rings, shared, with sinks; states alone and beside keys and values. The other families by
-`just test-long`; what each computes after a hit is tested for all in tests/engine/test_blocks.py."""
-every_family = pytest.mark.parametrize("name", FAMILIES if os.environ.get("TROUPER_LONG_TESTS") else CHOSEN)
+some_families = pytest.mark.parametrize("name", SOME_FAMILIES)
+"""Of the others, what each computes after a hit is tested in tests/engine/test_blocks.py."""
 
 
 @cache
@@ -72,7 +59,7 @@ def marks(prompt: Tokens) -> tuple[int, ...]:
     return (*range(SNAPSHOT, end - APART_TOKENS + 1, SNAPSHOT), end)
 
 
-@every_family
+@some_families
 class TestFromMemory:
     async def test_f3_f15_again_whole_and_shorter(self, name: str, tiny: Tiny) -> None:
         full = LONG[:96]
@@ -143,7 +130,7 @@ class TestFromMemory:
         await assert_as_cold(tiny, heard)
 
 
-@every_family
+@some_families
 class TestAborted:
     """F12, D7: whoever comes next continues where the aborted one was."""
 
@@ -191,7 +178,7 @@ class TestAborted:
         await assert_as_cold(tiny, heard)
 
 
-@every_family
+@some_families
 class TestFromDisk:
     """A start that has not measured anything yet takes the disk, whatever computing would cost."""
 

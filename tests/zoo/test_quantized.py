@@ -9,10 +9,13 @@ nothing at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import pytest
 
 from tests.arithmetic import cpu_only, full_float32, skip_if_routed
+from tests.family_configs import EVERY
 from tests.zoo.building import build
 from tests.zoo.catalogue import CONFIGS
 from tests.zoo.mixes import BOUND, alone_mix, restored_mix, short_mix, together_mix
@@ -38,8 +41,13 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("name", NAMES)
+def some_pairs(names: Sequence[str], kinds: Sequence[str], each: int) -> list[tuple[str, str]]:
+    """Each name with so many of the kinds, in turns; with all of them in the long version."""
+    most = len(kinds) if EVERY else each
+    return [(name, kinds[(place + more) % len(kinds)]) for place, name in enumerate(names) for more in range(most)]
+
+
+@pytest.mark.parametrize(("name", "kind"), some_pairs(NAMES, tuple(FORMATS), 2))
 def test_alone_together_joined_and_restored(name: str, kind: str) -> None:
     skip_if_routed(CONFIGS[name])
     model = quantized(name, kind)
@@ -57,8 +65,14 @@ def test_alone_together_joined_and_restored(name: str, kind: str) -> None:
 
 
 @cpu_only
-@pytest.mark.parametrize("kind", ["4 bits in groups of 32", "mxfp4", "nvfp4"])
-@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "llama", "mamba2", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    some_pairs(
+        ("gemma3_text", "gpt_oss", "llama", "mamba2", "qwen3_moe", "qwen3_next"),
+        ("4 bits in groups of 32", "mxfp4", "nvfp4"),
+        1,
+    ),
+)
 def test_in_bfloat16_rows_are_rounded_alike(name: str, kind: str) -> None:
     """As checkpoints come. A CPU's kernels take row by row, so that company changes no rounding; drafts may, since a row
     that runs several tokens is computed by other kernels, and some models have another formula for it."""
