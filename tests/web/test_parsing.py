@@ -209,6 +209,13 @@ def test_what_is_no_object_is_no_body(body: bytes) -> None:
     assert fault(parse_json, body) == (None, "invalid_json")
 
 
+def test_a_refusal_says_what_is_meant() -> None:
+    with pytest.raises(RequestFailed, match=r"^top_n must be at least 1, not 0$"):
+        between("top_n", 0, 1, inf)
+    with pytest.raises(RequestFailed, match="the body is empty; send a JSON object"):
+        parse_json(b" \n")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([1.0, 0.0, "a"]), st.lists, max_leaves=3
 )

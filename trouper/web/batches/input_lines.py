@@ -29,12 +29,29 @@ FAULT = re.compile(r"(.*) - at `\$\.?(.*)`")
 """A refusal of msgspec, and the path in it."""
 
 
-class LineBody(msgspec.Struct):
+class Ways(msgspec.Struct):
+    """How an answer is given."""
+
+    stream: bool | None = None
+    background: bool | None = None
+
+
+class LineBody(Ways):
     """What validation reads of a body."""
 
     model: str | None = None
-    stream: bool | None = None
-    background: bool | None = None
+    extra_body: msgspec.Raw = msgspec.Raw(b"null")
+    """Parameters that clients of other servers write beside the others: those that the body itself has not are read from there."""
+
+    def asks_for(self, name: str) -> str | None:
+        """Return where the body turns a parameter on; None: it does not."""
+        if (own := getattr(self, name)) is not None:
+            return f"body.{name}" if own else None
+        try:
+            extra = msgspec.json.decode(self.extra_body, type=Ways)
+        except msgspec.ValidationError:  # Its endpoint reads past it, or refuses it.
+            return None
+        return f"body.extra_body.{name}" if getattr(extra, name) else None
 
 
 class InputLine(msgspec.Struct):
@@ -143,9 +160,9 @@ class _Validation:
     @staticmethod
     def _body(body: LineBody, line: int) -> LineError | None:
         for name in ("stream", "background"):
-            if getattr(body, name):
-                message = f"line {line}: body.{name} is not supported in a batch; leave it out"
-                return LineError("unsupported_parameter", message, line, f"body.{name}")
+            if (where := body.asks_for(name)) is not None:
+                message = f"line {line}: {where} is not supported in a batch; leave it out"
+                return LineError("unsupported_parameter", message, line, where)
         return None
 
 

@@ -6,12 +6,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import attrs
+import msgspec
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 
 from trouper.web.http.current_request import BATCH_OWNER
+from trouper.web.openai.errors import error_body, http_problem
 
 Asgi = Callable[[HTTPScope, ASGIReceiveCallable, ASGISendCallable], Awaitable[None]]
+
+
+NOT_JSON = http_problem(
+    400, "in a batch an answer is one JSON object: leave out what streams it", "unsupported_parameter"
+)
 
 
 @attrs.frozen
@@ -31,7 +38,7 @@ class LineRunner:
 
     async def run(self, endpoint: str, body: bytes, request_id: str, owner: str) -> LineResponse:
         """Return the response, whatever its status. Cancelling it aborts the request."""
-        status, parts, received = 500, list[bytes](), False
+        status, is_json, parts, received = 500, True, list[bytes](), False
 
         async def receive() -> Any:
             nonlocal received
@@ -41,15 +48,18 @@ class LineRunner:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Any) -> None:
-            nonlocal status
+            nonlocal status, is_json
             await trio.lowlevel.checkpoint()
             if message["type"] == "http.response.start":
                 status = message["status"]
+                is_json = dict(message["headers"]).get(b"content-type", b"").startswith(b"application/json")
             elif message["type"] == "http.response.body":
                 parts.append(bytes(message.get("body", b"")))
 
         scope = _scope(endpoint, len(body), request_id, owner)
         await self.app(scope, cast("ASGIReceiveCallable", receive), cast("ASGISendCallable", send))
+        if not is_json:  # As one line of a file it could not be read, nor could any other line of its log.
+            return LineResponse(NOT_JSON.status, msgspec.json.encode(error_body(NOT_JSON)))
         return LineResponse(status, b"".join(parts))
 
 

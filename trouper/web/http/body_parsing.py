@@ -5,6 +5,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import attrs
@@ -38,6 +39,8 @@ def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
     """Parse a JSON object, with or without a byte order mark. Halves of surrogate pairs are read as U+FFFD and named in `past`; None: they are
     refused. Raises `RequestFailed` (400)."""
     body = body.removeprefix(BOM_UTF8)
+    if not body.strip():
+        raise bad_request("the body is empty; send a JSON object, at least {}", None, "invalid_json")
     check_complexity(body)
     try:
         value = msgspec.json.decode(body)
@@ -70,7 +73,8 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
         relation = "more than" if open_low else "at least"
         # A huge integer is no float, and its digits would make the message unreadable.
         given = f"{value:g}" if abs(value) < 1e300 else "that"
-        raise bad_request(f"{name} must be {relation} {low:g} and at most {high:g}, not {given}", name, "invalid_value")
+        most = "" if high == inf else f" and at most {high:g}"
+        raise bad_request(f"{name} must be {relation} {low:g}{most}, not {given}", name, "invalid_value")
 
 
 def at_most(name: str, values: Sized, limit: int) -> None:

@@ -121,7 +121,7 @@ class Responses:
     async def create(self) -> Response:
         resolved = await self._service.read(parse_response)
         parsed = resolved.request
-        stored = parsed.store and self._service.settings.stored_responses > 0
+        stored = parsed.store and self._service.settings.stored_responses > 0 and self._service.batch_owner is None
         self._check_background(parsed, stored)
         before = self._before(parsed.previous_response_id)
         earlier = [] if before is None else before.all_items()
