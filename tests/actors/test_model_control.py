@@ -9,6 +9,8 @@ from trio.testing import wait_all_tasks_blocked
 from tests.actors.test_model_manager import manager_of, states, tokens_from
 from trouper import ModelManager, RequestFailed
 from trouper.actors.runtime.model_control import Operation
+from trouper.actors.runtime.model_unloading import ManagedModel
+from trouper.actors.runtime.served_models import Away
 
 
 async def done(operation: Operation) -> str:
@@ -88,7 +90,10 @@ async def test_what_does_not_fit_is_refused_at_once_and_nothing_is_unloaded_for_
         assert world.events == ["+small", "+large"]
         lease.release()
         manager.control.pin("large", pinned=True)
-        assert await done(manager.control.load("middle")) == "insufficient_memory"
+        assert await done(manager.control.load("middle", pinned=True, ttl_s=9)) == "insufficient_memory"
+        assert [(one.pinned, one.ttl_s) for one in manager.entries()][2] == (False, 0), (
+            "what is refused changes nothing"
+        )
         manager.control.pin("large", pinned=False)
         assert await done(manager.control.load("middle", pinned=True)) == ""
         assert [entry.pinned for entry in manager.entries()] == [False, False, True]
@@ -117,6 +122,25 @@ async def test_a_model_that_nobody_uses_goes_to_sleep(autojump_clock: object) ->
         lease.release()
         await trio.sleep(100)
         assert states(manager) == ["asleep", "ready"], "pinned"
+
+
+async def test_a_model_that_was_used_while_another_went_to_sleep_stays(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To end a graph may take seconds."""
+    async with manager_of("small", "middle", ttl_s=60) as (manager, _):
+        unload = manager.unload
+
+        async def used_meanwhile(model: ManagedModel, after: Away) -> None:
+            if model.names[0] == "small":
+                assert await serves(manager, "middle") == 3
+            await unload(model, after)
+
+        monkeypatch.setattr(manager, "unload", used_meanwhile)
+        await trio.sleep(61)
+        assert states(manager) == ["asleep", "ready"]
+        await trio.sleep(60)
+        assert states(manager) == ["asleep", "asleep"]
 
 
 async def test_what_cannot_be_loaded_says_why_and_is_tried_again_on_demand(autojump_clock: object) -> None:

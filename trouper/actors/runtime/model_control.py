@@ -46,11 +46,10 @@ class ModelControl:
         self._manager = manager
 
     def load(self, name: str | None, *, pinned: bool | None = None, ttl_s: float | None = None) -> Operation:
-        """Load a model, or wake it. Fails with 507 if it does not fit beside the models that are pinned or in use."""
+        """Load a model, or wake it. Fails with 507 if it does not fit beside the models that are pinned or in use; then it is neither pinned
+        nor has another time to live."""
         model = self._manager.find(name)
-        model.pinned = model.pinned if pinned is None else pinned
-        model.ttl_s = model.ttl_s if ttl_s is None else ttl_s
-        return self._begin(model, lambda: self._load(model))
+        return self._begin(model, lambda: self._load(model, pinned, ttl_s))
 
     def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
         """Unload a model, or put it to sleep, when its running requests have ended. `force`: end them with an error, and do so although
@@ -100,13 +99,16 @@ class ModelControl:
         Context().run(self._manager.nursery.start_soon, _run, operation, work)  # The request's context ends with it.
         return operation
 
-    async def _load(self, model: ManagedModel) -> None:
+    async def _load(self, model: ManagedModel, pinned: bool | None, ttl_s: float | None) -> None:
         if model.state in AWAY:
             model.weights_bytes = await self._manager.measured(model)
             if reason := lacking_room(self._manager.models, model, self._manager.limits):
                 raise RequestFailed(Problem(507, reason, "server_error", "model", code="insufficient_memory"))
             model.unusable_until = -inf  # Its files may have been repaired since.
-        (await self._manager.lease(model.names[0])).release()
+        lease = await self._manager.lease(model.names[0])
+        model.pinned = model.pinned if pinned is None else pinned
+        model.ttl_s = model.ttl_s if ttl_s is None else ttl_s
+        lease.release()
 
     async def _unload(self, model: ManagedModel, after: Away, *, force: bool) -> None:
         manager = self._manager
@@ -140,7 +142,7 @@ class ModelControl:
             mortal = [model for model in manager.models if model.is_idle and model.ttl_s]
             due = [model for model in mortal if model.used_at + model.ttl_s <= now]
             for model in due:
-                if model.is_idle:
+                if model.is_idle and model.used_at + model.ttl_s <= trio.current_time():  # Not used meanwhile.
                     await manager.unload(model, "asleep")
             if not due:
                 with trio.move_on_at(min((model.used_at + model.ttl_s for model in mortal), default=inf)):
