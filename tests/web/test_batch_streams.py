@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from tests.web.batching import CHAT, ended, lines, output, request, started
-from tests.web.serving import serving
+from tests.web.serving import pace, serving
+from tests.web.test_batch_faults import WithAdapter
 from tests.web.test_batches import using
 from trouper.web.batches import batch_worker
 from trouper.web.batches.input_lines import InputLines, _Validation, validated
@@ -77,3 +78,23 @@ def test_what_asks_for_no_stream_is_left_to_the_endpoint(extra: object, tmp_path
     path = tmp_path / "in.jsonl"
     path.write_bytes(lines([request("a", BODY | {"extra_body": extra})]))
     assert len(validated(path, CHAT, 2**20)) == 1
+
+
+async def test_a_huge_name_of_a_model_is_not_said_in_full(tmp_path: Path) -> None:
+    """What is wrong with a batch is kept as long as the process lives."""
+    name = "x" * 100_000
+
+    def use(client: openai.OpenAI) -> None:
+        batch = ended(
+            client, started(client, [request(f"r{end}", BODY | {"model": f"{name}{end}"}) for end in ("", ":b")])
+        )
+        assert batch.errors is not None and batch.errors.data is not None
+        said = [error.message or "" for error in batch.errors.data]
+        assert len(said) == 2 and all("'xxx" in message and len(message) < 400 for message in said)
+        for model in (name, f"fake:{name}"):
+            with pytest.raises(openai.NotFoundError) as refused:
+                client.chat.completions.create(model=model, messages=[{"role": "user", "content": "x"}])
+            assert len(refused.value.message) < 600
+
+    async with serving(WithAdapter(before_step=pace), batch_dir=tmp_path, strict=True) as served:
+        await using(served, use)

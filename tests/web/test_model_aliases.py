@@ -15,6 +15,7 @@ from tests.web.test_openapi import described
 from trouper import ServerSettings, Settings, SettingsInvalid
 from trouper.cli.flags import all_from
 from trouper.protocol.names import aliased, aliases_in_use, require_aliases
+from trouper.web.model_aliases import ModelAliases
 
 __all__ = ["log"]
 HELLO = [{"role": "user", "content": "hello"}]
@@ -110,6 +111,15 @@ async def test_the_first_use_of_a_name_is_logged(log: Log) -> None:
         "no model is named 'two'; fake answers (--model-alias)",
     ]
     assert len(lines) == 100, "clients choose the names"
+
+
+async def test_names_are_remembered_by_their_beginning() -> None:
+    """A hundred names of 30 MB would be 3 GB for as long as the server runs."""
+    async with manager_of("small") as (manager, _):
+        aliases = ModelAliases(manager, ())
+        for end in ("a", "b"):
+            assert aliases.resolved("x" * 10_000 + end, manager.entries()) == "small"
+        assert sum(map(len, aliases._logged)) < 500
 
 
 async def test_the_document_says_which_names_are_taken() -> None:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import attrs
 
+LONGEST_QUOTED = 200
+"""Characters of a client's word that an error repeats."""
+
 
 @attrs.frozen
 class Problem:
@@ -75,6 +78,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return RequestFailed(Problem(400, message, "invalid_request_error", param, code))
 
 
+def quoted(name: str) -> str:
+    """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back, and kept where errors are."""
+    return repr(name if len(name) <= LONGEST_QUOTED else f"{name[:LONGEST_QUOTED]}...")
+
+
 def queue_full(size: int) -> Problem:
     return Problem(
         429,
@@ -88,7 +96,7 @@ def queue_full(size: int) -> Problem:
 def adapter_not_found(adapter: str, model: str, known: Sequence[str]) -> RequestFailed:
     """The 404 for an adapter that the model does not have."""
     names = ", ".join(map(repr, known)) or "none"
-    message = f"{model!r} has no adapter {adapter!r}; it has {names} (--adapter NAME=DIR)"
+    message = f"{model!r} has no adapter {quoted(adapter)}; it has {names} (--adapter NAME=DIR)"
     return RequestFailed(Problem(404, message, "invalid_request_error", "model", "adapter_not_found"))
 
 

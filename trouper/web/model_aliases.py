@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trouper.actors.runtime.served_models import ModelEntry, Models
 from trouper.protocol.names import aliased, aliases_in_use
+from trouper.protocol.problems import quoted
 
 log = logging.getLogger("trouper.web")
 MAX_LOGGED = 100
@@ -34,7 +35,8 @@ class ModelAliases:
         index = aliased(name, self.patterns, names)
         if index is None:
             return name
-        if name not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add(name)
-            log.info("no model is named %.200r; %s answers (--model-alias)", name, names[index][0])
+        said = quoted(name)  # A client may send names of megabytes.
+        if said not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(said)
+            log.info("no model is named %s; %s answers (--model-alias)", said, names[index][0])
         return names[index][0]

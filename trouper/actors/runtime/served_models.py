@@ -11,7 +11,7 @@ import trio
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import Loading
 from trouper.protocol.names import names_of, require_names
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.storage.model_files import ModelFiles
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def named(model: str | None, entries: Sequence[ModelEntry]) -> ModelEntry:
 
 def model_not_found(model: str, entries: Sequence[ModelEntry]) -> RequestFailed:
     served = ", ".join(repr(entry.names[0]) for entry in entries)
-    message = f"the model {model!r} is not served here; {served} {'is' if len(entries) == 1 else 'are'}"
+    message = f"the model {quoted(model)} is not served here; {served} {'is' if len(entries) == 1 else 'are'}"
     if not entries:
         message = "no model is served here that this API key may use (models in --api-key-file)"
     return RequestFailed(Problem(404, message, "invalid_request_error", "model", "model_not_found"))

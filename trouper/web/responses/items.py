@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.web.http.body_parsing import combination
 from trouper.web.output.dialect import Json
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
@@ -46,7 +46,7 @@ def _check_references(given: Sequence[Item], items: Sequence[Json]) -> None:
 def _referred(item_id: str, path: str, find: Find) -> Json:
     found = find(item_id)
     if found is None:
-        detail = f"no item {item_id!r} is stored here, or it is gone: send the item itself"
+        detail = f"no item {quoted(item_id)} is stored here, or it is gone: send the item itself"
         raise RequestFailed(Problem(404, detail, "invalid_request_error", path, "item_not_found"))
     return found
 

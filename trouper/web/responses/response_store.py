@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import trio
 
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.protocol.settings import ServerSettings
 from trouper.web.output.dialect import Json
 from trouper.web.streaming.event_log import EventLog
@@ -118,7 +118,7 @@ class ResponseStore:
 
     def _missing_message(self, response_id: str) -> str:
         kept = f"the last {self._max_count} responses are kept, for {self._ttl_s:g} s after their last use"
-        return f"no response {response_id!r} is stored here, or it is gone: {kept}"
+        return f"no response {quoted(response_id)} is stored here, or it is gone: {kept}"
 
     def remove(self, response_id: str) -> bool:
         stored = self._responses.pop(response_id, None)
