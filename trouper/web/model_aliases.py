@@ -35,8 +35,8 @@ class ModelAliases:
         index = aliased(name, self.patterns, names)
         if index is None:
             return name
-        said = quoted(name)  # A client may send names of megabytes.
-        if said not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add(said)
-            log.info("no model is named %s; %s answers (--model-alias)", said, names[index][0])
+        label = quoted(name)  # A client may send names of megabytes.
+        if label not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(label)
+            log.info("no model is named %s; %s answers (--model-alias)", label, names[index][0])
         return names[index][0]

@@ -73,8 +73,8 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
         relation = "more than" if open_low else "at least"
         # A huge integer is no float, and its digits would make the message unreadable.
         given = f"{value:g}" if abs(value) < 1e300 else "that"
-        most = "" if high == inf else f" and at most {high:g}"
-        raise bad_request(f"{name} must be {relation} {low:g}{most}, not {given}", name, "invalid_value")
+        upper = "" if high == inf else f" and at most {high:g}"
+        raise bad_request(f"{name} must be {relation} {low:g}{upper}, not {given}", name, "invalid_value")
 
 
 def at_most(name: str, values: Sized, limit: int) -> None:
