@@ -144,3 +144,12 @@ async def test_what_runs_in_the_background_is_told_when_it_has_ended(log: Log) -
     [line] = log["request"]
     assert (line["request_id"], line["endpoint"]) == ("mine-1", "/v1/responses")
     assert (line["reason"], line["code"]) == ("abort", "cancelled")
+
+
+async def test_a_path_of_any_length_is_a_line_of_some(log: Log) -> None:
+    """A stranger without a key could write 60 kB into the log with each request."""
+    async with serving(api_key=("sk-a",)) as served:
+        status, _, _ = await exchange(served, get("/" + "x" * 30_000))
+        assert status == 401
+    [line] = log["response"]
+    assert line["path"].startswith("/xxx") and len(json.dumps(line)) < 1000

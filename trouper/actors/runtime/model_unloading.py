@@ -109,15 +109,17 @@ def lacking_room(models: Sequence[ManagedModel], new: ManagedModel, limits: Load
 
 
 def lacking_after_pinned(models: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:
-    """Why a model would not fit although all that are not pinned made room; "" if it would."""
-    return _lack([model for model in loaded(models) if model is not new and model.is_kept], new, limits)
+    """Why a model would not fit although all that are not pinned made room; "" if it would. It names no other model: clients read it, and
+    models that their keys may not use do not exist for them."""
+    held = [model for model in loaded(models) if model is not new and model.is_kept]
+    return _lack(held, new, limits, holders="pinned models")
 
 
-def _lack(held: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:
+def _lack(held: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits, holders: str = "") -> str:
     if has_room(held, new, limits):
         return ""
     used = sum(model.weights_bytes for model in held)
-    holders = ", ".join(f"{model.names[0]} ({'pinned' if model.pinned else 'in use'})" for model in held)
+    holders = holders or ", ".join(f"{model.names[0]} ({'pinned' if model.pinned else 'in use'})" for model in held)
     if limits.max_models is not None and len(held) >= limits.max_models:
         return (
             f"{new.names[0]} would be one more than {limits.max_models} loaded models (--max-loaded-models): {holders}"

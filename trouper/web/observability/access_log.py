@@ -10,6 +10,8 @@ from trouper.protocol.logs import FIELDS, REQUEST_ID
 from trouper.protocol.record import RequestRecord
 
 log = logging.getLogger("trouper.requests")
+LONGEST_METHOD, LONGEST_PATH = 20, 200
+"""Characters of what a client may have sent of any length, before it showed a key."""
 
 
 def log_record(record: RequestRecord) -> None:
@@ -62,5 +64,6 @@ def log_response(method: str, path: str, status: int) -> None:
     request is, else at `debug`."""
     level = logging.WARNING if status >= 500 else logging.INFO if status >= 400 else logging.DEBUG
     if log.isEnabledFor(level):
+        method, path = method[:LONGEST_METHOD], path[:LONGEST_PATH]
         fields = {"event": "response", "method": method, "path": path, "status": status}
         log.log(level, "%s %r %d", method, path, status, extra={FIELDS: fields})
