@@ -6,12 +6,14 @@ from pathlib import Path
 
 import openai
 import pytest
+import trio
 
 from tests.web.batching import CHAT, ended, lines, output, request, started
-from tests.web.serving import pace, serving
+from tests.web.serving import eventually, pace, serving
 from tests.web.test_batch_faults import WithAdapter
 from tests.web.test_batches import using
 from trouper.web.batches import batch_worker
+from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.input_lines import InputLines, _Validation, validated
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
@@ -98,3 +100,22 @@ async def test_a_huge_name_of_a_model_is_not_said_in_full(tmp_path: Path) -> Non
 
     async with serving(WithAdapter(before_step=pace), batch_dir=tmp_path, strict=True) as served:
         await using(served, use)
+
+
+async def test_a_batch_that_is_stuck_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again every few seconds, which was a traceback each time."""
+    tries, enough = list[int](), 3
+
+    async def fails(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        tries.append(len(tries))
+        raise ValueError("another fault" if len(tries) > enough else "a fault")
+
+    monkeypatch.setattr(batch_worker, "RETRY_S", 0.005)
+    monkeypatch.setattr(BatchWorker, "_process", fails)
+    async with serving(batch_dir=tmp_path) as served:
+        await using(served, lambda client: started(client, [request("a")]))
+        await eventually(lambda: len(tries) > enough + 2)
+    assert caplog.text.count("is stuck") == 2, "once for each fault"

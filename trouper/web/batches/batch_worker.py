@@ -109,13 +109,17 @@ class BatchWorker:
 
     async def _run(self, batch: Batch) -> None:
         """Run a batch to its end, whatever happens to the disk."""
+        fault = ""
         while not batch.ended:
             try:
                 await self._process(batch)
             except* OSError as errors:
                 log.warning("batch %s waits for its disk: %s", batch.spec.id, innermost(errors))
-            except* Exception:
-                log.exception("batch %s is stuck; the others go on, and a restart tries it again", batch.spec.id)
+            except* Exception as errors:
+                if fault != (fault := repr(innermost(errors))):
+                    log.exception(
+                        "batch %s is stuck, and tried again every %g s; the others go on", batch.spec.id, RETRY_S
+                    )
             if not batch.ended:
                 await trio.sleep(RETRY_S)
         batch.progress = BatchProgress()  # The result says all; what was noted of 50,000 requests are megabytes.
@@ -163,9 +167,8 @@ class BatchWorker:
         with trio.CancelScope(deadline=trio.current_time() + batch.spec.expires_at - time.time()) as batch.scope:
             for number in [number for number in batch.unanswered() if batch.progress.attempts.get(number)]:
                 await self._run_alone(batch, lines, number)
-            begun = trio.Semaphore(
-                self._rows
-            )  # A batch whose requests are all refused for the moment begins no others.
+            # A batch whose requests are all refused for the moment begins no others.
+            begun = trio.Semaphore(self._rows)
             async with trio.open_nursery() as nursery:
                 for number in batch.unanswered():
                     await begun.acquire()
