@@ -27,6 +27,8 @@ FUNCTION: Any = {"type": "function", "function": {"name": "f", "parameters": {"t
 class Scripted:
     """Reasoning, text, two calls in parts of three characters, and one without arguments' text between."""
 
+    ended_in_call = False
+
     def __init__(self) -> None:
         self._parts: list[ParsedDelta] = [Reasoning("hm"), Content("Now.")]
         for index in range(2):
