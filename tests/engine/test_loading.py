@@ -277,6 +277,30 @@ def test_size_is_known_before_loading(tmp_path: Path) -> None:
     assert checkpoint.inspect(directory).float32_bytes == plain
 
 
+@on_cpu
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_the_size_of_an_awq_checkpoint_is_known_before_loading(group_size: int, tmp_path: Path) -> None:
+    """Found by review: its group size is that of another part of the config, and 64 was taken."""
+    plain = dict(tree_flatten(build("llama").parameters()))
+    weights: dict[str, mx.array] = {}
+    for name, array in plain.items():
+        if array.ndim < 2 or "embed" in name or "lm_head" in name or array.shape[1] % group_size:
+            weights[name] = array
+            continue
+        rows, columns = array.shape
+        layer = name.removesuffix(".weight")
+        weights[f"{layer}.qweight"] = mx.zeros((columns, rows // 8), mx.int32)
+        weights[f"{layer}.qzeros"] = mx.zeros((columns // group_size, rows // 8), mx.int32)
+        weights[f"{layer}.scales"] = mx.ones((columns // group_size, rows), mx.float16)
+    assert any(name.endswith(".qweight") for name in weights)
+    directory = save("llama", tmp_path)
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    edit_config(directory, quantization_config={"quant_method": "awq", "bits": 4, "group_size": group_size})
+    loaded = load_from(directory).model
+    nbytes = sum(array.nbytes for _, array in tree_flatten(loaded.parameters()))
+    assert checkpoint.inspect(directory).float32_bytes == nbytes
+
+
 def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """R14: what the device recommends, else what it has, else what the machine or container has."""
     info: dict[str, Any] = {"max_recommended_working_set_size": 7, "memory_size": 9, "device_name": "M9"}
