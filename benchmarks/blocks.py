@@ -121,10 +121,10 @@ def through_the_engine(size: int, tokens: int) -> tuple[float, float]:
     """The same by the engine's own parts, with the embedded model: slots found, lengths checked, buffers in use."""
     model = load(Settings(), lambda _: None).model
     rows = SlotRows(model, by_caches(model), PLAIN)
-    blocks = BlockStore(rows)
+    blocks = BlockStore(rows.copies)
     for row in range(SLOTS):
         rows.open(RowId(row))
-    parts = [mx.random.normal((*shape.dims[:1], tokens, DIM)) for shape in rows.layout.sliceable]
+    parts = [mx.random.normal((*shape.dims[:1], tokens, DIM)) for shape in rows.copies.layout.sliceable]
     rows.write(RowId(0), parts, tokens)
     rows.advance(RowId(0), tokens)
     rows.start()

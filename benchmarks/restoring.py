@@ -40,10 +40,10 @@ class Restoring:
         rows, _ = rows_for(build(config["model_type"], config=config), PLAIN, 0, of_device(), None)
         assert isinstance(rows, SlotRows), "nothing of this model is cached"
         self._rows = rows
-        self._blocks = BlockStore(self._rows)
+        self._blocks = BlockStore(self._rows.copies)
         self._store = RunStore(directory, "fa4e" * 16)
         self._data: list[BlockData] = []
-        block_bytes = BLOCK_TOKENS * self._rows.layout.token_bytes
+        block_bytes = BLOCK_TOKENS * self._rows.copies.layout.token_bytes
         self.block_bytes, self.num_blocks = block_bytes, max(1, nbytes // block_bytes)
         self.nbytes = self.num_blocks * block_bytes
         self._write(max(1, RUN_BYTES // block_bytes))
@@ -53,7 +53,7 @@ class Restoring:
 
     def _pieces(self) -> Iterator[BlockData]:
         arrays = tuple(
-            mx.random.normal(shape.dims).astype(shape.dtype) for shape in self._rows.layout.block(BLOCK_TOKENS)
+            mx.random.normal(shape.dims).astype(shape.dtype) for shape in self._rows.copies.layout.block(BLOCK_TOKENS)
         )
         payload = readable(BlockArrays(BLOCK_TOKENS, arrays)).read()
         key = bytes(32)

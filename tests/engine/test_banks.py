@@ -171,7 +171,7 @@ class TestRowsInBanks:
         assert [bank.max_tokens for bank in (short, middle, long)] == [8, 16, 32]
         assert [bank.rows for bank in (short, middle, long)] == [2, 1, 1]
         assert short.slots >= 2 and short.capacity_tokens >= 5 and long.capacity_tokens >= 30
-        token = rows.layout.token_bytes
+        token = rows.copies.layout.token_bytes
         for bank in (short, middle, long):
             assert bank.bytes == pytest.approx(bank.slots * bank.capacity_tokens * token, rel=0.01)
         rows.drop([RowId(2)])
@@ -187,7 +187,7 @@ class TestRowsInBanks:
             for number, length in enumerate([100] * 15 + [6000]):
                 rows.open(RowId(number), length)
                 rows.prefill({RowId(number): [1] * length})
-            held[name] = rows.nbytes / rows.layout.token_bytes
+            held[name] = rows.nbytes / rows.copies.layout.token_bytes
         assert held["banks"] < 1.5 * (15 * 100 + 6000) + 16 * 256
         assert held["one"] > 16 * 6000, "the control"
 
@@ -231,7 +231,7 @@ def test_every_family_reports_banks(name: str) -> None:
 
 
 def rows_have_lengths(rows: Rows) -> bool:
-    return not isinstance(rows, SlotRows) or bool(rows.layout.token_bytes or rows.layout.rings)
+    return not isinstance(rows, SlotRows) or bool(rows.copies.layout.token_bytes or rows.copies.layout.rings)
 
 
 class TestSeam:

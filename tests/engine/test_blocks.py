@@ -57,7 +57,7 @@ def cold(name: str) -> Row:
 
 def layout(name: str) -> Layout:
     rows = engine_of(name)._rows
-    return rows.layout  # type: ignore[attr-defined]
+    return rows.copies.layout  # type: ignore[attr-defined]
 
 
 def ids(first: int, count: int) -> tuple[BlockId, ...]:

@@ -241,7 +241,7 @@ def test_kv_of_wrong_drafts_is_taken_back() -> None:
             if stepped.drafted and RowId(0) in draft.lengths:
                 engine.proposals._feed_proposers()
                 length = draft.lengths[RowId(0)]
-                parts = rows.read(RowId(0), 0, min(length, rows.length(RowId(0))))
+                parts = rows.copies.read(RowId(0), 0, min(length, rows.length(RowId(0))))
                 seen.append([np.array(part) for part in parts])
 
     driver = Watching(engine, allow=lambda _: 3, propose=lambda _: "draft_model")

@@ -243,7 +243,7 @@ def test_f23_what_was_taken_back_leaves_no_trace(kind: str, seed: int) -> None:
 def plain_kv(model: nn.Module, tokens: list[int], kv: KvFormat, prompt: int) -> list[Floats]:
     """What a row's KV is once these tokens went in one by one, after the prompt."""
     engine = StepEngine(model, VOCABULARY, kv)
-    rows = engine.blocks._rows
+    rows = engine._rows
     rows.open(RowId(0), prompt)
     if prompt > 1:
         rows.prefill({RowId(0): tokens[: prompt - 1]})

@@ -148,7 +148,7 @@ def written(name: str, tokens: Sequence[int], pieces: Sequence[int]) -> tuple[li
     Written.passes = []
     rows, _ = rows_for(model_of(name), EIGHT)
     assert isinstance(rows, SlotRows)
-    assert rows.layout.full, "made before, by a pass that does not count"
+    assert rows.copies.layout.full, "made before, by a pass that does not count"
     with patch.object(model_caches, "QuantizedSlots", Written):
         rows.open(RowId(0))
     said, at = [], 0

@@ -78,7 +78,7 @@ class Fed:
 
     def states(self, row: int, length: int | None = None) -> list[np.ndarray[Any, Any]]:
         at = self.rows.length(RowId(row)) if length is None else length
-        return [np.array(part.astype(mx.float32)) for part in self.rows.snapshot(RowId(row), at)]
+        return [np.array(part.astype(mx.float32)) for part in self.rows.copies.snapshot(RowId(row), at)]
 
     def plain(self, model: nn.Module, row: int, length: int) -> list[np.ndarray[Any, Any]]:
         """The states of the same row alone, fed one by one."""

@@ -68,8 +68,8 @@ class Play:
         self.tracks: dict[RowId, Track] = {}
         self.finished: list[Track] = []
         kept = self.rows if isinstance(self.rows, SlotRows) else None
-        self._store = BlockStore(kept) if kept else None
-        self._snapshots = bool(kept and kept.layout.snapshot_bytes)
+        self._store = BlockStore(kept.copies) if kept else None
+        self._snapshots = bool(kept and kept.copies.layout.snapshot_bytes)
         self._blocks = 0
         self._kept: list[tuple[Restore, Track]] = []
 

@@ -66,7 +66,7 @@ class StepEngine:
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
         )
-        self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
+        self._blocks = BlockStore(self._rows.copies) if isinstance(self._rows, SlotRows) else None
         self._vocabulary, self._grammars, self._adapters, self._modules = vocabulary, grammars, adapters, modules
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from trouper.engine.kv.block_payloads import BlockArrays, readable, stored_from
 from trouper.engine.kv.kv_layout import Layout
-from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.kv.row_copies import RowCopies
 from trouper.engine.platform.eager_eval import finish_or_start
 from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
 from trouper.protocol.ranks import joined, parted
@@ -25,7 +25,7 @@ RUN_BYTES = 2**26
 class BlockStore:
     """Blocks and snapshots by their ids. Lives on the engine's thread, like the rows."""
 
-    def __init__(self, rows: SlotRows) -> None:
+    def __init__(self, rows: RowCopies) -> None:
         self._rows = rows
         self._stored: dict[BlockId, BlockArrays] = {}
         self.members = 0

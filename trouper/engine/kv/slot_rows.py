@@ -1,4 +1,4 @@
-"""Rows in slots: the passes over them, and the blocks that are copied out of and into them.
+"""Rows in slots: how they enter and leave, and the passes over them. What is copied out of and into them: `row_copies.py`.
 
 A row's tokens lie in one slot of every layer's buffers in its bank (`banks.py`). A pass is over contiguous slots of each bank,
 a `Region`, so no row's KV is gathered.
@@ -21,7 +21,7 @@ from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass
 from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
-from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
+from trouper.engine.kv.kv_layout import layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
 from trouper.engine.kv.pass_segments import Segment, add_tokens, batch, begin, finish, lengths_of, regions_of, rows_of
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
@@ -29,9 +29,10 @@ from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateRows
 from trouper.engine.kv.region import Ints, Region, padded
-from trouper.engine.kv.slot_buffers import ALL, SlotBuffers
+from trouper.engine.kv.row_copies import RowCopies
+from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.lora.row_adapters import AdapterRows, applied
-from trouper.engine.platform.eager_eval import copied, start_eval
+from trouper.engine.platform.eager_eval import start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
@@ -48,11 +49,11 @@ class SlotRows:
         """`slack`: tokens that rings hold beyond their window. `draft`, the draft model, and `head`, the MTP head, have full slots."""
         several = capabilities.allows("banks")  # If not, the model may compute with keys, so it gets arrays.
         shapes = attrs.evolve(shapes, length_kernel=shapes.length_kernel and several)
-        self._model, self._shapes, self._slack = model, shapes, slack
+        self._model, self._shapes = model, shapes
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted, self._adapters = adapted(model), AdapterRows(model)
         drafters = [drafter for drafter in (draft, head) if drafter is not None]
-        self._layout = layout = cache(partial(layout_of, model, kv, *drafters))
+        layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
         self._states, self._compiled = StateRows(states, shapes), CompiledPasses(counting=shapes.rounded)
 
@@ -64,6 +65,7 @@ class SlotRows:
         if several:
             attention_seam.install(model, *drafters)
         self._banks = Banks(make_buffers, shapes, several=several)
+        self.copies = RowCopies(self._banks, self._states, layout, slack)
         self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
         self.head = None if head is None else HeadRows(head, self._banks, shapes, len(drafters) - 1)
         self._target = model if head is None else head.target_states
@@ -241,60 +243,3 @@ class SlotRows:
 
     def _logits(self, segments: Sequence[Segment], counts: Ints, outputs: mx.array) -> mx.array:
         return outputs if self.head is None else self.head.logits_after(segments, counts, outputs)
-
-    # -- blocks and snapshots: copied out of a row, and restored into another --------------------
-
-    @property
-    def layout(self) -> Layout:
-        """Shapes of the arrays that blocks and snapshots consist of."""
-        return self._layout()
-
-    def read(self, row: RowId, start: int, stop: int) -> list[mx.array]:
-        """(heads, stop - start, dim) views of each buffer that can be cut at a token."""
-        assert 0 <= start < stop <= self.length(row), "tokens that the row does not have"
-        bank = self._banks[row]
-        return bank.buffers.read(bank.slots.slot(row), start, stop)
-
-    def write(self, row: RowId, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
-        """Write tokens behind the row's last one, as `read` returns them, into the layers `leaves`, with room for `room` in all; `advance` follows."""
-        bank = self._banks[row]
-        bank.buffers.write(bank.slots.slot(row), self.length(row), parts, room, leaves)
-
-    def can_begin_with(self, row: RowId) -> bool:
-        """Whether the row has a bank without other rows and buffers, so that `begin_with` is allowed."""
-        return self._banks[row].buffers.can_begin_with
-
-    def begin_with(self, row: RowId, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the buffers of the row's bank from its first tokens, given as pieces for each buffer."""
-        self._banks[row].buffers.begin_with(parts, room)
-
-    def advance(self, row: RowId, tokens: int) -> None:
-        """Increase the row's length by `tokens`, after they were written."""
-        slots = self._banks[row].slots
-        slots.lengths[slots.slot(row)] += tokens
-
-    def extend(self, row: RowId, source: RowId, tokens: int) -> None:
-        """Copy the tokens up to `tokens` that the row lacks from another row."""
-        start = self.length(row)
-        self.write(row, copied(self.read(source, start, tokens)), tokens)
-        self.advance(row, tokens - start)
-
-    def start(self, row: RowId, leaves: slice = ALL) -> None:
-        """Start evaluating the buffers of the row's bank that were written."""
-        self._banks[row].buffers.start(leaves)
-
-    def snapshot(self, row: RowId, length: int) -> list[mx.array]:
-        """Copy rings, then states, as they were after `length` tokens: the row's present length, or up to two steps with drafts before, from whose
-        records states are computed. The slack of rings is for three: rejected drafts of the last lie behind the present length."""
-        beyond = self.length(row) - length
-        assert 0 <= beyond <= self._slack * 2 // 3, "a snapshot is of now, or of what rings still hold"
-        bank = self._banks[row]
-        states = self._states.snapshot_at(row, length) if beyond and self._states else self._states.snapshot(row)
-        return bank.buffers.snapshot(bank.slots.slot(row), length) + states
-
-    def restore_snapshot(self, row: RowId, parts: Sequence[mx.array]) -> None:
-        """Write the snapshot of a row of the same length into the row."""
-        bank, rings = self._banks[row], sum(map(len, self.layout.rings))
-        bank.buffers.restore_snapshot(bank.slots.slot(row), self.length(row), parts[:rings])
-        self._states.restore(row, dealt(parts[rings:], self.layout.states))
-        mx.async_eval(self._states.state())

@@ -119,8 +119,8 @@ def prefill_together(rows: ForcedRows) -> None:
 def restored(rows: ForcedRows) -> None:
     """Blocks and a snapshot of one row become the beginning of another: beside it, and alone."""
     assert isinstance(rows.rows, SlotRows)
-    blocks = BlockStore(rows.rows)
-    snapshot = BlockId(2) if rows.rows.layout.snapshot_bytes else None
+    blocks = BlockStore(rows.rows.copies)
+    snapshot = BlockId(2) if rows.rows.copies.layout.snapshot_bytes else None
     [first] = rows.open(LONG)
     rows.step({first: 18})
     blocks.store(Store(first, 0, (8, 10), (BlockId(0), BlockId(1)), snapshot))
