@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from tests.fakes import FakeEngine
-from tests.web.serving import STREAM, ask, eventually, exchange, post, receive_all, serving
+from tests.web.serving import STREAM, a_stream_that_goes_on, ask, eventually, exchange, pace, post, receive_all, serving
 
 LONG = "a prompt that is longer than two blocks of the cache, so that it is worth waiting for"
 
@@ -33,6 +33,19 @@ async def test_choices_of_each_prompt_follow_each_other() -> None:
         texts = [choice["text"] for choice in body["choices"]]
     assert texts[0] == texts[1] != texts[2] == texts[3]
     assert body["usage"]["prompt_tokens"] == 2
+
+
+async def test_prompts_of_a_request_enter_together_beside_a_stream() -> None:
+    """Each once waited until the one before it was in the queue, and so came a step later."""
+    engine = FakeEngine(before_step=pace)
+    async with serving(engine) as served, a_stream_that_goes_on(served):
+        before = len(engine.plans_seen)
+        prompts = [chr(97 + place) * 3 for place in range(8)]
+        status, _ = await ask(served, {"prompt": prompts, "max_tokens": 2})
+        assert status == 200
+        admits = [len(plan.admit) for plan in engine.plans_seen[before:] if plan.admit]
+    assert sum(admits) == 8
+    assert len(admits) <= 3, "a step may begin while they come"
 
 
 async def test_streamed_choices_are_the_whole_ones() -> None:

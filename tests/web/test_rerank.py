@@ -12,6 +12,7 @@ import trio
 from tests.fakes import FakeEngine, Ranking
 from tests.web.serving import Served, ask, eventually, serving
 from trouper.web.openai.rerank import INSTRUCTION, SYSTEM, Pair, ScoringParameters, pairs_to_generate
+from trouper.web.openai.rerank_routes import equal_parts
 
 ASKED: dict[str, Any] = {"query": "barks?", "documents": ["a dog", "a spoon", {"text": "a fox"}, "a bark"]}
 
@@ -77,6 +78,16 @@ class TestRerank:
             ]
             await eventually(lambda: served.busy == 0)
 
+    async def test_pairs_of_like_length_are_prefilled_together(self) -> None:
+        engine = ranking()
+        documents = ["x" * (1 + 13 * place % 70) for place in range(70)]
+        async with serving(engine, settings={"completion_batch_size": 32}) as served:
+            together = await scores(served, documents)
+            assert together[10] == (await scores(served, documents[10:11]))[0]
+        rows = {admit.row: len(admit.prompt) // 4 for plan in engine.plans_seen for admit in plan.admit}
+        lengths = [length for _, length in sorted(rows.items())][:70]
+        assert lengths == sorted(lengths), "as they came they would be as wide as the longest of all"
+
     async def test_coheres_clients(self) -> None:
         def rerank(url: str) -> tuple[Any, Any]:
             asked: Any = {"model": "fake", "query": "barks?", "documents": ["a dog", "a spoon"], "top_n": 1}
@@ -127,3 +138,8 @@ async def test_a_model_without_single_tokens_says_so() -> None:
     async with serving() as served:
         status, said = await ask(served, ASKED, "/v1/rerank")
         assert (status, said["error"]["code"]) == (400, "rerank_not_supported")
+
+
+def test_parts_are_equal_and_few() -> None:
+    assert [[*part] for part in equal_parts(range(10), 4)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+    assert [[*part] for part in equal_parts(range(4), 4)] == [[0, 1, 2, 3]]

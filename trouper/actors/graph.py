@@ -57,7 +57,7 @@ log = logging.getLogger("trouper.graph")
 
 CHANNELS = {
     "requests": Edge("edge", "RequestIntake", 16, "blocks"),
-    "admitted": Edge("RequestIntake, SSDWriter", "Scheduler", 16, "blocks"),
+    "admitted": Edge("RequestIntake, SSDWriter", "Scheduler", 64, "blocks"),
     "plans": Edge("Scheduler", "RankMirror", PLANS_IN_FLIGHT, "never full"),
     "mirrored": Edge("RankMirror", "ModelStepper", PLANS_IN_FLIGHT, "never full"),
     "answers": Edge("ModelStepper", "RankMirror", PLANS_IN_FLIGHT, "never full"),

@@ -190,20 +190,30 @@ class Service(CurrentKey):
             generates = [attrs.evolve(generate, timeouts=Timeouts()) for generate in generates]
         self.begin(served.name, len(generates))
         self._name_parts(generates)
-        clamped = not self.settings.strict
         generates = [
             attrs.evolve(
                 generate,
                 priority=priority,
                 cache_scope=attrs.evolve(generate.cache_scope, group=key.cache_group),
-                as_room_allows=clamped or generate.as_room_allows,
+                as_room_allows=not self.settings.strict or generate.as_room_allows,
                 adapter=served.adapter,
             )
             for generate in generates
         ]
-        return [await self._submit(served, generate) for generate in generates]
+        at_once, answers = served.runtime.settings.rows, list[Answer]()
+        for start in range(0, len(generates), at_once):  # More would fill the queue, which is all clients'.
+            sent = [await self._send(served, generate) for generate in generates[start : start + at_once]]
+            for answer in sent:
+                await answer.wait_accepted()
+            answers += sent
+        lengths = [generate.max_tokens or 0 if generate.names_length else 0 for generate in generates]
+        accepted = [answer.accepted.max_tokens for answer in answers]
+        if not self.settings.strict and any(new < old for new, old in zip(accepted, lengths, strict=True)):
+            self.read_past.skip("max_tokens")
+            self.note_ignored()
+        return answers
 
-    async def _submit(self, served: Served, generate: Generate) -> Answer:
+    async def _send(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
         reservation = self.reserve(served.name)
 
@@ -211,10 +221,8 @@ class Service(CurrentKey):
             reservation.end(record)
             self.request_log.note(served.origin, record)
 
-        answer = await served.runtime.submit(generate, ended, reservation.admit)
+        answer = await served.runtime.send(generate, ended, reservation.admit)
         self.at_end(self._running.add(self.key_identity, self.request_id, answer))
-        if generate.names_length and answer.accepted.max_tokens < (generate.max_tokens or 0):
-            self._clamped()
         return answer
 
     def _name_parts(self, generates: Sequence[Generate]) -> None:
@@ -225,12 +233,6 @@ class Service(CurrentKey):
                 raise bad_request(message, "messages", "images_not_supported")
             self.read_past.skip(name)
         self.note_ignored()
-
-    def _clamped(self) -> None:
-        """Name the length of an answer that was cut to what the context holds."""
-        if not self.settings.strict:
-            self.read_past.skip("max_tokens")
-            self.note_ignored()
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the answers of a request of this key (of any, with `admin`), given the id of its X-Request-Id header or of its response

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from math import inf
 from types import TracebackType
 from typing import Self
@@ -60,6 +60,28 @@ class Answer:
     def queued(self) -> bool:
         """Whether the request waits for a row, according to the replies that were read."""
         return self._limits.phase == "queue"
+
+    async def wait_accepted(self) -> None:
+        """Wait until the request is in the queue. Must be called first, and once. Raises `RequestFailed` (400, 429, 503)."""
+        with self.ends_with_failure():
+            match await self.receive_reply():
+                case Accepted() as accepted:
+                    self.accepted = accepted
+                case Failed(problem=problem):
+                    raise RequestFailed(problem)
+                case reply:
+                    raise AssertionError(f"{reply!r} before Accepted")
+
+    @contextmanager
+    def ends_with_failure(self) -> Iterator[None]:
+        """Close the answer if what is done here fails or is cancelled; a problem is recorded."""
+        try:
+            yield
+        except RequestFailed as failed:
+            raise self._failed(failed.problem) from None
+        except BaseException:
+            self.close()
+            raise
 
     async def next(self) -> Delta | Finished:
         """The next Delta, or the end, which is returned again by further calls. Raises `RequestFailed`. Safe to cancel."""

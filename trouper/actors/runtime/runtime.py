@@ -29,7 +29,7 @@ from trouper.protocol.problems import (
     adapter_unknown,
     rank_lost,
 )
-from trouper.protocol.replies import Accepted, Failed
+from trouper.protocol.replies import Accepted
 from trouper.protocol.requests import Generate, Prompt
 from trouper.protocol.settings import Settings
 
@@ -66,6 +66,13 @@ class Runtime:
     async def submit(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
         called exactly once, however it ends, also if it is refused. `admit` is asked once its prompt is tokenized."""
+        answer = await self.send(request, ended, admit)
+        await answer.wait_accepted()
+        return answer
+
+    async def send(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
+        """Send a request as `submit` does, but do not wait until it is in the queue: `Answer.wait_accepted` does. For requests that belong
+        together: while the engine works, the queue is filled once a step, so requests that wait for one another come one a step."""
         if (adapter := self._adapters.begin(request.adapter)) is not None:
             request = attrs.evolve(request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint))
         submission, replies = open_submission(request, self.settings)
@@ -75,25 +82,12 @@ class Runtime:
         timeouts = request.timeouts or default_timeouts(self.settings)
         limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
         answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended, arrivals=submission.arrivals)
-        try:
+        with answer.ends_with_failure():
             if request.adapter and adapter is None:
                 submission.close()
                 raise self._adapters.refusal(request.adapter)
             await self._deliver(submission, answer)
-            first = await answer.receive_reply()
-            match first:
-                case Accepted():
-                    answer.accepted = first
-                    return answer
-                case Failed(problem=problem):
-                    raise RequestFailed(problem)
-                case _:
-                    raise AssertionError(f"{first!r} before Accepted")
-        except RequestFailed as failed:
-            raise answer._failed(failed.problem) from None
-        except BaseException:
-            answer.close()
-            raise
+        return answer
 
     @property
     def adapters(self) -> tuple[AdapterCard, ...]:

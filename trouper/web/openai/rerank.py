@@ -103,6 +103,11 @@ class Pair:
     query: str
     document: str
 
+    @property
+    def length(self) -> int:
+        """In characters."""
+        return len(self.query) + len(self.document)
+
 
 def pairs_to_rerank(request: RerankRequest) -> tuple[Pair, ...]:
     return tuple(Pair(request.query, text_of(document)) for document in request.offered)

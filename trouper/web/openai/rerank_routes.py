@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from quart import Response
 
@@ -68,13 +69,23 @@ class Reranking:
     async def _choices(
         self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
     ) -> list[Choice]:
-        """Answer the pairs, as many at a time as decode together, because the queue is shared by all clients."""
+        """Answer the pairs, as many at a time as decode together, because the queue is shared by all clients: equal parts of pairs of like
+        length, which are prefilled in the same passes, as wide as the longest."""
         tokens = rerank.answer_tokens(served.runtime.tokenizer)
         request_id = self._service.request_id
         generates = await self._service.run_off_loop(rerank.pairs_to_generate, pairs, request, request_id, tokens)
-        at_once, choices = served.runtime.settings.rows, list[Choice]()
-        for start in range(0, len(generates), at_once):
+        order = sorted(range(len(pairs)), key=lambda index: pairs[index].length)
+        choices: dict[int, Choice] = {}
+        for part in equal_parts(order, served.runtime.settings.rows):
             with called({"messages": param}):
-                answers = await self._service.submit(served, generates[start : start + at_once], request.priority)
-            choices += await collect_all(answers)
-        return choices
+                some = [generates[index] for index in part]
+                answers = await self._service.submit(served, some, request.priority)
+            choices |= zip(part, await collect_all(answers), strict=True)
+        return [choices[index] for index in range(len(pairs))]
+
+
+def equal_parts(items: Sequence[int], at_most: int) -> Iterator[Sequence[int]]:
+    """Cut into as few parts of at most so many as there must be, none of which is longer than another by more than one."""
+    count = -(-len(items) // at_most)
+    ends = [len(items) * part // count for part in range(count + 1)]
+    return (items[start:end] for start, end in pairwise(ends))
