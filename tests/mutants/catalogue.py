@@ -6,6 +6,7 @@ import ast
 import tomllib
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _is_there(test: str, root: Path) -> bool:
     path = root / file
     if not path.exists():
         return False
-    body: list[ast.stmt] = ast.parse(path.read_text("utf-8")).body if names else []
+    body = _statements(path.read_text("utf-8")) if names else []
     for name in names:
         kinds = ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
         found = next((node for node in body if isinstance(node, kinds) and node.name == name), None)
@@ -113,3 +114,9 @@ def _is_there(test: str, root: Path) -> bool:
             return False
         body = found.body
     return True
+
+
+@cache
+def _statements(source: str) -> list[ast.stmt]:
+    """Many mutants name tests of the same file."""
+    return ast.parse(source).body
