@@ -11,11 +11,12 @@ import pytest
 
 from tests.engine.driver import GREEDY, Request, answers
 from tests.engine.naive import certain_answer
+from tests.family_configs import LONG
 from trouper import ChatPrompt, Generate, Sampling, Settings, run_runtime
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
 
-TOKENS = 7
+TOKENS = 7 if LONG else 5
 QUESTIONS = (
     "What is the capital of France?",
     "Name three colours.",
