@@ -32,6 +32,8 @@ from benchmarks.edge import Clients, measure
 Row = dict[str, Any]
 OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
 """MLX's own defaults on an H200, where Trouper sets others (engine/platform/cuda_environment.py)."""
+SPARE = ("--buffer-cache", "8GB")
+"""MLX keeps nearly all of a GPU's memory as buffers, so that another process on it finds none: the bare loop of a 4B shape, 128 rows."""
 LOOPS, SERVERS = ("bare", "batch", "engine"), ("http", "mlx_lm")
 OWN_PRODUCTS = "mlx_lm_openblas"
 
@@ -116,16 +118,24 @@ def busy_core() -> Iterator[None]:
         process.wait()
 
 
+def typical(found: Sequence[Any]) -> Any:
+    """The median of the rounds that were measured; if there is none, the first round's error."""
+    numbers = [one for one in found if isinstance(one, float) and isfinite(one)]
+    return statistics.median(numbers) if numbers else found[0]
+
+
+def ratios(rounds: Sequence[Row], name: str) -> list[float]:
+    """Of the rounds in which both were measured."""
+    pairs = [(row["http"], row[name]) for row in rounds]
+    return [one / other for one, other in pairs if isinstance(other, float) and isfinite(one / other)]
+
+
 def summary(rounds: Sequence[Row]) -> Row:
-    made = {
-        key: statistics.median(one[key] for one in rounds) if isinstance(rounds[0][key], float) else rounds[0][key]
-        for key in rounds[0]
-    }
+    made = {key: typical([one[key] for one in rounds]) for key in rounds[0]}
     for name in ("bare", "mlx_lm", OWN_PRODUCTS, "engine"):
         if isinstance(made.get(name), float) and isinstance(made.get("http"), float):
             made[f"http / {name}"] = made["http"] / made[name]
-            pairs = [ratio for row in rounds if isfinite(ratio := row["http"] / row[name])]
-            if len(pairs) > 2:
+            if len(pairs := ratios(rounds, name)) > 2:
                 made[f"http / {name}, by rounds"] = str(paired.interval(pairs))
     return made
 
@@ -158,7 +168,7 @@ def main() -> None:
             for running in loops.values():
                 stack.callback(running.close)
             if "http" in chosen.subjects:
-                flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off")
+                flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off", *SPARE)
                 opened["http"] = stack.enter_context(servers.trouper(model, *flags))
             flags = ("--decode-concurrency", "128", "--prompt-concurrency", "8")
             for name in {"mlx_lm", OWN_PRODUCTS} & set(chosen.subjects):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from trouper import cli
+from trouper.cli.commands.certify import throughput_section
 from trouper.cli.commands.certify.certificate import FORMAT, line_of
 from trouper.cli.commands.certify.certificate_files import NoCertificate, write_certificate
 from trouper.cli.commands.certify.child_processes import child_processes, last_words
 from trouper.cli.commands.certify.comparison import CertificatePair
 from trouper.cli.commands.certify.making import scratch_directory
-from trouper.cli.commands.certify.server_runs import ServerFailed, ServerStarter
+from trouper.cli.commands.certify.server_runs import ServerFailed, ServerRun, ServerStarter
 from trouper.cli.exits import USAGE_ERROR
 
 Json = dict[str, Any]
@@ -70,6 +72,20 @@ def test_files_that_cannot_be_compared_say_why(content: str, reason: str, tmp_pa
     text = refused("--compare", str(tmp_path / "a.json"), str(MADE))
     assert "a.json" in text and reason in text
     assert "Is a directory" in refused("--compare", str(MADE), str(tmp_path))
+
+
+def test_a_server_that_breaks_off_is_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Starting\nTraceback\nRuntimeError: no stream in this thread\n\n")
+    with child_processes() as children:
+        process = children.start([sys.executable, "-c", ""], {})
+        server = ServerRun(process, "http://127.0.0.1:1", log, children)
+        reason = throughput_section._reason(server, ConnectionResetError("reset by peer"))
+        log.write_text("")
+        silent = throughput_section._reason(server, ConnectionResetError("reset by peer"))
+        server.stop()
+    assert reason == f"{silent}; it wrote: RuntimeError: no stream in this thread"
+    assert "reset by peer" in silent
 
 
 def with_section(number: int, **changes: Any) -> Json:

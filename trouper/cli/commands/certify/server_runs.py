@@ -71,6 +71,11 @@ class ServerRun:
         with ThreadPoolExecutor(len(bodies)) as pool:
             return list(pool.map(self.complete, bodies))
 
+    def last_line(self) -> str:
+        """The last line that the process wrote, of at most 300 characters; "" if it wrote nothing."""
+        lines = self.log.read_text(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
     def kill(self) -> None:
         """End the process without any warning, as a crash or a power cut does."""
         self.killed = True

@@ -123,7 +123,7 @@ def _measure(
             if name == TROUPER:
                 raise
             del servers[name]
-            run.result.notes.append(f"without {name}, which did not answer: {first_line(failed)}")
+            run.result.notes.append(f"without {name}, which did not answer: {_reason(server, failed)}")
     longest_s = 0.0
     for number, streams in product(range(rounds), counts):
         if number and longest_s > run.left_s - MARGIN_S:
@@ -135,6 +135,12 @@ def _measure(
             run.show(0.3 + 0.7 * done, f"{name}, {streams} at once, round {number + 1} of {rounds}")
             found[name].setdefault(streams, ServerRates()).add(_stream(server, streams, tokens))
         longest_s = max(longest_s, time.monotonic() - began)
+
+
+def _reason(server: ServerRun, failed: BaseException) -> str:
+    """Why a server did not answer: what the client saw, and what the server wrote last, which alone says what went wrong there."""
+    line = server.last_line()
+    return first_line(failed) + (f"; it wrote: {line}" if line else "")
 
 
 def _stream(server: ServerRun, streams: int, tokens: int) -> list[Stream]:
