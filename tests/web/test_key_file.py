@@ -113,3 +113,19 @@ async def test_health_says_why_the_keys_are_not_those_of_the_file(tmp_path: Path
             while "api_key_file" not in await health():  # noqa: ASYNC110
                 await trio.sleep(0.05)
         assert "colour" in found["api_key_file"]
+
+
+async def test_keys_that_come_through_a_pipe_are_read_once_and_kept() -> None:
+    """`--api-key-file <(...)`: the start reads the file before anything else, and again for the server."""
+    reading, writing = os.pipe()
+    os.write(writing, TEXT.encode())
+    os.close(writing)
+    try:
+        settings = ServerSettings(api_key_file=Path(f"/dev/fd/{reading}"))
+        await require_keys(settings)
+        keys = Keys.of(settings)
+        assert known(keys, "sk-one", "sk-two") == [True, False]
+        await KeyFile(keys).look(0)
+        assert (known(keys, "sk-one"), keys.stale) == ([True], "")
+    finally:
+        os.close(reading)

@@ -168,11 +168,24 @@ def sendable(key: str, flag: str, file: Path | None = None) -> str:
     return key
 
 
+_PIPED: dict[Path, str] = {}
+"""What came through pipes (`--api-key-file <(...)`, /dev/stdin), where it can be read once."""
+
+
+def _text_of(path: Path) -> str:
+    text = path.read_text("utf-8-sig")
+    if path.is_file():
+        return text
+    if text:
+        _PIPED[path] = text
+    return _PIPED.get(path, "")
+
+
 def keys_in(path: Path) -> Iterator[ApiKey]:
     """Read the keys of a file, one a line; a line that begins with # is a comment. Raises `SettingsInvalid` if the file cannot be read, for a key that cannot be sent, or for an
     unknown or wrong option."""
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        lines = _text_of(path).splitlines()
     except OSError as error:
         message = f"{FILE_FLAG} {path}: {error.strerror}; give a file with one key a line"
         raise SettingsInvalid(message, FILE_FLAG) from None
