@@ -50,6 +50,9 @@ class KeyFile:
 
 async def require_keys(settings: ServerSettings, answer_s: float = ANSWER_S) -> None:
     """Read the keys once before anything else is done. Raises `SettingsInvalid`."""
+    if settings.api_key_file is None:
+        Keys.of(settings)
+        return
     with trio.move_on_after(answer_s):
         await trio.to_thread.run_sync(Keys.of, settings, abandon_on_cancel=True, thread_name="file of keys")
         return
