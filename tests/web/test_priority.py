@@ -28,13 +28,13 @@ FILE = "sk-plain\nsk-batch priority=7 name=nightly\nsk-first priority=-3\n"
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Generate]:
     """What reaches the runtime."""
     requests: list[Generate] = []
-    submit = Runtime.submit
+    send = Runtime.send
 
     async def record(runtime: Runtime, request: Generate, *more: Any) -> Answer:
         requests.append(request)
-        return await submit(runtime, request, *more)
+        return await send(runtime, request, *more)
 
-    monkeypatch.setattr(Runtime, "submit", record)
+    monkeypatch.setattr(Runtime, "send", record)
     return requests
 
 
