@@ -165,8 +165,8 @@ class Server:
         with closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
             headers = {} if body is None else {"Content-Type": "application/json"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
-            content = response.read()
+            with connection.getresponse() as response:
+                content = response.read()
             assert response.status == 200, content
             return json.loads(content)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +125,12 @@ def test_a_program_does_what_it_says(
     """In this process, since what they import takes longer than what they do."""
     monkeypatch.setenv("XDG_CACHE_HOME", environment["XDG_CACHE_HOME"])
     program = compile(text_of(block, request), block.name, "exec")
-    exec(program, {"__name__": "__main__"})
+    with (
+        warnings.catch_warnings()
+    ):  # Clients of a program live as long as it does; here they are collected with its test.
+        warnings.simplefilter("ignore", ResourceWarning)
+        exec(program, {"__name__": "__main__"})
+        gc.collect()
     assert capsys.readouterr().out.strip(), "it said nothing"
 
 

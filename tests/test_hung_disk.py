@@ -89,7 +89,8 @@ def test_a_model_is_unloaded_although_its_disk_hangs(model: Path, tmp_path: Path
         with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
             body = json.dumps({"force": True})
             connection.request("POST", "/v1/models/unload", body, {"Content-Type": "application/json"})
-            assert connection.getresponse().status == 200
+            with connection.getresponse() as response:
+                assert response.status == 200
         again = Client(port, prompt=PROMPT, max_tokens=2)
         again.join(PATIENCE_S)
         assert again.status == 200, again.text

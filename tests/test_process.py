@@ -70,8 +70,8 @@ def serving(
 def get(port: int, path: str) -> tuple[int, Any]:
     with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
         connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
+        with connection.getresponse() as response:
+            return response.status, json.loads(response.read())
 
 
 class Client(Thread):
@@ -95,9 +95,9 @@ class Client(Thread):
                 json.dumps(self._body | {"temperature": 0, "ignore_eos": True}),
                 {"Content-Type": "application/json"},
             )
-            response = connection.getresponse()
-            self.status = response.status
-            self.text = response.read().decode()
+            with connection.getresponse() as response:  # One that breaks off would keep the socket.
+                self.status = response.status
+                self.text = response.read().decode()
 
     @property
     def failed(self) -> bool:

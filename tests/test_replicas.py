@@ -93,10 +93,10 @@ def alive(process: psutil.Process) -> bool:
 def post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
     with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
         connection.request("POST", path, json.dumps({"model": "tiny"} | body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read()
-        assert response.status == 200, answer
-        return dict(json.loads(answer))
+        with connection.getresponse() as response:
+            answer = response.read()
+            assert response.status == 200, answer
+            return dict(json.loads(answer))
 
 
 def chat(port: int, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -209,8 +209,8 @@ class Client(threading.Thread):
                 connection.request(
                     "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
                 )
-                response = connection.getresponse()
-                received = response.read()
+                with connection.getresponse() as response:
+                    received = response.read()
         except IncompleteRead as cut:
             begun = stream and b"[DONE]" not in cut.partial  # The head of a stream goes out before its first token.
             return CUT if begun else f"cut after {cut.partial!r}"

@@ -14,6 +14,7 @@ from typing import NoReturn
 import pytest
 from rich.console import Console
 
+from trouper.cli import exits
 from trouper.cli.background_log import BackgroundHandler, LineWriter
 from trouper.cli.exits import give_up, refuse
 from trouper.cli.log_setup import Format, JsonLines, configure_logging, name_request
@@ -128,9 +129,10 @@ def test_a_traceback_is_shown_whoever_writes_it(
 
 @pytest.mark.parametrize("end", [give_up, refuse])
 def test_the_last_line_of_a_server_comes_after_its_log(
-    end: Callable[[str], NoReturn], capsys: pytest.CaptureFixture[str]
+    end: Callable[[str], NoReturn], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log has a thread of its own: in CI the traceback of the last crash came after the line that says it."""
+    monkeypatch.setattr(exits, "end_at_once", sys.exit)
     may_write = threading.Event()
 
     def write(record: logging.LogRecord) -> None:

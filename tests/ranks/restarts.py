@@ -81,7 +81,8 @@ class Group:
             connection.request(
                 "POST", "/v1/completions", json.dumps(body | {"cache_salt": salt}), {"Content-Type": "application/json"}
             )
-            told = json.loads(connection.getresponse().read())
+            with connection.getresponse() as response:
+                told = json.loads(response.read())
         usage = told["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         tokens = tuple(told["choices"][0]["logprobs"]["tokens"])

@@ -226,8 +226,8 @@ class Target:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request("POST", self.path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            self.check(response.status, response.headers.get_content_type(), response.read())
+            with connection.getresponse() as response:
+                self.check(response.status, response.headers.get_content_type(), response.read())
         finally:
             connection.close()
 

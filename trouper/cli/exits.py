@@ -28,21 +28,22 @@ DAMAGE_FOUND = 1
 
 def refuse(message: str) -> NoReturn:
     """Print one line, and exit."""
-    _last_line(message, USAGE_ERROR)
+    _print_last(message)
+    sys.exit(USAGE_ERROR)
 
 
 def give_up(message: str) -> NoReturn:
-    """Print one line, and exit after everything that could still be served has been."""
-    _last_line(message, ENGINE_FAILED)
+    """Print one line, and exit after everything that could still be served has been. At once: MLX's threads of an engine that has crashed may
+    still run, and its destructors would abort the process (`terminate called without an active exception`), with another exit code."""
+    _print_last(message)
+    end_at_once(ENGINE_FAILED)
 
 
-def _last_line(message: str, code: int) -> NoReturn:
-    """Print a line after everything that was logged, and exit: the log is written on a thread of its own, and what led to this may
-    still wait there."""
+def _print_last(message: str) -> None:
+    """Print a line after everything that was logged: the log is written on a thread of its own, and what led to this may still wait there."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     click.secho(f"trouper: {message}", fg="red", err=True)
-    sys.exit(code)
 
 
 def end_at_once(code: int) -> NoReturn:
