@@ -103,9 +103,13 @@ def test_it_says_what_it_was_made_with(certificate: Json) -> None:
 
 
 def test_speed_stands_beside_the_bare_loop_and_mlx_lm(certificate: Json) -> None:
-    figures = next(section["figures"] for section in certificate["sections"] if section["name"] == "throughput")
-    for name in ("trouper", "mlx_lm_server", "bare"):
-        assert figures[f"{name}_2_streams_tokens_per_s"] > 0
+    """mlx_lm.server may have answered one after the other, as a busy machine lets it; then the certificate says so."""
+    section = next(section for section in certificate["sections"] if section["name"] == "throughput")
+    figures = section["figures"]
+    assert figures["trouper_2_streams_tokens_per_s"] > 0 and figures["bare_2_streams_tokens_per_s"] > 0
+    not_together = [note for note in section["notes"] if note.startswith("mlx_lm.server, 2 streams: no two answers")]
+    assert figures["mlx_lm_server_1_streams_tokens_per_s"] > 0
+    assert figures.get("mlx_lm_server_2_streams_tokens_per_s", 0) > 0 or not_together
 
 
 def test_rows_were_preempted_under_the_limit(certificate: Json) -> None:
