@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download  # Of the hub, and of ModelScope on request.
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download  # From the hub, or ModelScope (MLXLM_USE_MODELSCOPE).
 
 from trouper.engine.loading import bundled_model
 from trouper.engine.platform.error_text import line_of

@@ -29,16 +29,21 @@ class SectionStopped(Exception):
     """The section has used its time, or was interrupted."""
 
 
+def last_line(written: str) -> str:
+    """Return the last line that is not blank; "" if there is none."""
+    return next((line.strip() for line in reversed(written.splitlines()) if line.strip()), "")
+
+
 def last_words(errors: str, code: int) -> str:
     """Say why a process ended, from what it wrote to stderr and its exit code."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    line = last_line(errors)
     if code == -signal.SIGKILL:
         return (
             "the system killed it, as it does when memory is short; a smaller model, or fewer bits a weight, needs less"
         )
     if code < 0:
-        return f"it crashed ({signal.Signals(-code).name})" + (f": {lines[-1]}" if lines else "")
-    return lines[-1] if lines else f"it ended with {code} and wrote nothing"
+        return f"it crashed ({signal.Signals(-code).name})" + (f": {line}" if line else "")
+    return line or f"it ended with {code} and wrote nothing"
 
 
 @attrs.define(eq=False)

@@ -19,7 +19,7 @@ import httpx2
 from trouper.cli.commands.bench.load import random_words
 from trouper.cli.commands.certify.answers import ProbeQuestion
 from trouper.cli.commands.certify.certificate import Json
-from trouper.cli.commands.certify.child_processes import ChildProcesses, last_words
+from trouper.cli.commands.certify.child_processes import ChildProcesses, last_line, last_words
 
 GOODBYE_S = 20.0
 READY = " is ready at "
@@ -73,8 +73,7 @@ class ServerRun:
 
     def last_line(self) -> str:
         """The last line that the process wrote, of at most 300 characters; "" if it wrote nothing."""
-        lines = self.log.read_text(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+        return last_line(self.log.read_text(errors="replace"))[:300]
 
     def kill(self) -> None:
         """End the process without any warning, as a crash or a power cut does."""
