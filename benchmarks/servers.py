@@ -19,8 +19,6 @@ from pathlib import Path
 import attrs
 import psutil
 
-MLX_LM_SERVER = "import trouper.engine; from mlx_lm.server import main; main()"
-"""Importing our engine room loads OpenBLAS before MLX, so that both servers multiply with the same library."""
 
 
 @attrs.frozen
@@ -81,13 +79,15 @@ def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Serv
 
 @contextmanager
 def mlx_lm(
-    model: Path, *flags: str, environment: Mapping[str, str] | None = None, same_products: bool = True
+    model: Path, *flags: str, environment: Mapping[str, str] | None = None, blas: str = "products"
 ) -> Iterator[Server]:
-    """`same_products`: with Trouper's products of vectors, too; else with OpenBLAS alone."""
+    """`blas`: see benchmarks.mlx_lm_server."""
     port = free_port()
     command = [
         sys.executable,
-        *(("-c", MLX_LM_SERVER) if same_products else ("-m", "benchmarks.mlx_lm_openblas")),
+        "-m",
+        "benchmarks.mlx_lm_server",
+        blas,
         "--model",
         str(model),
         "--port",

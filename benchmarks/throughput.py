@@ -2,8 +2,8 @@
 
 For each shape (random weights) and number of streams, in tokens a second while all streams decode: `bare`, the model and argmax;
 `batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process; `http`, Trouper; `mlx_lm`, its server, on a CPU with Trouper's
-products of vectors; `mlx_lm_openblas`, if named, the same with OpenBLAS alone. With `http` come the CPU time
-of the event loop a token, and the busiest process of the clients, which shows that the load generator is not the limit. With `--busy`
+products of vectors; `mlx_lm_openblas` and `mlx_lm_installed`, if named, with OpenBLAS alone, and with the BLAS of MLX's wheel. With
+`http` come the CPU time of the event loop a token, and the busiest process of the clients, which shows that the load generator is not the limit. With `--busy`
 both servers are measured once more in each round, beside a process that takes one core.
 On CUDA the loops of others run with MLX's own size of CUDA graphs.
 """
@@ -34,8 +34,9 @@ OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
 """MLX's own defaults on an H200, where Trouper sets others (engine/platform/cuda_environment.py)."""
 SPARE = ("--buffer-cache", "8GB")
 """MLX keeps nearly all of a GPU's memory as buffers, so that another process on it finds none: the bare loop of a 4B shape, 128 rows."""
-LOOPS, SERVERS = ("bare", "batch", "engine"), ("http", "mlx_lm")
-OWN_PRODUCTS = "mlx_lm_openblas"
+LOOPS = ("bare", "batch", "engine")
+MLX_LM = {"mlx_lm": "products", "mlx_lm_openblas": "openblas", "mlx_lm_installed": "installed"}
+"""mlx_lm.server by its BLAS."""
 
 
 def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
@@ -132,7 +133,7 @@ def ratios(rounds: Sequence[Row], name: str) -> list[float]:
 
 def summary(rounds: Sequence[Row]) -> Row:
     made = {key: typical([one[key] for one in rounds]) for key in rounds[0]}
-    for name in ("bare", "mlx_lm", OWN_PRODUCTS, "engine"):
+    for name in ("bare", *MLX_LM, "engine"):
         if isinstance(made.get(name), float) and isinstance(made.get("http"), float):
             made[f"http / {name}"] = made["http"] / made[name]
             if len(pairs := ratios(rounds, name)) > 2:
@@ -144,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["0.6b", "4b", "4b:4", "30b-a3b:4"], help="SHAPE or SHAPE:BITS")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--subjects", nargs="+", choices=(*LOOPS, *SERVERS, OWN_PRODUCTS), default=(*LOOPS, *SERVERS))
+    parser.add_argument("--subjects", nargs="+", choices=(*LOOPS, "http", *MLX_LM), default=(*LOOPS, "http", "mlx_lm"))
     parser.add_argument("--prompt", type=int, default=50, help="tokens")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
@@ -171,8 +172,8 @@ def main() -> None:
                 flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off", *SPARE)
                 opened["http"] = stack.enter_context(servers.trouper(model, *flags))
             flags = ("--decode-concurrency", "128", "--prompt-concurrency", "8")
-            for name in {"mlx_lm", OWN_PRODUCTS} & set(chosen.subjects):
-                other = servers.mlx_lm(model, *flags, environment=OTHERS, same_products=name == "mlx_lm")
+            for name in MLX_LM.keys() & set(chosen.subjects):
+                other = servers.mlx_lm(model, *flags, environment=OTHERS, blas=MLX_LM[name])
                 opened[name] = stack.enter_context(other)
             subjects = Subjects(loops, opened, stack.enter_context(Clients(chosen.clients)))
             for server in opened.values():

@@ -25,8 +25,17 @@ GOODBYE_S = 20.0
 READY = " is ready at "
 PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
 """Limits that are lifted: a slow machine shall be measured, not refused."""
-MLX_LM_SERVER = "from trouper import lifeline; lifeline.end_with_launcher(); import trouper.engine; from mlx_lm.server import main; main()"
-"""Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same library."""
+MLX_LM_SERVER = """
+from http.server import ThreadingHTTPServer
+from trouper import lifeline
+lifeline.end_with_launcher()
+import trouper.engine
+from mlx_lm.server import main
+ThreadingHTTPServer.request_queue_size = 1024
+main()
+"""
+"""Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same library. Python's queue of 5 connections
+is too short for streams that begin together: Linux drops what it has no place for, and resets those connections seconds later."""
 
 
 class ServerFailed(Exception):
