@@ -20,7 +20,6 @@ import attrs
 import psutil
 
 
-
 @attrs.frozen
 class Server:
     name: str

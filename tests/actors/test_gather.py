@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 from trio.testing import MockClock
 
 from tests.fakes import FakeEngine
 from trouper import Generate, Runtime, Settings, TextPrompt, run_runtime
+from trouper.actors.scheduling.gathering import VAIN
 
 
 async def ask(runtime: Runtime, name: str, after_s: float) -> None:
@@ -17,7 +20,7 @@ async def ask(runtime: Runtime, name: str, after_s: float) -> None:
             pass
 
 
-async def admitted_in_each_plan(arrivals_s: list[float], gather_ms: float) -> list[int]:
+async def admitted_in_each_plan(arrivals_s: Sequence[float], gather_ms: float) -> list[int]:
     engine = FakeEngine()
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(_run, Settings(no_ssd=True, gather_ms=gather_ms), engine)
@@ -47,3 +50,15 @@ async def test_without_gathering_each_begins_at_once(autojump_clock: MockClock) 
 async def test_a_steady_trickle_is_waited_for_50_ms_at_most(autojump_clock: MockClock) -> None:
     first, *_ = await admitted_in_each_plan([1 + 0.002 * place for place in range(40)], gather_ms=3)
     assert 24 <= first <= 27
+
+
+async def test_after_a_few_that_came_alone_none_is_waited_for(autojump_clock: MockClock) -> None:
+    """A pair that is 2 ms apart shows whether the first of it waits."""
+    alone = [float(second) for second in range(1, 1 + VAIN)]
+    assert await admitted_in_each_plan([*alone, 50.0, 50.002], gather_ms=3) == [*[1] * VAIN, 1, 1]
+    assert await admitted_in_each_plan([*alone[1:], 50.0, 50.002], gather_ms=3) == [*[1] * (VAIN - 1), 2]
+
+
+async def test_once_they_come_together_again_they_are_waited_for(autojump_clock: MockClock) -> None:
+    alone = [float(second) for second in range(1, 1 + VAIN)]
+    assert (await admitted_in_each_plan([*alone, 50.0, 50.002, 60.0, 60.002], gather_ms=3))[-1] == 2

@@ -23,7 +23,7 @@ from tests.family_configs import LONG, SOME_FAMILIES, VOCABULARY
 from trouper.engine.kv.banks import Bank
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.step import StepEngine
-from trouper.protocol.plans import Plan, RowId
+from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
 TOKENS = 40 if LONG else 16
@@ -114,6 +114,12 @@ class TestGreedy:
             assert_equal_as_far(name, [request], [row.tokens for row in driver.play([request])], [wanted])
 
     @some_families
+    def test_r1_a_lone_prompt_in_one_pass(self, name: str) -> None:
+        driver = Driver(engine_of(name, attrs.evolve(EXACT, pass_tokens=1000)), chunk=1000)
+        for request, wanted in greedy_requests(name):
+            assert_equal_as_far(name, [request], [row.tokens for row in driver.play([request])], [wanted])
+
+    @some_families
     @pytest.mark.parametrize("chunk", [7, 32, 512] if LONG else [7, 512])
     def test_r1_together(self, name: str, chunk: int) -> None:
         requests, wanted = zip(*greedy_requests(name), strict=True)
@@ -150,6 +156,29 @@ class TestSeeded:
 
     def test_d2_rows_that_move_between_banks(self, name: str) -> None:
         play_randomly(name, seeded_requests(name), 0, SMALL_BANKS)
+
+
+def test_only_a_short_prompt_that_nothing_runs_with_takes_one_pass() -> None:
+    engine = engine_of("llama", attrs.evolve(EXACT, pass_tokens=16))
+
+    def alone(step: int, *lengths: int, decode: tuple[RowId, ...] = ()) -> dict[RowId, list[int]]:
+        """Of prompts of these lengths, which are all admitted and prefilled in one step."""
+        rows = [RowId(10 * step + index) for index in range(len(lengths))]
+        admits = [
+            Admit(row, np.arange(1, n + 1, dtype="<i4").tobytes(), GREEDY) for row, n in zip(rows, lengths, strict=True)
+        ]
+        chunks = tuple(map(Chunk, rows, lengths))
+        launched = engine.launch(Plan(step, admit=tuple(admits), prefill=chunks, decode=decode))
+        engine.collect(launched)
+        assert launched.has_first_tokens_alone is not bool(decode)
+        engine.launch(Plan(step, drop=(*rows, *decode)) if decode or step < 3 else Plan(step, decode=tuple(rows)))
+        return launched.prefilled.alone
+
+    assert alone(0, 16) == {RowId(0): list(range(1, 17))}
+    assert alone(1, 17) == {}
+    assert alone(2, 5, 6) == {}
+    assert alone(3, 16) == {RowId(30): list(range(1, 17))}
+    assert alone(4, 5, decode=(RowId(30),)) == {}
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba"])

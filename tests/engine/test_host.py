@@ -34,6 +34,7 @@ from trouper import (
 from trouper.actors.model_stepper import step_model
 from trouper.engine import host
 from trouper.engine.host import MlxEngine
+from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.step import StepEngine
@@ -200,7 +201,34 @@ async def test_what_rows_hold_is_counted_only_where_it_decides(
     monkeypatch.setattr(StepEngine, "nbytes", property(count))
     async with running_engine(tiny) as engine:
         await answer(engine, PROMPTS[0])
-    assert len(counted) == (TOKENS - 1 if ahead and not early else 0)
+    assert len(counted) == (TOKENS - 2 if ahead and not early else 0)
+
+
+async def test_a_first_token_alone_is_read_before_the_next_step_is_launched(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device that runs ahead. Later tokens are read behind the launch of the next step."""
+    done: list[tuple[str, int]] = []
+    launch, send = StepEngine.launch, MlxEngine._send_result
+
+    def launching(engine: StepEngine, plan: Plan) -> Launched:
+        done.append(("launched", plan.step))
+        return launch(engine, plan)
+
+    def sending(engine: MlxEngine, results: Any, stepped: Stepped) -> None:
+        done.append(("sent", stepped.step))
+        send(engine, results, stepped)
+
+    monkeypatch.setattr(device, "runs_ahead", lambda: True)
+    monkeypatch.setattr(host, "ReadAhead", lambda: Fixed(early=False))
+    monkeypatch.setattr(StepEngine, "launch", launching)
+    monkeypatch.setattr(MlxEngine, "_send_result", sending)
+    async with running_engine(tiny) as engine:
+        await answer(engine, PROMPTS[0])
+    first = done[0][1]
+    assert done[:5] == [
+        ("launched", first), ("sent", first), ("launched", first + 1), ("launched", first + 2), ("sent", first + 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("after", [0, 1, 7])

@@ -102,7 +102,7 @@ class Play:
         for row in rows:
             track = self.tracks[row]
             if not self.rows.decodes_from_nothing(row):
-                self._keep(track, 1, self.rows.first(row, track.next(1)[0]))
+                self._keep(track, 1, self.rows.first(row, track.next(1)))
             self.rows.promote(row)
 
     def decode(self, steps: int = 1) -> None:

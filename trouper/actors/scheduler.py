@@ -18,6 +18,7 @@ from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import ANSWER_S
+from trouper.actors.scheduling.gathering import MAX_GATHER_S, Gathering
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.problems import Problem
@@ -26,8 +27,6 @@ from trouper.protocol.work import DiskNews, DiskOrder
 
 log = logging.getLogger("trouper.scheduler")
 
-MAX_GATHER_S = 0.05
-"""Upper bound of the wait for further requests, however steadily they come."""
 PIECES = 10
 """Number of pieces in which the time limit of a step counts."""
 FLUSH_S = 5.0
@@ -80,6 +79,7 @@ class Scheduler:
 
     def __init__(self, edges: SchedulerEdges, settings: Settings, core: Core) -> None:
         self._edges, self._settings, self._core = edges, settings, core
+        self._gathering = Gathering(settings.gather_ms / 1000)
 
     async def run(self) -> None:
         """Plans are sent before an answer is waited for, so that the engine always has the next one."""
@@ -122,20 +122,23 @@ class Scheduler:
     def _hear(self, message: Inbox) -> None:
         match message:
             case Submission():
-                self._core.enqueue(message, trio.current_time())
+                self._gathering.came(now := trio.current_time())
+                self._core.enqueue(message, now)
             case NoMoreRequests():
                 self._core.close()
             case _:
                 self._core.hear(message, trio.current_time())
 
     async def _next_request(self) -> None:
-        """Wait for a request, then up to MAX_GATHER_S for more: prompts that begin together prefill at full speed, while
-        one that came a moment late would have to prefill beside the others' streams. Where the system says how short memory is,
-        the wait ends now and then, so that cached blocks go also while nobody asks; and where a request waits for a disk that says nothing."""
+        """Wait for a request, then up to MAX_GATHER_S for more, if they have come together lately (`Gathering`). Where the system says how
+        short memory is, the wait ends now and then, so that cached blocks go also while nobody asks; and where a request waits for a disk
+        that says nothing."""
         tells = self._edges.watches.memory.latest.pressure != "unknown"
         look_at = trio.current_time() + self._settings.janitor_interval_s if tells else inf
         await self._receive_by(min(look_at, self._core.disk.answer_due_at))
-        gap_s, end = self._settings.gather_ms / 1000, trio.current_time() + MAX_GATHER_S
+        if not self._core.waiting:
+            return
+        end, gap_s = (now := trio.current_time()) + MAX_GATHER_S, self._gathering.begin(now)
         while 0 < self._core.waiting < self._settings.rows and gap_s > 0:
             if not await self._receive_by(min(trio.current_time() + gap_s, end)):
                 return

@@ -50,6 +50,8 @@ raised as `PanicException`, which is no `Exception`, so that supervision would n
 T = TypeVar("T")
 Wake = Literal["wake"]
 WAKE: Wake = "wake"
+YIELD_S = 0.001
+"""Time for which the engine's thread leaves Python's lock to the event loop after a first token: it would hold it while it builds a step."""
 Waiting = SimpleQueue[Plan | Wake | None]
 """Plans that wait for the engine's thread; None after the last one. WAKE: there is other work."""
 
@@ -230,7 +232,8 @@ class MlxEngine:
     def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:
         """Launch plan n, then read plan n-1 (see protocol/plans.py), or read it just before the launch (see `ReadAhead`). Where
         launching waits for the device anyway, read plan n at once: clients get its tokens a step earlier, and the next
-        plan has arrived already."""
+        plan has arrived already. A first token on an idle engine is read at once, too: to launch the next step takes as long as the
+        step on a fast GPU, and nobody else waits for it."""
         ahead, read_ahead = device.runs_ahead(), ReadAhead()
         threads = BlasThreads(None if ahead else FAST_BLAS)
         pending: Launched | None = None
@@ -252,12 +255,14 @@ class MlxEngine:
             threads.begin(rows := _rows_alone(plan))
             launched = engine.launch(plan)
             read_pending()
-            if plan.has_work and ahead:
+            if plan.has_work and ahead and not launched.has_first_tokens_alone:
                 pending = launched
             else:
                 stepped = engine.collect(launched)
                 threads.record(rows, stepped.seconds)
                 self._send_result(results, stepped)
+                if launched.has_first_tokens_alone:
+                    time.sleep(YIELD_S)
             self._side.work(planned=True)
         if pending is not None:  # A step is in flight: wait until the device has finished it.
             engine.collect(pending)

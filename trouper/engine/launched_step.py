@@ -43,3 +43,8 @@ class Launched:
     """Whether the device prepared kernels or a graph for the pass."""
     stepped: Stepped | None = None
     """The result, once the step was read."""
+
+    @property
+    def has_first_tokens_alone(self) -> bool:
+        """Whether rows have their first token in this step, and no others decode."""
+        return bool(self.rows) and set(self.rows) == set(self.prefilled.complete)

@@ -30,6 +30,8 @@ class Prefilled:
     """A small array that is ready when the shared passes are done; None: there were none."""
     complete: list[RowId]
     """Rows whose prompt ends in this step. Its last token is not prefilled but decoded."""
+    alone: dict[RowId, list[int]]
+    """Of these rows those whose last tokens run in a pass of their own, which gives the logits, with these tokens."""
     scores: list[PendingLogprobs]
     """Logprobs of prompt tokens."""
     embedded: list[tuple[RowId, mx.array]]
@@ -37,13 +39,22 @@ class Prefilled:
 
 
 def run_chunks(
-    rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk], modules: EmbeddingModules
+    rows: Rows,
+    states: Mapping[RowId, RowState],
+    chunks: Sequence[Chunk],
+    modules: EmbeddingModules,
+    pass_tokens: int = 0,
 ) -> Prefilled:
     """Run the chunks and advance each row's `prefilled`. A prompt's last token is left to the decode pass, so that no logits are
-    computed for the other tokens, unless the request asks for prompt logprobs. `modules`: what pooled vectors pass."""
+    computed for the other tokens, unless the request asks for prompt logprobs. `modules`: what pooled vectors pass.
+
+    A row that nothing else runs with leaves up to `pass_tokens` tokens, which is what a pass costs, to `Prefilled.alone`: its first
+    token then takes one pass. On a GPU where launching takes the time, two passes over a short prompt take nearly twice as long."""
     embedded = _embed(rows, states, chunks, modules)
+    lone = len(chunks) == 1 and not rows.decoding
     shared: dict[RowId, Sequence[int]] = {}
     complete: list[RowId] = []
+    alone: dict[RowId, list[int]] = {}
     scores: list[PendingLogprobs] = []
     for chunk in chunks:
         state = states[chunk.row]
@@ -56,10 +67,16 @@ def run_chunks(
         tokens = state.prompt[state.prefilled : min(end, len(state.prompt) - 1)]
         if len(tokens) and state.prompt_logprobs is not None:
             scores += _score(rows, chunk.row, state, end)
+        elif lone and end == len(state.prompt) and len(tokens) < pass_tokens:
+            alone[chunk.row] = state.prompt[state.prefilled : end].tolist()
         elif len(tokens):
             shared[chunk.row] = tokens.tolist()
         state.prefilled = end
-    return Prefilled(rows.prefill(shared), complete, scores, embedded)
+    ready = rows.prefill(shared)
+    for row in complete:
+        if row not in alone and not rows.decodes_from_nothing(row):
+            alone[row] = [int(states[row].prompt[-1])]
+    return Prefilled(ready, complete, alone, scores, embedded)
 
 
 def _embed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -126,8 +126,9 @@ class StepEngine:
             heap.give_back()
         self._change_blocks_and_rows(plan)
         self.proposals.keep_up()
-        prefilled = run_chunks(self._rows, self._state, plan.prefill, self._modules)
-        alone = self._promote(prefilled.complete)
+        prefilled = run_chunks(self._rows, self._state, plan.prefill, self._modules, self.shapes.pass_tokens)
+        alone = prefilled.alone
+        self._promote([row for row in prefilled.complete if row not in alone])
         self._rows.move_outgrown()
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
         launched = Launched(plan=plan, at=at, prefilled=prefilled, persisted=persisted)
@@ -185,21 +186,18 @@ class StepEngine:
         if self.capabilities.allows("drafts") and self.proposals.wants(ngrams=admit.drafts):
             self.proposals.open(admit.row, state.prompt.tolist(), state.prefilled, ngrams=admit.drafts)
 
-    def _promote(self, complete: Sequence[RowId]) -> list[RowId]:
-        """Let rows whose prompt is complete decode in this step's pass. Returns those whose first token must run alone."""
-        alone = [row for row in complete if not self._rows.decodes_from_nothing(row)]
+    def _promote(self, complete: Sequence[RowId]) -> None:
+        """Let rows whose prompt is complete decode in this step's pass."""
         for row in complete:
-            if row not in alone:
-                self._fresh[row] = int(self._state[row].prompt[-1])
-                self._rows.promote(row)
-        return alone
+            self._fresh[row] = int(self._state[row].prompt[-1])
+            self._rows.promote(row)
 
-    def _decode(self, alone: list[RowId]) -> tuple[mx.array, PendingLogprobs | None]:
+    def _decode(self, alone: Mapping[RowId, Sequence[int]]) -> tuple[mx.array, PendingLogprobs | None]:
         parts = []
         if self._rows.decoding:
             parts.append(self._rows.decode(self._sampling.inputs(self._rows.decoding, self._fresh)))
-        for row in alone:
-            parts.append(self._rows.first(row, int(self._state[row].prompt[-1])))
+        for row, tokens in alone.items():
+            parts.append(self._rows.first(row, tokens))
             self._rows.promote(row)
         logits = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         self._join()

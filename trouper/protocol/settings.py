@@ -68,7 +68,7 @@ class Settings:
     )
     gather_ms: float = setting(
         3.0,
-        "An idle engine waits so long for another request, so that a burst prefills together; 0: not at all.",
+        "An idle engine waits so long for another request, so that a burst prefills together; not if the last few came alone; 0: never.",
         0,
         50,
     )

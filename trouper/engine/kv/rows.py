@@ -68,8 +68,8 @@ class Rows(Protocol):
         """Whether the row may decode in the batch at once. False for a row without recurrent state to join the batch with: its
         first token must run alone (`first`)."""
 
-    def first(self, row: RowId, token: int) -> mx.array:
-        """Run the first token of a prefilling row alone; logits (1, vocabulary)."""
+    def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        """Run the last tokens of a prefilling row's prompt alone; logits (1, vocabulary) after the last one."""
 
     def decode(self, tokens: mx.array) -> mx.array:
         """Run (n,) tokens, one for each decoding row; logits (n, vocabulary) for the next token."""

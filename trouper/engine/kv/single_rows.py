@@ -88,8 +88,8 @@ class SingleRows:
     def decodes_from_nothing(self, row: RowId) -> bool:  # noqa: ARG002  Each row runs alone.
         return True
 
-    def first(self, row: RowId, token: int) -> mx.array:
-        return self._forward(row, mx.array([[token]]))[:, -1, :]
+    def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        return self._forward(row, mx.array([tokens]))[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
         rows = [self._forward(row, tokens[index : index + 1, None]) for index, row in enumerate(self._decoding)]

@@ -165,8 +165,8 @@ class SlotRows:
     def _body(self) -> nn.Module | None:
         return body_of(self._model)
 
-    def first(self, row: RowId, token: int) -> mx.array:
-        return self._forward_alone(row, [token])[:, -1, :]
+    def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        return self._forward_alone(row, tokens)[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
         segments, counts = batch(self._banks), np.ones(tokens.shape[0], np.int32)

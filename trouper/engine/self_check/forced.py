@@ -85,8 +85,7 @@ class ForcedRows:
         if self.rows.decoding:
             self._verify(drafts) if drafts is not None else self._decode()
         for row in alone:
-            [token] = self._next(row, 1)
-            self._took(row, self.rows.first(row, token)[0])
+            self._took(row, self.rows.first(row, self._next(row, 1))[0])
             self.rows.promote(row)
 
     def _decode(self) -> None:
