@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from tests.engine.driver import Driver, Request
@@ -40,11 +41,19 @@ def broken(tokens: mx.array, logits: mx.array) -> mx.array:
     raise ValueError("no such table")
 
 
-PROCESSORS: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
+def leaving(tokens: mx.array, logits: mx.array) -> mx.array:
+    """What it raises is no `Exception`, as a panic of Rust code is none."""
+    raise SystemExit("no licence")
+
+
+PROCESSORS: dict[str, Callable[[mx.array, mx.array], Any]] = {
     "even": even_only,
     "apart": not_the_last_three,
     "broken": broken,
+    "leaving": leaving,
     "narrow": lambda tokens, logits: logits[:, :5],
+    "numpy": lambda tokens, logits: np.array(logits),
+    "nothing": lambda tokens, logits: None,
 }
 HOT = Sampling(temperature=1.0, seed=5, frequency_penalty=0.1)
 REQUESTS = [
@@ -104,7 +113,14 @@ def test_drafts_are_verified_with_them(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("broken", "ValueError: no such table"), ("narrow", "it returned (1, 5)")]
+    ("name", "reason"),
+    [
+        ("broken", "ValueError: no such table"),
+        ("leaving", "SystemExit: no licence"),
+        ("narrow", "it returned (1, 5)"),
+        ("numpy", "it returned ndarray, not mlx.core.array"),
+        ("nothing", "it returned NoneType, not mlx.core.array"),
+    ],
 )
 def test_a_fault_ends_its_own_row(name: str, reason: str) -> None:
     driver = Driver(engine())
@@ -122,7 +138,7 @@ class TestRuntime:
             request_id="1", prompt=TokenPrompt(tuple(PROMPTS[0])), sampling=HOT, max_tokens=12, ignore_eos=True
         )
         async with running(path, start=start) as runtime:
-            assert runtime.model.logits_processors == ("apart", "broken", "even", "narrow")
+            assert runtime.model.logits_processors == tuple(sorted(PROCESSORS))
             with await runtime.submit(attrs.evolve(request, logits_processors=("even",))) as answer:
                 heard = await hear(answer)
             assert len(heard.tokens) == 12 and not any(token % 2 for token in heard.tokens)

@@ -55,10 +55,8 @@ class ProcessedRows:
         given = logits
         for name in self._names[index]:
             try:
-                logits = self._processors[name](tokens, logits)
-                if logits.shape != given.shape:
-                    raise ValueError(f"it returned {logits.shape} for logits of {given.shape}")
-            except Exception as error:  # noqa: BLE001 - an embedder's code: whatever it raises concerns its row alone
+                logits = _checked(self._processors[name](tokens, logits), given.shape)
+            except BaseException as error:  # noqa: BLE001 - an embedder's code: whatever it raises concerns its row alone, also a panic of Rust code, which is no `Exception`
                 self.faults.append(
                     (int(self._rows[index]), f"logits processor {name!r}: {type(error).__name__}: {error}")
                 )
@@ -86,3 +84,12 @@ class ProcessedRows:
     def state(self) -> list[mx.array]:
         """Return the arrays that each step changes: the tokens, (k, W)."""
         return [] if self._tokens is None else [self._tokens.tokens]
+
+
+def _checked(returned: object, shape: tuple[int, ...]) -> mx.array:
+    """What a processor returned, if it is logits of this shape."""
+    if not isinstance(returned, mx.array):
+        raise TypeError(f"it returned {type(returned).__name__}, not mlx.core.array")
+    if returned.shape != shape:
+        raise ValueError(f"it returned {returned.shape} for logits of {shape}")
+    return returned
