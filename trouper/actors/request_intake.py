@@ -21,7 +21,7 @@ from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
-from trouper.protocol.problems import DRAINING, Problem, RequestFailed, bad_request, queue_full
+from trouper.protocol.problems import DRAINING, NOT_PREPARED, RequestFailed, bad_request, queue_full
 from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, TextPrompt
 from trouper.protocol.settings import Settings
 
@@ -63,7 +63,11 @@ class Intake:
 
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
         """Prepare a request at once, or in a task of `nursery`."""
-        lane = lane_of(submission.request)
+        try:
+            lane = lane_of(submission.request)
+        except Exception as crash:  # noqa: BLE001 - a prompt of an embedding program may be anything
+            _give_up(submission, crash)
+            return
         if lane is None:
             await self._prepare(submission, None)
         elif self._lanes.waiting > self._settings.max_queue_size:
@@ -109,11 +113,9 @@ class Intake:
 
 
 def _give_up(submission: Submission, crash: BaseException) -> None:
-    """Answer a request whose preparation crashed. The crash concerns one request alone and leaves nothing behind. Clients do not
-    repeat a request after a 422."""
+    """Answer a request whose preparation crashed. The crash concerns one request alone and leaves nothing behind."""
     log.error("request %s could not be prepared: %s", submission.request.request_id, cause_of(crash))
-    problem = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
-    submission.fail(problem)
+    submission.fail(NOT_PREPARED)
 
 
 def lane_of(request: Generate) -> Lane | None:

@@ -78,6 +78,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return RequestFailed(Problem(400, message, "invalid_request_error", param, code))
 
 
+NOT_PREPARED = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
+"""What prepares a request crashed by it. Clients do not repeat a request after a 422."""
+
+
 def quoted(name: str) -> str:
     """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back, and kept where errors are."""
     return repr(name if len(name) <= LONGEST_QUOTED else f"{name[:LONGEST_QUOTED]}...")

@@ -58,7 +58,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt | InfillPrompt
 
 @attrs.frozen(kw_only=True)
 class Timeouts:
-    """Time limits in seconds; None: no limit. Each has its own error, so that a client can tell which one was exceeded.
+    """Time limits in seconds; None or 0: no limit. Each has its own error, so that a client can tell which one was exceeded.
 
     `first_token_s` limits the time without progress of a prefill: each computed chunk begins it anew."""
 

@@ -30,7 +30,8 @@ from trouper.protocol.problems import (
     rank_lost,
 )
 from trouper.protocol.replies import Accepted
-from trouper.protocol.requests import Generate, Prompt
+from trouper.protocol.request_bounds import check_bounds
+from trouper.protocol.requests import Generate, Prompt, TokenPrompt
 from trouper.protocol.settings import Settings
 
 MakeRoom = Callable[[int], Awaitable[None]]
@@ -73,6 +74,11 @@ class Runtime:
     async def send(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
         """Send a request as `submit` does, but do not wait until it is in the queue: `Answer.wait_accepted` does. For requests that belong
         together: while the engine works, the queue is filled once a step, so requests that wait for one another come one a step."""
+        invalid = None
+        try:
+            check_bounds(request)
+        except RequestFailed as refused:  # Nothing but the id of such a request is read.
+            invalid, request = refused.problem, Generate(request_id=request.request_id, prompt=TokenPrompt(()))
         if (adapter := self._adapters.begin(request.adapter)) is not None:
             request = attrs.evolve(request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint))
         submission, replies = open_submission(request, self.settings)
@@ -83,6 +89,9 @@ class Runtime:
         limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
         answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended, arrivals=submission.arrivals)
         with answer.ends_with_failure():
+            if invalid is not None:
+                submission.close()
+                raise RequestFailed(invalid)
             if request.adapter and adapter is None:
                 submission.close()
                 raise self._adapters.refusal(request.adapter)

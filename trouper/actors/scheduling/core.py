@@ -26,7 +26,7 @@ from trouper.actors.scheduling.plan_composer import PlanComposer
 from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
-from trouper.actors.scheduling.prepared_request import PreparedRequest
+from trouper.actors.scheduling.prepared_request import PreparedRequest, answered
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
@@ -159,10 +159,12 @@ class Core:
     def enqueue(self, client: PreparedRequest, now: float) -> None:
         """Queue a request, or refuse it: its content crashes the engine, the queue is full, or memory can never hold its prompt."""
         self._counters.add(total_requests=1)
-        tokens, blame = token_bytes(client.prompt), self._recovery.blame
-        chain = self._cache.chain(tokens, client.request.cache_salt, client.request.cache_scope)
-        standing, interval = self._recovery.standing(client, tokens, now), self._settings.stream_interval
-        sequence = Sequence.of(client, standing, self._tokenizer, chain, now, stream_interval=interval)
+        blame, interval = self._recovery.blame, self._settings.stream_interval
+        with answered(client, self._counters):
+            tokens = token_bytes(client.prompt)
+            chain = self._cache.chain(tokens, client.request.cache_salt, client.request.cache_scope)
+            standing = self._recovery.standing(client, tokens, now)
+            sequence = Sequence.of(client, standing, self._tokenizer, chain, now, stream_interval=interval)
         if blame.refuses(standing, now):
             self._handover.refuse(sequence, now)
             return

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.protocol.plans import Breakers, ThinkingLimit
-from trouper.protocol.problems import Problem
+from trouper.protocol.problems import NOT_PREPARED, Problem
 from trouper.protocol.replies import Progress, Reply
 from trouper.protocol.requests import Generate
 
@@ -48,3 +51,14 @@ class PreparedRequest(Protocol):
         """Send the terminal event and close."""
 
     def close(self) -> None: ...
+
+
+@contextmanager
+def answered(client: PreparedRequest, counters: SchedulerCounters) -> Iterator[None]:
+    """A request that crashes what is done here has its terminal event: in no queue yet, it would wait for ever."""
+    try:
+        yield
+    except BaseException:
+        counters.add(requests_errored=1)
+        client.fail(NOT_PREPARED)
+        raise

@@ -1,0 +1,144 @@
+"""Bounds of the values of a request. Pure.
+
+What comes over HTTP was checked by a schema. A program that embeds the runtime makes its requests itself, and a value that is no number, or a
+string for a tuple of strings, would be found where all requests share one task or one engine: its crash would be everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Any, get_args
+
+import attrs
+
+from trouper.protocol.grammar import Grammar
+from trouper.protocol.problems import bad_request
+from trouper.protocol.requests import (
+    BATCH_PRIORITY,
+    MIN_PRIORITY,
+    UNBOUNDED,
+    CacheScope,
+    Generate,
+    Prompt,
+    Speculation,
+    Timeouts,
+)
+from trouper.protocol.sampling import Sampling
+
+INT32 = 2**31 - 1
+
+
+@attrs.frozen
+class Number:
+    """What a number may be."""
+
+    least: float
+    most: float
+    whole: bool = False
+    optional: bool = False
+
+    def fault(self, value: object) -> str | None:
+        """What `value` must be, if it is not that."""
+        if value is None and self.optional:
+            return None
+        kinds = int if self.whole else (int, float)
+        if not isinstance(value, kinds):
+            kind = "an integer" if self.whole else "a number"
+            return f"must be {kind}{' or None' * self.optional}, not {_told(value)}"
+        if not self.least <= value <= self.most:  # Neither is what is not a number.
+            return f"must be at least {self.least} and at most {self.most}, not {value}"
+        return None
+
+
+LENGTH = Number(0, UNBOUNDED, whole=True, optional=True)
+SHARE = Number(0, 1)
+FINITE = 3e38
+"""What a float32 holds."""
+SECONDS = Number(0, inf, optional=True)
+OF_REQUEST: Mapping[str, Number] = {
+    "max_tokens": Number(1, UNBOUNDED, whole=True, optional=True),
+    "min_tokens": Number(0, UNBOUNDED, whole=True),
+    "thinking_tokens": LENGTH,
+    "logprobs": LENGTH,
+    "prompt_logprobs": LENGTH,
+    "priority": Number(MIN_PRIORITY, BATCH_PRIORITY, whole=True),
+}
+OF_SAMPLING: Mapping[str, Number] = {
+    "temperature": Number(0, FINITE),
+    "top_p": SHARE,
+    "top_k": Number(0, INT32, whole=True),
+    "min_p": SHARE,
+    "repetition_penalty": Number(1e-30, FINITE),
+    "presence_penalty": Number(-FINITE, FINITE),
+    "frequency_penalty": Number(-FINITE, FINITE),
+    "seed": Number(-inf, inf, whole=True),
+    "typical_p": SHARE,
+    "xtc_probability": SHARE,
+    "xtc_threshold": SHARE,
+    "dry_multiplier": Number(0, FINITE),
+    "dry_base": Number(0, FINITE),
+    "dry_allowed_length": Number(1, INT32, whole=True),
+    "dry_penalty_last_n": Number(-1, INT32, whole=True),
+}
+BIAS = Number(-inf, inf)
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "prompt": get_args(Prompt),
+    "sampling": (Sampling,),
+    "grammar": (Grammar, type(None)),
+    "adapter": (str,),
+    "cache_salt": (str,),
+    "cache_scope": (CacheScope,),
+    "timeouts": (Timeouts, type(None)),
+}
+TUPLES: Mapping[str, type] = {"stop": str, "stop_token_ids": int, "logprob_tokens": int, "logits_processors": str}
+
+
+def check_bounds(request: Generate) -> None:
+    """Raises `RequestFailed` (400) naming the first field with a value that it cannot have."""
+    _check_types(request, TYPES)
+    _check_numbers(request, OF_REQUEST)
+    _check_numbers(request.sampling, OF_SAMPLING)
+    for name, kind in TUPLES.items():
+        _check_tuple(name, getattr(request, name), kind)
+    _check_tuple("dry_sequence_breakers", request.sampling.dry_sequence_breakers, str)
+    _check_biases(request.sampling.logit_bias)
+    if "" in request.stop:
+        raise bad_request("stop must not hold an empty string", "stop", "invalid_value")
+    if request.speculation is not None and request.speculation not in get_args(Speculation):
+        raise bad_request(
+            f"speculation must be one of {', '.join(get_args(Speculation))}, or None", "speculation", "invalid_value"
+        )
+    if request.timeouts is not None:
+        _check_numbers(request.timeouts, {field.name: SECONDS for field in attrs.fields(Timeouts)})
+
+
+def _check_types(holder: object, types: Mapping[str, tuple[type, ...]]) -> None:
+    for name, kinds in types.items():
+        if not isinstance(value := getattr(holder, name), kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise bad_request(f"{name} must be {names}, not {_told(value)}", name, "invalid_type")
+
+
+def _check_numbers(holder: object, bounds: Mapping[str, Number]) -> None:
+    for name, number in bounds.items():
+        if (fault := number.fault(getattr(holder, name))) is not None:
+            raise bad_request(f"{name} {fault}", name, "invalid_value")
+
+
+def _check_tuple(name: str, value: Iterable[object], kind: type) -> None:
+    if not isinstance(value, tuple | list) or not all(isinstance(one, kind) for one in value):
+        raise bad_request(f"{name} must be a tuple of {kind.__name__}, not {_told(value)}", name, "invalid_type")
+
+
+def _check_biases(biases: Any) -> None:
+    for pair in biases if isinstance(biases, tuple | list) else (None,):
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], int) or BIAS.fault(pair[1]):
+            message = f"logit_bias must be a tuple of (token id, bias), not {_told(biases)}"
+            raise bad_request(message, "logit_bias", "invalid_type")
+
+
+def _told(value: object) -> str:
+    """Type of a value that is wrong, with its value where that is short."""
+    text = repr(value)
+    return text if len(text) <= 40 else type(value).__name__
