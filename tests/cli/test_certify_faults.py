@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.families import save
 from trouper import cli
 from trouper.cli.commands.certify import throughput_section
 from trouper.cli.commands.certify.certificate import FORMAT, line_of
 from trouper.cli.commands.certify.certificate_files import NoCertificate, write_certificate
 from trouper.cli.commands.certify.child_processes import child_processes, last_words
 from trouper.cli.commands.certify.comparison import CertificatePair
-from trouper.cli.commands.certify.making import scratch_directory
+from trouper.cli.commands.certify.engine_programs import ProgramFailed
+from trouper.cli.commands.certify.making import CertifyPlan, make_certificate, scratch_directory
+from trouper.cli.commands.certify.private_paths import without_directories
+from trouper.cli.commands.certify.section_run import SectionRun
 from trouper.cli.commands.certify.server_runs import ServerFailed, ServerRun, ServerStarter
 from trouper.cli.exits import USAGE_ERROR
 
@@ -143,3 +147,32 @@ def test_what_killed_certificates_left_is_removed(tmp_path: Path, monkeypatch: p
             found = {path for path in (tmp_path / "trouper").iterdir() if path.name.startswith("certify-")}
             assert found == {locks["young"].parent, locks["running"].parent, scratch}
     assert not scratch.exists()
+
+
+def test_errors_of_a_section_name_no_directories(tmp_path: Path) -> None:
+    """What a program wrote last is quoted, and it may have quoted a path."""
+    model, texts = save("llama", tmp_path / "tiny-llama"), list[str]()
+
+    def failing(run: SectionRun) -> None:
+        texts.extend([str(model), str(run.scratch), str(Path.home() / "notes"), sys.prefix])
+        run.result.notes.append(f"without mlx_lm.server: {model} and '{model.parent / 'a'}', http://127.0.0.1:1/v1/a/b")
+        raise ProgramFailed(f"{model}/config.json: no key, in {run.scratch}/x, {Path.home() / 'notes'} ({sys.prefix})")
+
+    plan = CertifyPlan(
+        model=str(model), minutes=1.0, quick=True, only=("failing",), command="trouper certify",
+        show=lambda name, part, text: None, sections={"failing": ("failing", 1.0, failing)},
+    )  # fmt: skip
+    with child_processes() as children:
+        certificate = make_certificate(plan, children)
+    [section] = certificate["sections"]
+    assert not [text for text in texts if text in json.dumps(certificate)]
+    assert section["notes"] == ["without mlx_lm.server: tiny-llama and 'a', http://127.0.0.1:1/v1/a/b"]
+    assert section["problem"] == (
+        f"ProgramFailed: tiny-llama/config.json: no key, in SCRATCH/x, notes ({Path(sys.prefix).name})"
+    )
+
+
+def test_a_certificate_without_paths_stays_what_it_was() -> None:
+    for path in MADE.parent.glob("*.json"):
+        certificate = json.loads(path.read_text())
+        assert without_directories(certificate, {"/home/alice": "~", "": ""}) == certificate

@@ -21,6 +21,7 @@ from trouper.cli.commands.certify import cache_sections, exactness_sections, mem
 from trouper.cli.commands.certify.certificate import FORMAT, Json, SectionResult, Status
 from trouper.cli.commands.certify.child_processes import ChildProcesses, SectionStopped, Stopped
 from trouper.cli.commands.certify.engine_programs import CutShort, ProgramFailed, program_rows
+from trouper.cli.commands.certify.private_paths import without_directories
 from trouper.cli.commands.certify.section_run import NotApplicable, NothingShown, Section, SectionRun, first_line
 from trouper.cli.commands.certify.server_runs import ServerStarter
 from trouper.protocol.kv import KvLayout
@@ -90,7 +91,7 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
             results.append(result)
     device = dict(known.device)
     packages = device.pop("packages", {})
-    return {
+    certificate = {
         "format": FORMAT,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - began, 1),
@@ -103,6 +104,13 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
         "sections": [attrs.asdict(result) for result in results],
         "commands": [plan.command, *starter.commands],
     }
+    return without_directories(certificate, _names(starter))
+
+
+def _names(starter: ServerStarter) -> Mapping[str, str]:
+    """What stands for the directories that errors may quote."""
+    models = {directory: Path(directory).name for directory in (starter.model or "", starter.directory)}
+    return {os.path.expanduser("~"): "~", **models, str(starter.scratch): "SCRATCH"}  # noqa: PTH111 - Path raises without a home.
 
 
 def limit_of(weights: Sequence[float], index: int, total_s: float, left_s: float) -> float:
