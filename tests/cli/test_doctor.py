@@ -207,6 +207,7 @@ def test_weights_that_make_no_model_are_one_line(tiny: str) -> None:
     [
         ({"adapter": ("sql=/nope",)}, "--adapter sql=/nope has no adapter"),
         ({"draft_model": "/nope"}, "--draft-model /nope: no such directory, and not a hub id"),
+        ({"speculation": "mtp"}, "has no usable MTP head: its checkpoint has none; say --speculation auto"),
     ],
 )
 def test_what_a_model_is_served_with_is_looked_at(tiny: str, given: dict[str, Any], said: str) -> None:
@@ -222,6 +223,27 @@ def test_a_draft_model_that_is_here_is_looked_at_and_another_is_to_come(
     [ok, coming] = doctor_checks.model(plan(model=tiny, draft_model="owner/not-here"))
     assert (ok.level, coming.level) == ("ok", "warn")
     assert coming.message == "owner/not-here (--draft-model) is not here yet"
+
+
+def test_a_draft_model_whose_rows_cannot_draft_fails(tiny: str, tmp_path: Path) -> None:
+    windowed = str(save("gemma3_text", tmp_path / "windowed"))
+    finding = one(doctor_checks.model(plan(model=tiny, draft_model=windowed)))
+    assert finding.level == "fail" and "cannot draft in the batch: it has sliding windows" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("kv_memory", "said"),
+    [(10**6, "for keys and values of 976 tokens"), (1000, "for keys and values of 0 tokens")],
+)
+def test_a_limit_on_keys_and_values_counts(
+    tiny: str, kv_memory: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by use: there was room for 481,996 tokens, and the server with the same flags answered no request."""
+    monkeypatch.setattr(probe, "device_stats", lambda: device(memory_bytes=10**12))
+    assert probe.fit(Settings(model=tiny)).token_bytes == 1024
+    finding = one(doctor_checks.model(plan(model=tiny, kv_memory=kv_memory)))
+    assert (finding.level, said in finding.message) == ("warn", True), finding
+    assert "--kv-memory" in finding.message and "--kv-memory" in finding.remedy
 
 
 def test_a_model_without_a_tokenizer_fails(tiny: str) -> None:

@@ -146,9 +146,14 @@ def _model(settings: Settings) -> Finding:
         return Finding("fail", f"{message}, more than {decimal(limit)} hold", "use a smaller or a quantized model")
     if not fit.token_bytes:
         return Finding("ok", f"{message}; {decimal(room)} are left")
-    message += f"; {decimal(room)} are left, for keys and values of {room // fit.token_bytes:,} tokens"
-    if room // fit.token_bytes < SHORT_CONTEXT_TOKENS:
-        return Finding("warn", message, "use a smaller model, or --kv-bits 8")
+    kept = room if settings.kv_memory is None else min(room, int(settings.kv_memory))
+    bounded = kept < room
+    of_them = f", {decimal(kept)} of them (--kv-memory)" if bounded else ""
+    message += f"; {decimal(room)} are left{of_them}, for keys and values of {kept // fit.token_bytes:,} tokens"
+    if kept // fit.token_bytes < SHORT_CONTEXT_TOKENS:
+        return Finding(
+            "warn", message, f"{'give more by --kv-memory' if bounded else 'use a smaller model'}, or --kv-bits 8"
+        )
     return Finding("ok", message)
 
 

@@ -15,7 +15,10 @@ from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, precision, tokenizer
 from trouper.engine.loading.adapter_files import find_adapter
-from trouper.engine.loading.draft_loading import find_draft
+from trouper.engine.loading.draft_loading import FoundDraft, find_draft, open_draft
+from trouper.engine.loading.head_loading import open_head
+from trouper.engine.loading.head_weights import HeadWeights
+from trouper.engine.loading.model_loading import candidate_of
 from trouper.engine.loading.model_source import cached, local, source_of
 from trouper.engine.loading.weights import opened
 from trouper.engine.platform import device
@@ -81,8 +84,9 @@ def is_here(model: str | None, flag: str = "--model") -> bool:
 
 
 def require_parts(settings: Settings) -> None:
-    """Check what a start needs of a local model beside its weights: tokenizer, adapters, and the draft model if it is here. Raises
-    `ModelUnusable`."""
+    """Check what a start needs of a local model beside its weights: tokenizer, adapters, an MTP head that is demanded, and the draft model if
+    it is here. Raises `ModelUnusable`."""
+    draft = None
     found = checkpoint.inspect(local(settings.model))
     words = tokenizer.load(
         found.directory, found.config, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
@@ -91,7 +95,20 @@ def require_parts(settings: Settings) -> None:
         find_adapter(name, path)
     if settings.draft_model is not None and is_here(settings.draft_model, DRAFT_FLAG):
         drafting = attrs.evolve(settings, draft_model=str(local(settings.draft_model)))
-        find_draft(drafting, found, words, lambda _: None, nobody_watches, group=ALONE)
+        draft = find_draft(drafting, found, words, lambda _: None, nobody_watches, group=ALONE)
+    if draft is not None or settings.speculation == "mtp":
+        _require_drafters(settings, found, draft)
+
+
+def _require_drafters(settings: Settings, found: checkpoint.Checkpoint, draft: FoundDraft | None) -> None:
+    """Check that what the settings demand can draft for the model's rows. Raises `ModelUnusable`."""
+    weights = HeadWeights()
+    model, config = opened(found.directory, weights)
+    known = recalled(key_of(found.digest, settings, ALONE))
+    capabilities = by_caches(model) if known is None else known[0]
+    open_head(weights, candidate_of(model, config, found, settings), capabilities, settings)
+    if draft is not None:
+        open_draft(draft, found.directory, capabilities)
 
 
 @attrs.frozen

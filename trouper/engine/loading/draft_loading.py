@@ -107,19 +107,7 @@ def load_draft(
 ) -> Draft:
     """Load the draft model beside its target, in the precision that the target would have. Raises `ModelUnusable`."""
     directory = found.checkpoint.directory
-    if not capabilities.allows("drafts"):
-        raise ModelUnusable(
-            f"{DRAFT_FLAG} {found.name}: rows of {target.directory} cannot take drafts back ({capabilities.drafts}); leave "
-            f"{DRAFT_FLAG} out"
-        )
-    model, _ = opened(directory)
-    if device.is_cpu():
-        precision.to_float32(model)
-    if reason := unsuitable(model, capabilities):
-        raise ModelUnusable(
-            f"{DRAFT_FLAG} {found.name} cannot draft in the batch: {reason}; give a model with full attention in all layers, or "
-            f"leave {DRAFT_FLAG} out"
-        )
+    model = open_draft(found, target.directory, capabilities)
     limits = DraftLimits(
         context=context_length(found.checkpoint.config),
         num_tokens=count_logits(model, directory),
@@ -127,6 +115,24 @@ def load_draft(
     )
     evaluate(model, directory, progress)
     return Draft(found.name, model, directory, limits)
+
+
+def open_draft(found: FoundDraft, target: Path, capabilities: Capabilities) -> nn.Module:
+    """Open the draft model lazily, and check that it can draft in the slots of the target's rows. Raises `ModelUnusable`."""
+    if not capabilities.allows("drafts"):
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {found.name}: rows of {target} cannot take drafts back ({capabilities.drafts}); leave "
+            f"{DRAFT_FLAG} out"
+        )
+    model, _ = opened(found.checkpoint.directory)
+    if device.is_cpu():
+        precision.to_float32(model)
+    if reason := unsuitable(model, capabilities):
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {found.name} cannot draft in the batch: {reason}; give a model with full attention in all layers, or "
+            f"leave {DRAFT_FLAG} out"
+        )
+    return model
 
 
 def unsuitable(model: nn.Module, capabilities: Capabilities) -> str:

@@ -75,17 +75,23 @@ def load_head(
 ) -> LoadedHead:  # fmt: skip
     """Load the head whose weights were found beside the target's, in the same precision. A head that cannot be loaded is left out, unless
     the settings demand it: then it raises `ModelUnusable`, as it does where weights cannot be read."""
-    module, reason = _made(found, target, capabilities, settings)
-    if module is not None:
+    head = open_head(found, target, capabilities, settings)
+    if head.module is not None:
         name = settings.model or target.directory.name
-        evaluate(module, target.directory, stage(watch, name, "loading the MTP head"))
+        evaluate(head.module, target.directory, stage(watch, name, "loading the MTP head"))
         report("an MTP head was loaded beside the model, and drafts for it")
-    elif settings.speculation == "mtp":
+    elif found.weights:
+        report(f"the checkpoint's MTP head is not loaded: {head.reason}")
+    return head
+
+
+def open_head(found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings) -> LoadedHead:
+    """Make the head, lazily. Raises `ModelUnusable` if the settings demand one and there is none."""
+    module, reason = _made(found, target, capabilities, settings)
+    if module is None and settings.speculation == "mtp":
         raise ModelUnusable(
             f"--speculation mtp: {target.directory} has no usable MTP head: {reason}; say --speculation auto"
         )
-    elif found.weights:
-        report(f"the checkpoint's MTP head is not loaded: {reason}")
     return LoadedHead(module, reason)
 
 

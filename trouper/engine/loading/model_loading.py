@@ -91,7 +91,7 @@ def load(
     if group.size > 1:
         _require_same(found, group)
     adapters = load_adapters(found_adapters, matrices, model, report)
-    candidate = _candidate(model, config, found, settings)
+    candidate = candidate_of(model, config, found, settings)
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
     head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
@@ -127,7 +127,10 @@ def _loaded_draft(
     return draft
 
 
-def _candidate(model: nn.Module, config: dict[str, Any], found: checkpoint.Checkpoint, settings: Settings) -> Candidate:
+def candidate_of(
+    model: nn.Module, config: dict[str, Any], found: checkpoint.Checkpoint, settings: Settings
+) -> Candidate:
+    """What the self-check and the loading of drafters look at."""
     return Candidate(
         model=model,
         config=config,
