@@ -10,6 +10,7 @@ from tests.core.test_memory import ask, finish, run, running, world
 from tests.core.worlds import CoreWorld, RecordingClient
 from trouper.actors.scheduling.batch_yielding import RESUME_S
 from trouper.protocol.requests import BATCH_PRIORITY, MAX_PRIORITY
+from trouper.protocol.setting_fields import ByteSize
 
 STEP_S = 0.01
 
@@ -121,3 +122,42 @@ def test_without_overdue_requests_a_batch_keeps_no_row() -> None:
     run(full)
     assert {*running(full)} == {late.request.request_id}
     finish(full)
+
+
+def test_a_batch_keeps_its_row_while_another_request_waits_for_a_prefix() -> None:
+    """That one would not take the row: preempted, the batch would be back in the same plan, in each step, and never get a token."""
+    full = world(None, completion_batch_size=2, prefill_step_size=4, cache_memory=ByteSize(10**6), block_size=4)
+    [asked] = batches(full, 1)
+    run(full, 3)
+    text = tuple(1 + (at * at + at // 3) % 80 for at in range(200))
+    full.ask(text, 4)
+    run(full, 3)
+    assert len(running(full)) == 2
+    before = len(asked.tokens)
+    late = full.ask((*text[:150], 5, 6, 7), 4)
+    run(full, 20)
+    assert [sequence.request.request_id for sequence in full.core._queue] == [late.request.request_id]
+    assert len(asked.tokens) > before + 15
+    assert [progress.preempted for progress in asked.progress].count(True) <= 1
+    finish(full)
+
+
+def test_rows_of_batches_take_no_room_in_the_queue() -> None:
+    """Another request has the row of one in the next step, so it does not wait for a row."""
+    full = world(None, completion_batch_size=2, max_queue_size=0)
+    batches(full, 2)
+    run(full, 3)
+    taken, other, refused = ask(full, 3)
+    assert [len(client.terminal) for client in (taken, other, refused)] == [0, 0, 1]
+    finish(full)
+
+
+def test_a_row_that_leaves_is_free() -> None:
+    small = world(None, completion_batch_size=1, max_queue_size=0)
+    ask(small, max_tokens=3)
+    while not small.core._batch.rows or small.core._batch.num_rows:
+        run(small)
+    assert running(small) == ["0"]
+    [taken] = ask(small)
+    assert not taken.terminal
+    finish(small)

@@ -57,9 +57,10 @@ class BatchYielding:
         )
 
     def _preempt(self, rows: list[Sequence], now: float) -> None:
-        """Preempt rows beyond those that batches keep. One more, if another request waits and all rows are in use."""
-        excess = len(rows) - self.settings.batch_min_rows
-        if self.preemption.queue.has_others and self.preemption.batch.num_rows - max(0, excess) >= self.settings.rows:
+        """Preempt rows beyond those that batches keep. One more, if another request waits for a row and all are in use. One that waits
+        for a prefix or for the disk would not take the row, and the batch would return to it in the same plan, in each step."""
+        excess, queue, batch = len(rows) - self.settings.batch_min_rows, self.preemption.queue, self.preemption.batch
+        if batch.num_rows - max(0, excess) >= self.settings.rows and queue.others_may_enter:
             excess = max(0, excess) + 1
         if excess <= 0:
             return

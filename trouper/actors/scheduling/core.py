@@ -168,7 +168,7 @@ class Core:
         if blame.refuses(standing, now):
             self._handover.refuse(sequence, now)
             return
-        free_rows = self._settings.rows - len(self._batch.rows)
+        free_rows = self._settings.rows - self._batch.num_rows_of_others
         if self._queue.is_full_for(client.request, self._settings.max_queue_size + free_rows):
             self._counters.add(requests_errored=1)
             sequence.fail(queue_full(self._settings.max_queue_size))

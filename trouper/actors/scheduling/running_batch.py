@@ -43,6 +43,11 @@ class RunningBatch:
         """Number of rows that no plan drops."""
         return sum(not sequence.dropped for sequence in self.rows.values())
 
+    @property
+    def num_rows_of_others(self) -> int:
+        """Number of rows that no plan drops, without those of batches, which yield."""
+        return sum(not (sequence.dropped or sequence.of_batch) for sequence in self.rows.values())
+
     def add(self, sequence: Sequence) -> None:
         sequence.enter(self.next_id())
         self.rows[sequence.id] = sequence

@@ -45,6 +45,13 @@ class WaitingQueue:
         return any(priority != BATCH_PRIORITY for priority in self._classes)
 
     @property
+    def others_may_enter(self) -> bool:
+        """Whether a sequence that is of no batch waits for nothing but a row. One that is isolated after a crash waits for all rows to
+        end."""
+        classes = (sequences for priority, sequences in self._classes.items() if priority != BATCH_PRIORITY)
+        return any(one.is_ready and not one.standing.isolated for sequences in classes for one in sequences)
+
+    @property
     def first_of_batches(self) -> Sequence | None:
         """The sequence of a batch that enters next."""
         return next(iter(self._classes.get(BATCH_PRIORITY, ())), None)
