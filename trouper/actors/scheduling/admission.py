@@ -66,6 +66,7 @@ class Admission:
         for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
             if len(admits) == free or not self.yielding.admits(sequence, now):
                 break
+            self._choose_proposers(sequence)
             if not self.kv_memory.admits(sequence, idle=idle and not admits):
                 break
             found = self._look_up(sequence)
@@ -126,9 +127,6 @@ class Admission:
         return max(self.settings.block_size, int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate))
 
     def _enter(self, sequence: Sequence, found: Found, now: float) -> Admit:
-        if not sequence.started:
-            sequence.records = self.speculation.records(self._proposers(sequence))
-            self._respect_draft_context(sequence)
         self.batch.add(sequence)
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if sequence.request.embed else self.cache.enter(sequence, found)
@@ -163,8 +161,12 @@ class Admission:
             num_output_tokens=sequence.num_resumed_tokens,
         )
 
-    def _respect_draft_context(self, sequence: Sequence) -> None:
-        """Let a draft model rest where the row would be longer than its context."""
+    def _choose_proposers(self, sequence: Sequence) -> None:
+        """Choose what drafts for a sequence before it enters, since rows of a batch in which one drafts take more memory. Let a draft
+        model rest where the row would be longer than its context."""
+        if sequence.started or sequence.records:
+            return
+        sequence.records = self.speculation.records(self._proposers(sequence))
         if (record := sequence.records.get("draft_model")) is not None and self.card.draft_context is not None:
             longest = sequence.num_prompt_tokens + sequence.max_tokens - 1
             record.undrafted = max(0, longest - self.card.draft_context)

@@ -93,10 +93,10 @@ class MemoryBudget:
         """Bytes that these rows may hold after the next plan, and beside them a sequence that enters: when it has prefilled what is
         known of its tokens, and sampled one. If any row may draft, all keep recurrent states of before."""
         rows = list(rows)
+        drafts = any(row.records for row in rows) or (entering is not None and bool(entering.records))
         lengths = [(row.num_bank_tokens, row.num_reserved_tokens(self.max_draft_tokens)) for row in rows]
         if entering is not None:
             lengths.append((entering.num_tokens, entering.num_tokens + 1))
-        drafts = any(row.records for row in rows)
         return self.kv.batch_bytes(lengths) + drafts * self.kv.draft_state_bytes * len(lengths)
 
     def admits(self, rows: Iterable[Sequence], entering: Sequence, limit: int) -> bool:

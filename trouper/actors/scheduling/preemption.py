@@ -23,5 +23,6 @@ class Preemption:
         """Take a sequence out of the batch and put it before all others of its priority in the queue."""
         self.batch.remove(sequence)
         sequence.preempt()
+        sequence.read = None  # What it has read may be on disk alone when it returns.
         self.queue.prepend(sequence, now)
         sequence.client.report(Progress(now, preempted=True))

@@ -64,7 +64,7 @@ class Sequence:
     shared_tokens: int = 0
     """Number of tokens up to which the primary must have prefilled."""
     read: DiskRead | None = None
-    """Read from disk for this sequence. It is ordered at most once."""
+    """Read from disk for this sequence. It is ordered at most once for each row."""
 
     # In a row of the engine.
     id: RowId = NO_ROW
