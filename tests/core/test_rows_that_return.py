@@ -26,10 +26,7 @@ def test_states_of_drafts_are_counted_before_a_row_enters_that_may_draft() -> No
 class SureDisk(CoreWorld):
     """The disk takes every order, and answers at once with all that it has. Computing takes far longer than reading."""
 
-    reads = 0
-
     def _order(self, order: DiskOrder) -> bool:
-        self.reads += isinstance(order, Read)
         if isinstance(order, Write | Read):
             self.orders.append(order)
         return True
@@ -55,12 +52,16 @@ def test_a_preempted_sequence_that_came_from_disk_returns_from_disk() -> None:
     resumed = sure.ask((*text, 5), 40, priority=5)
     while not resumed.tokens:
         sure.turn()
-    assert sure.reads == 1
+    assert sure.watches.stats.latest.cache.hits_disk > 0
+    assert not any(progress.preempted for progress in resumed.progress)
     other = sure.ask(tuple(1 + (7 * at * at + at // 5) % 80 for at in range(290)), 3)
     while not other.closed:
         sure.turn()
-    assert resumed.progress[-1].preempted
-    while resumed.progress[-1].preempted:
+    before = sure.watches.stats.latest
+    while not resumed.closed:
         sure.turn()
-    assert sure.reads == 2
+    after = sure.watches.stats.latest
+    assert after.preemptions == 1
+    assert after.cache.hits_disk > before.cache.hits_disk
+    assert after.total_prefill_tokens - before.total_prefill_tokens < len(text) // 2
     finish(sure)
