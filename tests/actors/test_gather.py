@@ -10,6 +10,7 @@ from trio.testing import MockClock
 from tests.fakes import FakeEngine
 from trouper import Generate, Runtime, Settings, TextPrompt, run_runtime
 from trouper.actors.scheduling.gathering import VAIN
+from trouper.protocol.plans import Plan
 
 
 async def ask(runtime: Runtime, name: str, after_s: float) -> None:
@@ -20,8 +21,11 @@ async def ask(runtime: Runtime, name: str, after_s: float) -> None:
             pass
 
 
-async def admitted_in_each_plan(arrivals_s: Sequence[float], gather_ms: float) -> list[int]:
-    engine = FakeEngine()
+async def admitted_in_each_plan(arrivals_s: Sequence[float], gather_ms: float, step_s: float = 0.0) -> list[int]:
+    async def before_step(_: Plan) -> None:
+        await trio.sleep(step_s)
+
+    engine = FakeEngine(before_step=before_step)
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(_run, Settings(no_ssd=True, gather_ms=gather_ms), engine)
         async with trio.open_nursery() as clients:
@@ -61,4 +65,11 @@ async def test_after_a_few_that_came_alone_none_is_waited_for(autojump_clock: Mo
 
 async def test_once_they_come_together_again_they_are_waited_for(autojump_clock: MockClock) -> None:
     alone = [float(second) for second in range(1, 1 + VAIN)]
-    assert (await admitted_in_each_plan([*alone, 50.0, 50.002, 60.0, 60.002], gather_ms=3))[-1] == 2
+    pairs = [50.0, 50.002, 60.0, 60.002]
+    assert (await admitted_in_each_plan([*alone, *pairs], gather_ms=3, step_s=0.01))[-1] == 2
+
+
+async def test_quick_answers_one_after_another_came_alone(autojump_clock: MockClock) -> None:
+    """A client that asks for one embedding after another has each within milliseconds, and waited in vain for company each time."""
+    alone = [1 + 0.04 * place for place in range(VAIN)]
+    assert await admitted_in_each_plan([*alone, 1.2, 1.202], gather_ms=3) == [*[1] * VAIN, 1, 1]

@@ -122,7 +122,9 @@ class Scheduler:
     def _hear(self, message: Inbox) -> None:
         match message:
             case Submission():
-                self._gathering.came(now := trio.current_time())
+                now = trio.current_time()
+                if self._core.waiting or self._core.plans_in_flight:  # Else the engine is idle: it has come alone.
+                    self._gathering.came(now)
                 self._core.enqueue(message, now)
             case NoMoreRequests():
                 self._core.close()

@@ -13,7 +13,7 @@ import attrs
 
 MAX_GATHER_S = 0.05
 """Upper bound of the wait for further requests, however steadily they come. Requests that come within this time of the first one
-came together, waited for or not."""
+came together, waited for or not, unless the engine was idle again."""
 VAIN = 3
 """Number of consecutive requests to an idle engine that came alone, after which the next one is not made to wait."""
 
@@ -35,6 +35,6 @@ class Gathering:
         return self.gap_s if self._alone <= VAIN else 0.0
 
     def came(self, now: float) -> None:
-        """Another request has come."""
+        """Another request has come, while the engine works or others wait."""
         if now - self._began <= MAX_GATHER_S:
             self._alone = 0
