@@ -17,6 +17,7 @@ from tests.cli.fake_hub import TORN, hub_of
 from tests.families import save
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
+from trouper.cli.listing import print_listing
 from trouper.storage import model_files
 from trouper.storage.model_scan import ModelScan
 
@@ -58,6 +59,29 @@ def test_ls_tells_kinds_apart_and_says_what_is_damaged(shelf: Path) -> None:
     table = call("ls", "--models-from", str(shelf)).output.splitlines()
     assert table[0].split() == ["model", "kind", "memory", "context", "weights", "fits"]
     assert [line.split()[-1] for line in table[1:]] == ["yes", "yes", "damaged"]
+
+
+def test_a_long_name_is_whole_where_nobody_watches(shelf: Path) -> None:
+    """What reads a pipe can do nothing with a name that ends in dots."""
+    name = f"owner/{'a-model-of-a-long-name-' * 5}end"
+    save("llama", shelf / name)
+    [line] = [line for line in call("ls", "--models-from", str(shelf)).output.splitlines() if "a-model" in line]
+    assert line.split()[0] == name
+
+
+@pytest.mark.parametrize("width", [200, 80, 40, 10])
+def test_a_narrow_terminal_cuts_nothing(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    row = ("mlx-community/A-Model-Of-Some-Name-4bit", "generator", "854.3 kB")
+    print_listing(("model", "kind", "memory"), [row])
+    head, first, *folded = capsys.readouterr().out.splitlines()
+    assert head.split() == ["model", "kind", "memory"]
+    assert first.split()[1:] == ["generator", "854.3", "kB"]
+    assert "".join([first.split()[0], *map(str.strip, folded)]) == row[0]
+    assert max(map(len, (head, first, *folded))) <= max(width, 16 + len("  generator  854.3 kB"))
 
 
 def test_kinds_and_quantization_by_the_config(shelf: Path) -> None:

@@ -13,10 +13,10 @@ import click
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
 from trouper.cli.exits import DAMAGE_FOUND, refuse
 from trouper.cli.flags import flag
+from trouper.cli.listing import print_listing
 from trouper.cli.settings_file import configured
 from trouper.protocol.settings import Settings
 from trouper.storage import cache_inspection
@@ -51,14 +51,11 @@ def list_cache(directory: Path) -> None:
     if not namespaces:
         click.echo(f"nothing is cached in {directory}")
         return
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("namespace", no_wrap=True)
-    for name in ("files", "size", "blocks", "tokens", "used"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for entry in namespaces:
-        counts = (str(entry.files), decimal(entry.bytes), str(entry.blocks), str(entry.tokens))
-        table.add_row(entry.name, *counts, _age(entry.newest_s))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    rows = [
+        (entry.name, str(entry.files), decimal(entry.bytes), str(entry.blocks), str(entry.tokens), _age(entry.newest_s))
+        for entry in namespaces
+    ]
+    print_listing(("namespace", "files", "size", "blocks", "tokens", "used"), rows)
 
 
 @cache.command("stats")

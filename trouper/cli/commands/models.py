@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from datetime import datetime
 from typing import Any, NoReturn
 
 import attrs
 import click
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from trouper.cli.exits import refuse
+from trouper.cli.listing import print_listing
 from trouper.protocol.paths import is_directory
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import HUB_CACHE
@@ -49,16 +47,12 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
     if not bodies:
         click.echo(f"no models in {', '.join(str(directory_of(source)) for source in models_from)}")
         return
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("model", no_wrap=True)
-    for name in ("kind", "memory", "context", "weights"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
+    rows = []
     for body in bodies:
         fits = "damaged" if body["problem"] else "yes" if body["fits"] else "no"
         shown = (body["kind"], decimal(body["memory_bytes"]), str(body["context_length"]), body["quantization"])
-        table.add_row(body["name"], *shown, fits)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+        rows.append((body["name"], *shown, fits))
+    print_listing(("model", "kind", "memory", "context", "weights", "fits"), rows)
 
 
 @models.command("info")
