@@ -37,19 +37,20 @@ def thread_cpu_s(pid: int) -> dict[int, float]:
     return found
 
 
-async def _together(port: int, first: int, count: int, tokens: int) -> list[Stream]:
-    streams = [Stream() for _ in range(count)]
+async def _together(port: int, first: int, count: int, tokens: int, model: str | None) -> list[Stream]:
+    streams, named = [Stream() for _ in range(count)], {"model": model} if model else {}
     async with trio.open_nursery() as nursery:
         for k, stream in enumerate(streams):
-            nursery.start_soon(partial(load.stream, port, load.prompt(first + k, 12), tokens, stream, ignore_eos=True))
+            text = load.prompt(first + k, 12)
+            nursery.start_soon(partial(load.stream, port, text, tokens, stream, ignore_eos=True, **named))
     return streams
 
 
 def client() -> None:
-    """One process of clients: for each line `PORT FIRST COUNT TOKENS` that it reads it prints tokens and the seconds that they took."""
+    """One process of clients: for each line `PORT FIRST COUNT TOKENS MODEL`, in JSON, it prints tokens and the seconds that they took."""
     for line in sys.stdin:
         began, used = time.perf_counter(), time.process_time()
-        done = trio.run(_together, *map(int, line.split()))
+        done = trio.run(_together, *json.loads(line))
         seconds = time.perf_counter() - began
         times = [(one.times, one.tokens) for one in done]
         report = {"seconds": seconds, "cpu_share": (time.process_time() - used) / seconds, "times": times}
@@ -73,21 +74,21 @@ class Clients:
         for process in self._running:
             process.communicate()
 
-    def together(self, port: int, streams: int, tokens: int, seed: int) -> list[Row]:
+    def together(self, server: servers.Server, streams: int, tokens: int, seed: int) -> list[Row]:
         """What each process reports that had a part of the streams."""
         count = len(self._running)
         parts = [(process, streams // count + (k < streams % count)) for k, process in enumerate(self._running)]
         working = [(process, part) for process, part in parts if part]
         for k, (process, part) in enumerate(working):
             assert process.stdin
-            process.stdin.write(f"{port} {seed + 1000 * k} {part} {tokens}\n")
+            process.stdin.write(json.dumps((server.port, seed + 1000 * k, part, tokens, server.model)) + "\n")
             process.stdin.flush()
         return [json.loads(process.stdout.readline()) for process, _ in working if process.stdout]
 
 
 def measure(server: servers.Server, streams: int, tokens: int, clients: Clients, seed: int) -> Row:
     before, began = thread_cpu_s(server.process.pid), time.perf_counter()
-    reports = clients.together(server.port, streams, tokens, seed)
+    reports = clients.together(server, streams, tokens, seed)
     seconds = time.perf_counter() - began
     after = thread_cpu_s(server.process.pid)
     used = {thread: after[thread] - before.get(thread, 0.0) for thread in after}
@@ -97,7 +98,7 @@ def measure(server: servers.Server, streams: int, tokens: int, clients: Clients,
     return {
         "streams": streams, "loop_us_per_token": loop / produced * 1e6, "loop_share": loop / seconds,
         "other_us_per_token": sum(used.values()) / produced * 1e6, "decode_tokens_per_s": load.decode_rate(made),
-        "client_share": max(report["cpu_share"] for report in reports),
+        "fewest_tokens": min(one.tokens for one in made), "client_share": max(report["cpu_share"] for report in reports),
     }  # fmt: skip
 
 

@@ -25,6 +25,8 @@ class Server:
     name: str
     port: int
     process: psutil.Process
+    model: str | None = None
+    """What a request has to name, if it has to."""
 
     def cpu_s(self) -> float:
         times = self.process.cpu_times()
@@ -80,7 +82,7 @@ def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Serv
 def mlx_lm(
     model: Path, *flags: str, environment: Mapping[str, str] | None = None, blas: str = "products"
 ) -> Iterator[Server]:
-    """`blas`: see benchmarks.mlx_lm_server."""
+    """`blas`: see benchmarks.blas."""
     port = free_port()
     command = [
         sys.executable,
@@ -100,13 +102,15 @@ def mlx_lm(
 
 
 @contextmanager
-def serving(name: str, command: list[str], port: int, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    name: str, command: list[str], port: int, environment: Mapping[str, str] | None = None, model: str | None = None
+) -> Iterator[Server]:
     """`environment`: variables beside those of this process."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
         try:
-            _wait_until_it_answers(port, process)
-            yield Server(name, port, psutil.Process(process.pid))
+            _wait_until_it_answers(port, process, model)
+            yield Server(name, port, psutil.Process(process.pid), model)
         except BaseException:
             log.seek(0)
             print(log.read().decode(errors="replace")[-2000:], file=sys.stderr)
@@ -119,8 +123,9 @@ def serving(name: str, command: list[str], port: int, environment: Mapping[str, 
                 process.kill()
 
 
-def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes]) -> None:
-    body = json.dumps({"prompt": "Hello", "max_tokens": 2, "temperature": 0}).encode()
+def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes], model: str | None) -> None:
+    named = {"model": model} if model else {}
+    body = json.dumps({"prompt": "Hello", "max_tokens": 2, "temperature": 0} | named).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
     )

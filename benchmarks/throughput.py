@@ -2,10 +2,21 @@
 
 For each shape (random weights) and number of streams, in tokens a second while all streams decode: `bare`, the model and argmax;
 `batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process; `http`, Trouper; `mlx_lm`, its server, on a CPU with Trouper's
-products of vectors; `mlx_lm_openblas` and `mlx_lm_installed`, if named, with OpenBLAS alone, and with the BLAS of MLX's wheel. With
-`http` come the CPU time of the event loop a token, and the busiest process of the clients, which shows that the load generator is not the limit. With `--busy`
-both servers are measured once more in each round, beside a process that takes one core.
-On CUDA the loops of others run with MLX's own size of CUDA graphs.
+products of vectors; `mlx_lm_openblas` and `mlx_lm_installed`, if named, with OpenBLAS alone, and with the BLAS of MLX's wheel, which
+is what a user has who installs it. With `http` come the CPU time of the event loop a token, and the busiest process of the clients,
+which shows that the load generator is not the limit. With `--busy` all servers are measured once more in each round, beside a process
+that takes one core. On CUDA the loops of others run with MLX's own size of CUDA graphs.
+
+`vllm_mlx` and `rapid_mlx`, if named, are servers of other packages, each by its BLAS as mlx_lm is (`vllm_mlx_openblas`,
+`vllm_mlx_installed`). `--vllm-mlx PYTHON` and `--rapid-mlx PYTHON` are the interpreters of their environments (Python 3.11 or later),
+which are no part of Trouper's:
+
+    python3 -m venv /tmp/vllm-mlx && /tmp/vllm-mlx/bin/pip install vllm-mlx 'mlx[cpu]' scipy-openblas32
+    python3 -m venv /tmp/rapid-mlx && /tmp/rapid-mlx/bin/pip install rapid-mlx 'mlx[cpu]' scipy-openblas32
+
+Their older mlx-lm does not load the embedded model, whose layers have different bits: `--float32` measures a copy in float32.
+vllm-mlx runs with `--continuous-batching`, unless one stream is all that is measured:
+its help calls that flag slower for one.
 """
 
 from __future__ import annotations
@@ -26,7 +37,7 @@ from typing import IO, Any
 import attrs
 from rich.console import Console
 
-from benchmarks import paired, servers
+from benchmarks import paired, peers, servers
 from benchmarks.edge import Clients, measure
 
 Row = dict[str, Any]
@@ -37,6 +48,7 @@ SPARE = ("--buffer-cache", "8GB")
 LOOPS = ("bare", "batch", "engine")
 MLX_LM = {"mlx_lm": "products", "mlx_lm_openblas": "openblas", "mlx_lm_installed": "installed"}
 """mlx_lm.server by its BLAS."""
+OTHER_SERVERS = (*MLX_LM, *peers.SUBJECTS)
 
 
 def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
@@ -98,15 +110,21 @@ def round_of(subjects: Subjects, chosen: argparse.Namespace, streams: int, seed:
             row[name] = found.get("tokens_per_s", found.get("error"))
             continue
         found = measure(subjects.opened[name], streams, chosen.tokens, subjects.clients, seed)
-        row[name] = found["decode_tokens_per_s"]
+        row[name] = rate(found, chosen.tokens)
         if name == "http":
             row |= {key: found[key] for key in ("loop_us_per_token", "client_share")}
     if chosen.busy:
         with busy_core():
             for name, server in subjects.opened.items():
                 found = measure(server, streams, chosen.tokens, subjects.clients, seed)
-                row[f"{name}, one core busy"] = found["decode_tokens_per_s"]
+                row[f"{name}, one core busy"] = rate(found, chosen.tokens)
     return row
+
+
+def rate(found: Row, tokens: int) -> float | str:
+    """Of no round in which an answer ended early: the streams that are left are fewer, and the others' time is short."""
+    fewest = found["fewest_tokens"]
+    return found["decode_tokens_per_s"] if fewest == tokens else f"an answer ended after {fewest} of {tokens} tokens"
 
 
 @contextmanager
@@ -133,7 +151,7 @@ def ratios(rounds: Sequence[Row], name: str) -> list[float]:
 
 def summary(rounds: Sequence[Row]) -> Row:
     made = {key: typical([one[key] for one in rounds]) for key in rounds[0]}
-    for name in ("bare", *MLX_LM, "engine"):
+    for name in ("bare", *OTHER_SERVERS, "engine"):
         if isinstance(made.get(name), float) and isinstance(made.get("http"), float):
             made[f"http / {name}"] = made["http"] / made[name]
             if len(pairs := ratios(rounds, name)) > 2:
@@ -141,26 +159,65 @@ def summary(rounds: Sequence[Row]) -> Row:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["0.6b", "4b", "4b:4", "30b-a3b:4"], help="SHAPE or SHAPE:BITS")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--subjects", nargs="+", choices=(*LOOPS, "http", *MLX_LM), default=(*LOOPS, "http", "mlx_lm"))
+    parser.add_argument(
+        "--subjects", nargs="+", choices=(*LOOPS, "http", *OTHER_SERVERS), default=(*LOOPS, "http", "mlx_lm")
+    )
     parser.add_argument("--prompt", type=int, default=50, help="tokens")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=6, help="processes of clients")
     parser.add_argument("--tokenizer", help="directory of a tokenizer; default: the embedded model's")
     parser.add_argument("--model", help="a checkpoint instead of shapes")
+    parser.add_argument("--float32", action="store_true", help="a float32 copy of the embedded model instead of shapes")
+    for peer in peers.PEERS:
+        parser.add_argument(
+            peers.flag(peer), metavar="PYTHON", help="interpreter of an environment that has it (see above)"
+        )
     parser.add_argument("--busy", action="store_true", help="measure beside a process that takes one core, too")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
+    for name in chosen.subjects:
+        if name in peers.SUBJECTS and not getattr(chosen, peers.SUBJECTS[name][0]):
+            parser.error(
+                f"{name} needs {peers.flag(peers.SUBJECTS[name][0])} PYTHON, of an environment made as --help says"
+            )
+    if chosen.float32 and chosen.model:
+        parser.error("--float32 is a copy of the embedded model: not with --model")
+    return chosen
+
+
+def open_servers(stack: ExitStack, chosen: argparse.Namespace, model: Path) -> dict[str, servers.Server]:
+    opened: dict[str, servers.Server] = {}
+    flags: tuple[str, ...]
+    if "http" in chosen.subjects:
+        flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off", *SPARE)
+        opened["http"] = stack.enter_context(servers.trouper(model, *flags))
+    others = [name for name in chosen.subjects if name in OTHER_SERVERS]
+    endless = stack.enter_context(peers.endless_copy(model)) if others else model
+    flags = ("--decode-concurrency", "128", "--prompt-concurrency", "8")
+    for name in others:
+        if name in MLX_LM:
+            other = servers.mlx_lm(endless, *flags, environment=OTHERS, blas=MLX_LM[name])
+        else:
+            python = getattr(chosen, peers.SUBJECTS[name][0])
+            other = peers.serving(name, python, endless, max(chosen.streams))
+        opened[name] = stack.enter_context(other)
+    return opened
+
+
+def main() -> None:
+    chosen = arguments()
+    if chosen.float32:
+        chosen.model = servers.float32_copy(servers.embedded())
     console, made = Console(width=200), list[Row]()
     for shape in ["given"] if chosen.model else chosen.shapes:
         name, _, bits = shape.partition(":")
         model = Path(chosen.model) if chosen.model else model_of(name, int(bits or 16), chosen.tokenizer)
         with ExitStack() as stack:
-            opened: dict[str, servers.Server] = {}
             loops = {
                 name: Loop(name, model, stack.enter_context(tempfile.TemporaryFile("w+")))
                 for name in chosen.subjects
@@ -168,13 +225,7 @@ def main() -> None:
             }
             for running in loops.values():
                 stack.callback(running.close)
-            if "http" in chosen.subjects:
-                flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off", *SPARE)
-                opened["http"] = stack.enter_context(servers.trouper(model, *flags))
-            flags = ("--decode-concurrency", "128", "--prompt-concurrency", "8")
-            for name in MLX_LM.keys() & set(chosen.subjects):
-                other = servers.mlx_lm(model, *flags, environment=OTHERS, blas=MLX_LM[name])
-                opened[name] = stack.enter_context(other)
+            opened = open_servers(stack, chosen, model)
             subjects = Subjects(loops, opened, stack.enter_context(Clients(chosen.clients)))
             for server in opened.values():
                 measure(server, max(chosen.streams), 16, subjects.clients, 1)
