@@ -21,6 +21,7 @@ from trouper.cli.commands import doctor
 from trouper.cli.doctor_checks import CheckedSettings, Finding
 from trouper.cli.exits import USAGE_ERROR
 from trouper.engine import probe
+from trouper.engine.architectures.architecture_lookup import Architecture
 from trouper.engine.loading import bundled_model
 from trouper.storage import disk_speed
 from trouper.storage.file_operations import Disk
@@ -174,6 +175,18 @@ def test_what_the_model_weighs_is_what_it_will_weigh(tiny: str) -> None:
     card = load(Settings(model=tiny, no_ssd=True), lambda _: None).card
     fit = probe.fit(Settings(model=tiny))
     assert (fit.weights_bytes, fit.token_bytes) == (card.weights_bytes, card.kv.token_bytes)
+
+
+def test_the_self_check_of_a_packages_architecture_is_recalled(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trouper.engine.loading.model_loading import load
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Architecture, "identity", property(lambda _: "a-package 1.0"))
+    settings = Settings(model=tiny, no_ssd=True)
+    load(settings, lambda _: None)
+    assert probe.checked(settings) is not None
 
 
 def test_a_model_that_is_none(tmp_path: Path) -> None:

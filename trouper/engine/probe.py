@@ -104,7 +104,7 @@ def _require_drafters(settings: Settings, found: checkpoint.Checkpoint, draft: F
     """Check that what the settings demand can draft for the model's rows. Raises `ModelUnusable`."""
     weights = HeadWeights()
     model, config = opened(found.directory, weights)
-    known = recalled(key_of(found.digest, settings, ALONE))
+    known = recalled(key_of(found.digest, settings, ALONE, found.source.identity))
     capabilities = by_caches(model) if known is None else known[0]
     open_head(weights, candidate_of(model, config, found, settings), capabilities, settings)
     if draft is not None:
@@ -122,11 +122,12 @@ class SelfCheckSummary:
 def checked(settings: Settings) -> SelfCheckSummary | None:
     """Recall the self-check of a local model. None: there was none yet. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := local(settings.model))
-    known = recalled(key_of(found.digest, settings, ALONE))
+    model, _ = opened(directory)  # Before the key, which depends on the architecture's imported code.
+    known = recalled(key_of(found.digest, settings, ALONE, found.source.identity))
     if known is None:
         return None
     capabilities, check = known
-    wrong = set(capabilities.off) - set(by_caches(opened(directory)[0]).off)
+    wrong = set(capabilities.off) - set(by_caches(model).off)
     return SelfCheckSummary(line_of(capabilities, attrs.evolve(check, mode="fast")), bool(wrong))
 
 
