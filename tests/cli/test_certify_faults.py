@@ -78,6 +78,19 @@ def test_files_that_cannot_be_compared_say_why(content: str, reason: str, tmp_pa
     assert "Is a directory" in refused("--compare", str(MADE), str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"figures": None}, {"figures": {"rate": "fast"}}, {"promises": "x"}, {"promises": [{"text": "one"}]}],
+)
+def test_a_certificate_whose_sections_are_damaged_breaks_no_promise(changes: Json, tmp_path: Path) -> None:
+    """Exit code 1 would say that a promise is newly broken."""
+    damaged = tmp_path / "a.json"
+    damaged.write_text(json.dumps(with_section(0, **changes)))
+    assert "is not complete" in refused("--compare", str(MADE), str(damaged))
+    damaged.write_text(json.dumps(json.loads(MADE.read_text()) | {"device": None, "system": {}}))
+    assert "is not complete" in refused("--compare", str(MADE), str(damaged))
+
+
 def test_a_server_that_breaks_off_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("Starting\nTraceback\nRuntimeError: no stream in this thread\n\n")

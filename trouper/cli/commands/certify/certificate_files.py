@@ -13,6 +13,7 @@ from trouper.cli.commands.certify.certificate_page import as_html
 from trouper.protocol.paths import is_directory
 
 NAMES = ("command", "device", "made", "model", "sections", "system", "versions")
+NAMES_WITHIN = {"device": set[str](), "model": {"name"}, "system": {"system", "machine"}, "versions": set[str]()}
 SECTION_NAMES = ("name", "status", "promises", "figures")
 
 
@@ -71,7 +72,7 @@ def read_certificate(path: Path) -> Json:
             f"{path} has the format {name}, which another version of trouper wrote; this one reads {FORMAT}: make it again"
         )
     if not _is_complete(content):
-        raise NoCertificate(f"{path} is not complete: a certificate has {', '.join(NAMES)}")
+        raise NoCertificate(f"{path} is not complete, or was changed: make it again by trouper certify")
     return dict(content)
 
 
@@ -79,4 +80,28 @@ def _is_complete(content: Json) -> bool:
     sections = content.get("sections")
     if not all(name in content for name in NAMES) or not isinstance(sections, list):
         return False
-    return all(isinstance(section, dict) and all(name in section for name in SECTION_NAMES) for section in sections)
+    return all(
+        isinstance(content[name], dict) and content[name].keys() >= keys for name, keys in NAMES_WITHIN.items()
+    ) and all(map(_is_section, sections))
+
+
+def _is_section(section: Any) -> bool:
+    if not isinstance(section, dict) or not all(name in section for name in SECTION_NAMES):
+        return False
+    if not isinstance(section["name"], str) or not isinstance(section["status"], str):
+        return False
+    promises, figures = section["promises"], section["figures"]
+    return (
+        isinstance(promises, list)
+        and all(map(_is_promise, promises))
+        and isinstance(figures, dict)
+        and all(isinstance(value, int | float) for value in figures.values())
+    )
+
+
+def _is_promise(promise: Any) -> bool:
+    return (
+        isinstance(promise, dict)
+        and isinstance(promise.get("text"), str)
+        and promise.get("held", "") in (True, False, None)
+    )
