@@ -26,6 +26,7 @@ from tests.family_configs import VOCABULARY
 from trouper.engine.distributed.rank_group import ALONE
 from trouper.engine.row_state import RowState, admitted
 from trouper.engine.sampling.penalties import History
+from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import Drafting
@@ -233,3 +234,16 @@ def test_only_rows_that_match_something_are_told() -> None:
     assert proposing.drafts({one: 4, other: 1, never: 4}) == {other: [3]}
     proposing.drop([other])
     assert proposing.matched([one, other, never]) == ()
+
+
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_the_smallest_typical_p_leaves_the_most_typical_token(top_k: int) -> None:
+    """The best token is less surprising than the entropy is, and the others are near it. float32 has 0 for what is so small."""
+    logits = np.zeros((1, 100), np.float32)
+    logits[0, 7] = 3.0
+
+    def chosen(typical_p: float) -> int:
+        sampler = BatchSampler([Sampling(typical_p=typical_p, top_k=top_k)], 100)
+        return int(np.array(sampler(mx.array(logits), np.array([0], np.uint64)))[0])
+
+    assert chosen(1e-46) == chosen(1e-40) == chosen(1e-30) != 7

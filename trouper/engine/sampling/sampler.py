@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.engine.sampling.gumbel_noise import gumbel, mixed_seeds, stream_keys
-from trouper.engine.sampling.truncation import coins, typical, weights_of, without_top_choices
+from trouper.engine.sampling.truncation import SMALLEST, coins, typical, weights_of, without_top_choices
 from trouper.protocol.sampling import Sampling
 
 Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -78,7 +78,7 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], vocabulary: int) -> Columns:
-        """Make the columns of rows. top_k 0 becomes the size of the vocabulary; min_p becomes its logarithm."""
+        """Make the columns of rows. top_k 0 becomes the size of the vocabulary; min_p becomes its logarithm; typical_p is no 0 for the device."""
 
         def column(values: list[float], dtype: mx.Dtype) -> mx.array:
             return mx.array(values, dtype)[:, None]
@@ -88,7 +88,7 @@ class Columns:
             top_k=column([row.top_k or vocabulary for row in rows], mx.int32),
             top_p=column([row.top_p for row in rows], mx.float32),
             min_p=column([np.log(max(row.min_p, 1e-30)) for row in rows], mx.float32),
-            typical_p=column([row.typical_p for row in rows], mx.float32),
+            typical_p=column([max(row.typical_p, SMALLEST) for row in rows], mx.float32),
             xtc_probability=column([row.xtc_probability for row in rows], mx.float32),
             xtc_threshold=column([row.xtc_threshold for row in rows], mx.float32),
         )
