@@ -129,7 +129,7 @@ def test_the_first_two_passes_of_a_kind_are_said_to_prepare(name: str, shapes: S
     first = Admit(row, np.arange(1, 6, dtype="<i4").tobytes(), Sampling(temperature=0.0))
     engine.collect(engine.launch(Plan(0, admit=(first,), prefill=(Chunk(row, 5),))))
     said = [engine.collect(engine.launch(Plan(step, decode=(row,)))).preparing for step in range(1, 5)]
-    assert said == [True, False, False, False]  # The first one was in the step of the prompt's end.
+    assert said == [True, True, False, False]  # A lone prompt has a pass of its own, which is of another kind.
 
 
 def test_a_device_that_prepares_nothing_never_says_so() -> None:

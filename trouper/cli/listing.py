@@ -24,6 +24,6 @@ def print_listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     for row in rows:
         table.add_row(*row)
     console = Console()
-    whole = Measurement.get(console, console.options.update_width(UNBOUNDED), table).maximum
-    folded = whole - max(0, max(len(row[0]) for row in rows) - NARROWEST_NAME)
-    Console(width=max(console.width, folded) if sys.stdout.isatty() else whole).print(table)
+    natural_width = Measurement.get(console, console.options.update_width(UNBOUNDED), table).maximum
+    folded = natural_width - max(0, max(len(row[0]) for row in rows) - NARROWEST_NAME)
+    Console(width=max(console.width, folded) if sys.stdout.isatty() else natural_width).print(table)

@@ -33,53 +33,53 @@ INT32 = 2**31 - 1
 class Number:
     """What a number may be."""
 
-    least: float
-    most: float
-    whole: bool = False
+    minimum: float
+    maximum: float
+    integer: bool = False
     optional: bool = False
 
     def fault(self, value: object) -> str | None:
         """What `value` must be, if it is not that."""
         if value is None and self.optional:
             return None
-        kinds = int if self.whole else (int, float)
+        kinds = int if self.integer else (int, float)
         if not isinstance(value, kinds):
-            kind = "an integer" if self.whole else "a number"
-            return f"must be {kind}{' or None' * self.optional}, not {_told(value)}"
-        if not self.least <= value <= self.most:  # Neither is what is not a number.
-            return f"must be at least {self.least} and at most {self.most}, not {value}"
+            kind = "an integer" if self.integer else "a number"
+            return f"must be {kind}{' or None' * self.optional}, not {_shown(value)}"
+        if not self.minimum <= value <= self.maximum:  # Neither is what is not a number.
+            return f"must be at least {self.minimum} and at most {self.maximum}, not {value}"
         return None
 
 
-LENGTH = Number(0, UNBOUNDED, whole=True, optional=True)
+LENGTH = Number(0, UNBOUNDED, integer=True, optional=True)
 SHARE = Number(0, 1)
 FINITE = 3e38
 """What a float32 holds."""
 SECONDS = Number(0, inf, optional=True)
 OF_REQUEST: Mapping[str, Number] = {
-    "max_tokens": Number(1, UNBOUNDED, whole=True, optional=True),
-    "min_tokens": Number(0, UNBOUNDED, whole=True),
+    "max_tokens": Number(1, UNBOUNDED, integer=True, optional=True),
+    "min_tokens": Number(0, UNBOUNDED, integer=True),
     "thinking_tokens": LENGTH,
     "logprobs": LENGTH,
     "prompt_logprobs": LENGTH,
-    "priority": Number(MIN_PRIORITY, BATCH_PRIORITY, whole=True),
+    "priority": Number(MIN_PRIORITY, BATCH_PRIORITY, integer=True),
 }
 OF_SAMPLING: Mapping[str, Number] = {
     "temperature": Number(0, FINITE),
     "top_p": SHARE,
-    "top_k": Number(0, INT32, whole=True),
+    "top_k": Number(0, INT32, integer=True),
     "min_p": SHARE,
     "repetition_penalty": Number(1e-30, FINITE),
     "presence_penalty": Number(-FINITE, FINITE),
     "frequency_penalty": Number(-FINITE, FINITE),
-    "seed": Number(-inf, inf, whole=True),
+    "seed": Number(-inf, inf, integer=True),
     "typical_p": SHARE,
     "xtc_probability": SHARE,
     "xtc_threshold": SHARE,
     "dry_multiplier": Number(0, FINITE),
     "dry_base": Number(0, FINITE),
-    "dry_allowed_length": Number(1, INT32, whole=True),
-    "dry_penalty_last_n": Number(-1, INT32, whole=True),
+    "dry_allowed_length": Number(1, INT32, integer=True),
+    "dry_penalty_last_n": Number(-1, INT32, integer=True),
 }
 BIAS = Number(-inf, inf)
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -117,7 +117,7 @@ def _check_types(holder: object, types: Mapping[str, tuple[type, ...]]) -> None:
     for name, kinds in types.items():
         if not isinstance(value := getattr(holder, name), kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
-            raise bad_request(f"{name} must be {names}, not {_told(value)}", name, "invalid_type")
+            raise bad_request(f"{name} must be {names}, not {_shown(value)}", name, "invalid_type")
 
 
 def _check_numbers(holder: object, bounds: Mapping[str, Number]) -> None:
@@ -128,17 +128,17 @@ def _check_numbers(holder: object, bounds: Mapping[str, Number]) -> None:
 
 def _check_tuple(name: str, value: Iterable[object], kind: type) -> None:
     if not isinstance(value, tuple | list) or not all(isinstance(one, kind) for one in value):
-        raise bad_request(f"{name} must be a tuple of {kind.__name__}, not {_told(value)}", name, "invalid_type")
+        raise bad_request(f"{name} must be a tuple of {kind.__name__}, not {_shown(value)}", name, "invalid_type")
 
 
 def _check_biases(biases: Any) -> None:
     for pair in biases if isinstance(biases, tuple | list) else (None,):
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], int) or BIAS.fault(pair[1]):
-            message = f"logit_bias must be a tuple of (token id, bias), not {_told(biases)}"
+            message = f"logit_bias must be a tuple of (token id, bias), not {_shown(biases)}"
             raise bad_request(message, "logit_bias", "invalid_type")
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     """Type of a value that is wrong, with its value where that is short."""
     text = repr(value)
     return text if len(text) <= 40 else type(value).__name__

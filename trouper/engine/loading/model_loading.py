@@ -132,13 +132,9 @@ def candidate_of(
 ) -> Candidate:
     """What the self-check and the loading of drafters look at."""
     return Candidate(
-        model=model,
-        config=config,
-        directory=found.directory,
-        digest=found.digest,
-        vocabulary=count_logits(model, found.directory),
+        model=model, config=config, directory=found.directory, digest=found.digest, vocabulary=count_logits(model, found.directory),
         kv=KvFormat(settings.kv_bits, settings.kv_group_size),
-    )
+    )  # fmt: skip
 
 
 def _fingerprint(
