@@ -1,7 +1,5 @@
-"""Servers of other packages, each in an environment of its own, since they want other versions of mlx-lm than Trouper does:
-
-python3 -m venv /tmp/vllm-mlx && /tmp/vllm-mlx/bin/pip install vllm-mlx 'mlx[cpu]' scipy-openblas32
-python3 -m venv /tmp/rapid-mlx && /tmp/rapid-mlx/bin/pip install rapid-mlx 'mlx[cpu]' scipy-openblas32
+"""Servers of other packages, each in an environment of its own (benchmarks.throughput says how to make them), since they want other versions
+of mlx-lm than Trouper does.
 
 `scipy-openblas32` lies there unused where a peer is measured with the BLAS of MLX's wheel.
 """

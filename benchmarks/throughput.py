@@ -46,7 +46,7 @@ OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
 SPARE = ("--buffer-cache", "8GB")
 """MLX keeps nearly all of a GPU's memory as buffers, so that another process on it finds none: the bare loop of a 4B shape, 128 rows."""
 LOOPS = ("bare", "batch", "engine")
-MLX_LM = {"mlx_lm": "products", "mlx_lm_openblas": "openblas", "mlx_lm_installed": "installed"}
+MLX_LM = {f"mlx_lm{suffix}": blas for suffix, blas in peers.SUFFIXES.items()}
 """mlx_lm.server by its BLAS."""
 OTHER_SERVERS = (*MLX_LM, *peers.SUBJECTS)
 

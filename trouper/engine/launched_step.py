@@ -46,5 +46,5 @@ class Launched:
 
     @property
     def has_first_tokens_alone(self) -> bool:
-        """Whether rows have their first token in this step, and no others decode."""
-        return bool(self.rows) and set(self.rows) == set(self.prefilled.complete)
+        """Whether rows have their first token in this step, and no others decode: rows whose prompt is complete are among `rows`."""
+        return 0 < len(self.prefilled.complete) == len(self.rows)
