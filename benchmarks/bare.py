@@ -26,6 +26,7 @@ from mlx_lm.models.cache import BatchKVCache
 
 from trouper import Runtime, Settings, run_runtime
 from trouper.engine.loading.model_loading import load
+from trouper.engine.products import linear_layers
 from trouper.protocol.requests import Generate, TokenPrompt
 
 SPARE_BYTES = 8_000_000_000
@@ -41,7 +42,10 @@ def cpu_s() -> float:
 
 @cache
 def loaded(path: str) -> Any:
-    return load(Settings(model=path), lambda _: None).model
+    """The model as MLX multiplies by it."""
+    model = load(Settings(model=path), lambda _: None).model
+    linear_layers.unprepare(model)
+    return model
 
 
 def bare(path: str, rows: int, prompt: int, tokens: int) -> Measured:

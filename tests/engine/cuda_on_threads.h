@@ -1,7 +1,9 @@
-// What the kernels of decode_kernel.py use of CUDA, on threads of a CPU: one block after another.
+// What the kernels of decode_kernel.py and few_rows.cuh use of CUDA, on threads of a CPU: one block after another.
+#include <array>
 #include <barrier>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <thread>
 #include <vector>
 #include <algorithm>
@@ -11,6 +13,8 @@ static thread_local Dim threadIdx, blockIdx;
 static Dim gridDim;
 static thread_local int lane_of_thread;
 #define __shared__ static
+#define __device__ static
+#define __forceinline__ inline
 static std::barrier<>* block_barrier;
 static std::vector<std::barrier<>*> warp_barriers;
 static std::vector<float> exchanged;
@@ -42,3 +46,49 @@ template <typename Kernel> void launch(Dim grid, int threads, Kernel kernel) {
     });
     for (auto& thread : running) thread.join();
 }
+
+// What few_rows.cuh uses besides. Its own instructions are emulated here.
+#define EMULATED
+struct uint4 { unsigned x, y, z, w; };
+inline float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    unsigned char bytes[8], got[4];
+    memcpy(bytes, &a, 4), memcpy(bytes + 4, &b, 4);
+    for (int i = 0; i < 4; i++) got[i] = bytes[selector >> (4 * i) & 7];
+    unsigned result;
+    memcpy(&result, got, 4);
+    return result;
+}
+struct bfloat16 {
+    uint16_t bits;
+    bfloat16() = default;
+    explicit bfloat16(float value) {  // rounded to the nearest, ties to even; no NaN
+        uint32_t all;
+        memcpy(&all, &value, 4);
+        bits = (all + 0x7fff + (all >> 16 & 1)) >> 16;
+    }
+    operator float() const { return __uint_as_float((unsigned)bits << 16); }
+};
+namespace few_rows {
+inline uint4 read_once(const uint4* at) { return *at; }
+template <typename T> inline unsigned both(float low, float high) { return T(low).bits | (unsigned)T(high).bits << 16; }
+static std::array<std::array<unsigned, 6>, 1024> fragments;
+// PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". Half k of a register is its k-th number.
+template <typename T> inline void multiply(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    const int thread = threadIdx.x, warp = thread & ~31, lane = thread & 31;
+    auto& barrier = *warp_barriers[thread >> 5];
+    fragments[thread] = {a0, a1, a2, a3, b0, b1};
+    barrier.arrive_and_wait();
+    auto number = [](unsigned reg, int half) { return __uint_as_float(reg >> (16 * half) << 16); };
+    for (int i = 0; i < 4; i++) {
+        const int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            const int owner = k % 8 / 2, upper = k / 8;
+            const unsigned a = fragments[warp + row % 8 * 4 + owner][row / 8 + 2 * upper];
+            const unsigned b = fragments[warp + column * 4 + owner][4 + upper];
+            sums[i] += number(a, k % 2) * number(b, k % 2);
+        }
+    }
+    barrier.arrive_and_wait();
+}
+}  // namespace few_rows

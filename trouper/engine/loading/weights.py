@@ -15,6 +15,7 @@ from mlx_lm.utils import load_model
 from trouper.engine.loading.head_weights import HeadWeights, classes_without_head
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform.error_text import line_of
+from trouper.engine.products import linear_layers
 from trouper.protocol.problems import ModelUnusable
 
 EVALUATION_BYTES = 2**26
@@ -45,7 +46,8 @@ def bytes_of(model: nn.Module) -> int:
 
 
 def evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:
-    """Read all weights. Raises `ModelUnusable`."""
+    """Read all weights, in the form that the device's kernels read. Raises `ModelUnusable`."""
+    linear_layers.prepare(model)
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     done, total = 0, sum(parameter.nbytes for parameter in parameters)
     progress(done, total)

@@ -1,0 +1,56 @@
+"""Products of few rows by our kernel (trouper/engine/products/few_rows.py), on a device that runs it."""
+
+from __future__ import annotations
+
+import attrs
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+
+from trouper.engine.products import linear_layers
+from trouper.engine.products.few_rows import Format, Weights, computes, product
+
+pytestmark = pytest.mark.skipif(not linear_layers.has_kernel(), reason="the device has no such kernel")
+FORMATS = [
+    *(Format(mx.bfloat16, bits, group) for bits, group in ((16, 0), (4, 32), (4, 64), (8, 64), (8, 128))),
+    Format(mx.float16),
+    Format(mx.float16, 4, 64),
+]
+"""Each takes some seconds to compile."""
+RELATIVE = {mx.float16: 2**-9, mx.bfloat16: 2**-7}
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_the_kernel_is_a_product_with_the_transposed_matrix(form: Format) -> None:
+    assert computes(form)
+    for inputs, outputs in ((128, 5), (1024, 1000), (3072, 64)):
+        full = (mx.random.normal((outputs, inputs), key=mx.random.key(1)) * inputs**-0.5).astype(form.dtype)
+        x = mx.random.normal((64, inputs), key=mx.random.key(2)).astype(form.dtype)
+        given, bias = [full], mx.arange(outputs).astype(form.dtype) / outputs
+        if form.bits < 16:
+            given = list(mx.quantize(full, form.group_size, form.bits))
+            scales, biases = (part.astype(mx.float32) for part in given[1:])
+            full = mx.dequantize(given[0], scales, biases, form.group_size, form.bits).astype(form.dtype)
+        weights = attrs.evolve(Weights(*given), bias=bias)
+        with mx.stream(mx.cpu):
+            expected = x.astype(mx.float32) @ full.astype(mx.float32).T + bias.astype(mx.float32)
+        got = product(form, x, weights)
+        np.testing.assert_allclose(
+            np.array(got.astype(mx.float32)), np.array(expected), rtol=RELATIVE[form.dtype], atol=2e-3
+        )
+        for rows in (1, 3, 8, 9, 32, 33):
+            few = product(form, x[:rows][None], weights)[0]
+            assert mx.array_equal(few, got[:rows]), "a row's result does not depend on how many there are"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 8, 30, 64, 65, 100])
+def test_layers_compute_the_same_with_the_kernel(rows: int, bias: bool) -> None:
+    layer = nn.Linear(256, 200, bias=bias)
+    layer.set_dtype(mx.bfloat16)
+    x = mx.random.normal((2, rows, 256)).astype(mx.bfloat16)[:1]
+    for each in (layer, layer.to_quantized(64, 4), layer.to_quantized(32, 8)):
+        usual = each(x)
+        linear_layers.prepare(each)
+        assert mx.allclose(each(x).astype(mx.float32), usual.astype(mx.float32), atol=0.02, rtol=0.02)

@@ -1,0 +1,91 @@
+"""The CUDA kernel of few_rows.cuh, compiled for the CPU: each thread of a block is a thread, and the tensor cores' product is emulated. Its
+indices are tested so without a GPU; on one, by tests/device/test_few_rows.py."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from trouper.engine.products import few_rows
+from trouper.engine.products.few_rows import TILE, WARPS, Format
+
+COMPILER = shutil.which("g++")
+PROGRAM = """
+#include "cuda_on_threads.h"
+#include <cstdio>
+#include <cstdlib>
+#include "%(source)s"
+using T = bfloat16;
+template <typename X> X* read(int size) {
+    X* array = (X*)aligned_alloc(16, (size * sizeof(X) + 15) / 16 * 16);
+    if (fread(array, sizeof(X), size, stdin) != (size_t)size) exit(3);
+    return array;
+}
+int main() {
+    const int rows = %(rows)d, inputs = %(inputs)d, outputs = %(outputs)d, groups = inputs / %(group)d;
+    const T* x = read<T>(rows * inputs);
+    const void* w = read<char>(outputs * inputs * %(bits)d / 8);
+    const T* scales = read<T>(outputs * groups);
+    const T* biases = read<T>(outputs * groups);
+    const T* bias = read<T>(outputs);
+    T* out = (T*)calloc(rows * outputs, sizeof(T));
+    launch({(rows + %(tiles)d * 8 - 1) / (%(tiles)d * 8), (outputs + 15) / 16, 1}, %(threads)d, [=] {
+        few_rows::product<T, %(bits)d, %(group)d, %(tiles)d>(x, w, scales, biases, bias, out, rows, inputs, outputs, true);
+    });
+    fwrite(out, sizeof(T), rows * outputs, stdout);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "tiles", "sizes"),
+    [
+        (Format(mx.bfloat16), 1, (3, 8, 20)),
+        (Format(mx.bfloat16), 4, (37, 1032, 17)),
+        (Format(mx.bfloat16, 4, 32), 1, (9, 1056, 16)),
+        (Format(mx.bfloat16, 4, 64), 4, (21, 2240, 20)),
+        (Format(mx.bfloat16, 8, 64), 4, (9, 576, 20)),
+    ],
+    ids=str,
+)
+def test_the_kernel_is_a_product_with_the_transposed_matrix(
+    form: Format, tiles: int, sizes: tuple[int, int, int], tmp_path: Path
+) -> None:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    rows, inputs, outputs = sizes
+    drawn = mx.random.normal((rows + outputs, inputs), key=mx.random.key(inputs)).astype(mx.bfloat16)
+    x, full, bias = drawn[:rows], drawn[rows:] * inputs**-0.5, mx.arange(outputs).astype(mx.bfloat16) / outputs
+    given = [full, mx.zeros((outputs, inputs), mx.bfloat16), mx.zeros((outputs, inputs), mx.bfloat16)]
+    if form.bits < 16:
+        given = list(mx.quantize(full, form.group_size, form.bits))
+        scales, biases = (part.astype(mx.float32) for part in given[1:])
+        full = mx.dequantize(given[0], scales, biases, form.group_size, form.bits).astype(mx.bfloat16)  # Rounded once.
+    expected = x.astype(mx.float32) @ full.astype(mx.float32).T + bias.astype(mx.float32)
+    names = {
+        "rows": rows,
+        "inputs": inputs,
+        "outputs": outputs,
+        "tiles": tiles,
+        "bits": form.bits,
+        "group": form.group_size or 1,
+    }
+    source, program = tmp_path / "kernel.cpp", tmp_path / "kernel"
+    path = Path(few_rows.__file__).with_suffix(".cuh")
+    source.write_text(PROGRAM % (names | {"threads": WARPS * 32, "source": path}))
+    flags = ["-std=c++20", "-O1", "-pthread", "-I", str(Path(__file__).parent), "-o", str(program)]
+    subprocess.run([COMPILER, *flags, str(source)], check=True)
+    parts = [np.array(array.view(mx.uint8)).tobytes() for array in (x, *given, bias)]
+    done = subprocess.run([program], input=b"".join(parts), stdout=subprocess.PIPE, check=True)
+    got = mx.array(np.frombuffer(done.stdout, np.uint16).reshape(rows, outputs)).view(mx.bfloat16)
+    np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), rtol=2**-8, atol=1e-4)
+
+
+def test_the_file_and_its_module_agree() -> None:
+    text = Path(few_rows.__file__).with_suffix(".cuh").read_text()
+    assert f"WARPS = {WARPS};" in text and f"({TILE} * TILES)" in text

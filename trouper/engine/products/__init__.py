@@ -1,0 +1,1 @@
+"""Products with weight matrices for which the device's library is slow."""

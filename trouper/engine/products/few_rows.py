@@ -1,0 +1,131 @@
+"""Products of few rows with a weight matrix by a CUDA kernel of ours (`few_rows.cuh`).
+
+MLX asks cuBLAS for several rows of bfloat16, and each such call is captured into a CUDA graph of its own: launching that takes longer than a small
+matrix (docs/performance.md). Packed weights, `linear_layers.py` tells.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.platform.error_text import line_of
+
+log = logging.getLogger(__name__)
+
+HEADER = f'#include "{Path(__file__).with_suffix(".cuh").as_posix()}"\n'
+"""MLX hashes a kernel's source at each launch: the file itself would take longer to hash than all the rest takes."""
+SOURCE = """
+    int rows = 1;
+    for (int axis = 0; axis < x_ndim - 1; axis++) rows *= x_shape[axis];
+    few_rows::product<T, BITS, GROUP, TILES>(x, w, scales, biases, bias, out, rows, x_shape[x_ndim - 1], w_shape[0],
+                                                 bias_shape[0] == w_shape[0]);
+"""
+WARPS, TILE = 8, 8
+"""Number of warps of a block, and of rows in a tile."""
+MAX_TILES = 4
+"""Maximum number of tiles of a block."""
+TRIED_ROWS, TRIED_OUTPUTS, TRIED_INPUTS = 13, 40, 1152
+"""Sizes of the trial: neither full tiles, nor full blocks, nor a full turn of all warps."""
+TRIED_ERROR = 0.05
+"""Largest error in the trial: results are of the order of 1, in bfloat16 within 0.02."""
+Kernel = Callable[..., list[mx.array]]
+
+
+@attrs.frozen
+class Format:
+    """What the kernel is compiled for."""
+
+    dtype: mx.Dtype
+    """Of rows, scales and results: bfloat16 or float16."""
+    bits: int = 16
+    """Of a weight; 16: weights have the type `dtype`."""
+    group_size: int = 0
+    """Number of weights that share a scale."""
+
+    @property
+    def step(self) -> int:
+        """The kernel needs a multiple of this number of inputs: 16 bytes of weights, and whole groups."""
+        return max(128 // self.bits, self.group_size)
+
+
+@attrs.frozen(eq=False)
+class Weights:
+    """A weight matrix: (outputs, inputs), or (outputs, inputs * bits / 32) uint32 with `scales` and `biases`, (outputs, inputs / group size) each.
+    All are contiguous."""
+
+    matrix: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bias: mx.array | None = None
+    """(outputs,) that is added to each row."""
+
+
+def unpacked(form: Format, weights: Weights) -> mx.array:
+    """The matrix (outputs, inputs) of packed weights."""
+    assert weights.scales is not None
+    return mx.dequantize(weights.matrix, weights.scales, weights.biases, form.group_size, form.bits)
+
+
+def product(form: Format, x: mx.array, weights: Weights) -> mx.array:
+    """Multiply x (..., inputs) by the matrix: (..., outputs). A row's result does not depend on others."""
+    outputs, rows, nothing = weights.matrix.shape[0], x.size // x.shape[-1], _nothing(x.dtype)
+    tiles = 1 if rows <= TILE else MAX_TILES
+    given = (weights.scales, weights.biases, weights.bias)
+    return _kernel()(
+        inputs=[x, weights.matrix, *(nothing if array is None else array for array in given)],
+        template=[("T", x.dtype), ("BITS", form.bits), ("GROUP", form.group_size or 1), ("TILES", tiles)],
+        grid=(-(-rows // (TILE * tiles)) * WARPS * 32, -(-outputs // 16), 1),
+        threadgroup=(WARPS * 32, 1, 1),
+        output_shapes=[(*x.shape[:-1], outputs)],
+        output_dtypes=[x.dtype],
+    )[0]
+
+
+def supports(form: Format, inputs: int) -> bool:
+    """Whether the kernel multiplies by matrices of this format with so many inputs, and the device runs it."""
+    return inputs % form.step == 0 and computes(form)
+
+
+@cache
+def computes(form: Format) -> bool:
+    """Whether the device runs the kernel for this format, and rightly. Tried once: an older device has no such product, and then MLX's are used."""
+    size = -(-TRIED_INPUTS // form.step) * form.step
+    drawn = mx.random.normal((TRIED_OUTPUTS + TRIED_ROWS, size), key=mx.random.key(form.bits)).astype(form.dtype)
+    full, x = drawn[:TRIED_OUTPUTS] * size**-0.5, drawn[TRIED_OUTPUTS:]
+    try:
+        if form.bits == 16:
+            weights = Weights(mx.contiguous(full))
+        else:
+            packed = mx.quantize(full, form.group_size, form.bits)
+            full, weights = mx.dequantize(*packed, form.group_size, form.bits), Weights(*packed)
+        expected = x.astype(mx.float32) @ full.astype(mx.float32).T
+        parts = [product(form, x[:rows], weights).astype(mx.float32) - expected[:rows] for rows in (3, TRIED_ROWS)]
+        right = all(mx.abs(part).max().item() < TRIED_ERROR for part in parts)  # type: ignore[operator]
+        reason = "its results are wrong"
+    except Exception as error:  # noqa: BLE001 - whatever the device's compiler or driver says, there is another way
+        right, reason = False, line_of(error)
+    if not right:
+        log.warning("MLX multiplies few rows by weights of %s: %s", form, reason)
+    return right
+
+
+@cache
+def _kernel() -> Kernel:
+    names = ["x", "w", "scales", "biases", "bias"]
+    return cast(
+        Kernel,
+        mx.fast.cuda_kernel(name="few_rows", input_names=names, output_names=["out"], source=SOURCE, header=HEADER),
+    )
+
+
+@cache
+def _nothing(dtype: mx.Dtype) -> mx.array:
+    """Takes the place of arrays that are not there: a bias that is not there is 0."""
+    return mx.zeros(1, dtype)

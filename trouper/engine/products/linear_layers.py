@@ -1,0 +1,124 @@
+"""Lets linear layers multiply in the way that is fastest on a CUDA device.
+
+MLX's products over packed weights are made for the rows of one prompt, an array (1, tokens, inputs). Decoding rows are (rows, 1, inputs), and these
+are multiplied one by one: each reads all weights. On an H200, 32 rows by a packed matrix (9728, 2560) take 319 us so, and 32 as one array. So:
+
+- few rows go to our kernel (`few_rows.py`), packed or not;
+- more rows are made one array for MLX's kernel;
+- many rows are multiplied by unpacked weights: then cuBLAS's product is worth the unpacking.
+
+The methods of MLX's classes are replaced, once, not the layers: a layer's class also says whether it has adapters (`lora_layers.py`), and those
+call the method of the class beneath. Layers that were not prepared run as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from trouper.engine.platform import device
+from trouper.engine.products import few_rows
+from trouper.engine.products.few_rows import Format, Weights
+
+KINDS = (nn.Linear, nn.QuantizedLinear, nn.QuantizedEmbedding)
+DTYPES = (mx.bfloat16, mx.float16)
+PACKED_BITS = (4, 8)
+MAX_PACKED_ROWS, MIN_UNPACKED_ROWS = 32, 192
+"""Maximum number of packed rows for our kernel, and minimum for which weights are unpacked. On an H200, by a packed matrix (9728, 2560), launched
+one by one, microseconds: 8 rows 18 here and 22 as one array by MLX, 32 rows 32 and 33, 64 rows 52 and 36; 128 rows 65 by MLX and 111 unpacked, 512
+rows 215 and 135, 2,048 rows 741 and 227. MLX compiles its kernels for up to 16 and for up to 32 rows in 40 s each, at their first product; the
+one for more rows is compiled before the first request, since prompts use it."""
+UNPACKED_PART = 128
+"""Part of the device's memory that an unpacked matrix may have, as its denominator. MLX has up to ten CUDA graphs in flight, each with one or two of
+them."""
+MAX_BYTES = 2**28
+"""Maximum of rows times bytes of plain weights: cuBLAS's product of larger ones is worth what launching it takes. On an H200 (microseconds,
+without launching): 8 rows by (9728, 2560) take 21 here and 15 by cuBLAS, by (3072, 1024) 4.2 and 4.7; 32 rows 29 and 15, 7 and 5."""
+PREPARED = "few_rows"
+"""Attribute of a prepared layer."""
+Method = Callable[[Any, mx.array], mx.array]
+
+
+def prepare(model: nn.Module) -> None:
+    """Prepare the model's layers, if the device has the kernel: it reads contiguous matrices. Nothing is evaluated."""
+    if not has_kernel():
+        return
+    for _, layer in model.named_modules():
+        if isinstance(layer, KINDS):
+            for name in ("weight", "scales", "biases"):
+                if name in layer:
+                    layer[name] = mx.contiguous(layer[name])
+            setattr(layer, PREPARED, True)
+    _replace_methods()
+
+
+def unprepare(model: nn.Module) -> None:
+    """Let the model's layers multiply as MLX does, to compare with that."""
+    for _, layer in model.named_modules():
+        if isinstance(layer, KINDS):
+            setattr(layer, PREPARED, False)
+
+
+def has_kernel() -> bool:
+    """Whether the device runs CUDA kernels of ours."""
+    return device.prepares_shapes() and hasattr(mx.fast, "cuda_kernel")
+
+
+@cache
+def max_unpacked_bytes() -> int:
+    """Maximum size of a matrix that is unpacked for a product."""
+    return device.memory_limit_bytes() // UNPACKED_PART
+
+
+@cache
+def _replace_methods() -> None:
+    nn.Linear.__call__ = _if_prepared(nn.Linear.__call__, _plain_product)
+    nn.QuantizedLinear.__call__ = _if_prepared(nn.QuantizedLinear.__call__, _packed_product)
+    nn.QuantizedEmbedding.as_linear = _if_prepared(nn.QuantizedEmbedding.as_linear, _packed_product)
+
+
+def _if_prepared(usual: Method, product: Callable[[Any, mx.array, int, Method], mx.array]) -> Method:
+    """The method that a prepared layer multiplies several rows by, and that is the usual one otherwise."""
+
+    def multiply(self: Any, x: mx.array) -> mx.array:
+        rows = x.size // x.shape[-1] if getattr(self, PREPARED, False) and x.size else 0
+        return product(self, x, rows, usual) if rows > 1 else usual(self, x)
+
+    return multiply
+
+
+def _plain_product(layer: nn.Linear, x: mx.array, rows: int, usual: Method) -> mx.array:
+    few = rows * layer.weight.nbytes <= MAX_BYTES and _in_one_type(x, layer.weight, layer.get("bias"))
+    form = Format(x.dtype)
+    if few and few_rows.supports(form, x.shape[-1]):
+        return few_rows.product(form, x, Weights(layer.weight, bias=layer.get("bias")))
+    return usual(layer, x)
+
+
+def _packed_product(layer: Any, x: mx.array, rows: int, usual: Method) -> mx.array:
+    known = layer.mode == "affine" and layer.bits in PACKED_BITS
+    if known and _in_one_type(x, layer.scales, layer.biases, layer.get("bias")):
+        form = Format(x.dtype, layer.bits, layer.group_size)
+        weights = Weights(layer.weight, layer.scales, layer.biases, layer.get("bias"))
+        if rows <= MAX_PACKED_ROWS and few_rows.supports(form, x.shape[-1]):
+            return few_rows.product(form, x, weights)
+        unpacked_bytes = layer.weight.shape[0] * x.shape[-1] * x.dtype.size
+        if rows >= MIN_UNPACKED_ROWS and unpacked_bytes <= max_unpacked_bytes():
+            return _unpacked_product(form, x, weights)
+    if x.shape[-2] == rows:
+        return usual(layer, x)
+    product = usual(layer, x.reshape(rows, x.shape[-1]))
+    return product.reshape(*x.shape[:-1], product.shape[-1])
+
+
+def _unpacked_product(form: Format, x: mx.array, weights: Weights) -> mx.array:
+    full = few_rows.unpacked(form, weights)
+    return x @ full.T if weights.bias is None else mx.addmm(weights.bias, x, full.T)
+
+
+def _in_one_type(x: mx.array, *others: mx.array | None) -> bool:
+    return x.dtype in DTYPES and all(other is None or other.dtype == x.dtype for other in others)
