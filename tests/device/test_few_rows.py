@@ -9,20 +9,20 @@ import pytest
 from mlx import nn
 
 from trouper.engine.products import linear_layers
-from trouper.engine.products.few_rows import Format, Weights, computes, product
+from trouper.engine.products.few_rows import WeightFormat, Weights, computes, product
 
 pytestmark = pytest.mark.skipif(not linear_layers.has_kernel(), reason="the device has no such kernel")
 FORMATS = [
-    *(Format(mx.bfloat16, bits, group) for bits, group in ((16, 0), (4, 32), (4, 64), (8, 64), (8, 128))),
-    Format(mx.float16),
-    Format(mx.float16, 4, 64),
+    *(WeightFormat(mx.bfloat16, bits, group) for bits, group in ((16, 0), (4, 32), (4, 64), (8, 64), (8, 128))),
+    WeightFormat(mx.float16),
+    WeightFormat(mx.float16, 4, 64),
 ]
 """Each takes some seconds to compile."""
 RELATIVE = {mx.float16: 2**-9, mx.bfloat16: 2**-7}
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_the_kernel_is_a_product_with_the_transposed_matrix(form: Format) -> None:
+def test_the_kernel_is_a_product_with_the_transposed_matrix(form: WeightFormat) -> None:
     assert computes(form)
     for inputs, outputs in ((128, 5), (1024, 1000), (3072, 64)):
         full = (mx.random.normal((outputs, inputs), key=mx.random.key(1)) * inputs**-0.5).astype(form.dtype)

@@ -3,7 +3,6 @@ its place. That it computes the same is tested by test_few_rows_kernel.py, and o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -14,13 +13,13 @@ from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from trouper.engine.kv.pass_shapes import ROUNDED
 from trouper.engine.lora import lora_layers
 from trouper.engine.products import few_rows, linear_layers
-from trouper.engine.products.few_rows import Format, Weights
+from trouper.engine.products.few_rows import WeightFormat, Weights
 
 INPUTS, OUTPUTS = 256, 24
 COMPUTES = few_rows.computes
 
 
-def plain(form: Format, x: mx.array, weights: Weights) -> mx.array:
+def plain(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
     """What the kernel computes, in MLX's operations."""
     full = weights.matrix if form.bits == 16 else few_rows.unpacked(form, weights)
     product = x.astype(mx.float32) @ full.astype(mx.float32).T
@@ -28,21 +27,18 @@ def plain(form: Format, x: mx.array, weights: Weights) -> mx.array:
 
 
 @pytest.fixture(autouse=True)
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Format, int]]]:
-    """The formats and numbers of rows of each call of the kernel. MLX's classes are as they were at the end."""
-    made = list[tuple[Format, int]]()
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[WeightFormat, int]]:
+    """The formats and numbers of rows of each call of the kernel."""
+    made = list[tuple[WeightFormat, int]]()
 
-    def product(form: Format, x: mx.array, weights: Weights) -> mx.array:
+    def product(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
         made.append((form, x.size // x.shape[-1]))
         return plain(form, x, weights)
 
-    methods = nn.Linear.__call__, nn.QuantizedLinear.__call__, nn.QuantizedEmbedding.as_linear
     monkeypatch.setattr(few_rows, "product", product)
     monkeypatch.setattr(few_rows, "computes", lambda _: True)
     monkeypatch.setattr(linear_layers, "has_kernel", lambda: True)
-    yield made
-    nn.Linear.__call__, nn.QuantizedLinear.__call__, nn.QuantizedEmbedding.as_linear = methods
-    linear_layers._replace_methods.cache_clear()
+    return made
 
 
 def linear(dtype: mx.Dtype = mx.bfloat16, *, bias: bool = False, inputs: int = INPUTS) -> nn.Linear:
@@ -65,18 +61,18 @@ def check(layer: Any, x: mx.array, method: str = "__call__") -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_few_rows_of_a_layer(calls: list[tuple[Format, int]], dtype: mx.Dtype, bias: bool) -> None:
+def test_few_rows_of_a_layer(calls: list[tuple[WeightFormat, int]], dtype: mx.Dtype, bias: bool) -> None:
     check(linear(dtype, bias=bias), rows_of(8, 1, dtype=dtype))
     check(linear(dtype, bias=bias).to_quantized(64, 4), rows_of(2, 3, dtype=dtype))
     check(linear(dtype, bias=bias).to_quantized(32, 8), rows_of(5, dtype=dtype))
-    assert calls == [(Format(dtype), 8), (Format(dtype, 4, 64), 6), (Format(dtype, 8, 32), 5)]
+    assert calls == [(WeightFormat(dtype), 8), (WeightFormat(dtype, 4, 64), 6), (WeightFormat(dtype, 8, 32), 5)]
 
 
-def test_an_embedding_that_computes_logits(calls: list[tuple[Format, int]]) -> None:
+def test_an_embedding_that_computes_logits(calls: list[tuple[WeightFormat, int]]) -> None:
     embedding = nn.Embedding(OUTPUTS, INPUTS)
     embedding.set_dtype(mx.bfloat16)
     check(embedding.to_quantized(64, 4), rows_of(4, 1), "as_linear")
-    assert calls == [(Format(mx.bfloat16, 4, 64), 4)]
+    assert calls == [(WeightFormat(mx.bfloat16, 4, 64), 4)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,7 @@ def test_an_embedding_that_computes_logits(calls: list[tuple[Format, int]]) -> N
     ids=["one row", "rows of another type", "float32", "more than launching costs", "inputs that are no whole step", "one packed",
          "more packed rows", "6 bits", "another mode", "packed float32"],
 )  # fmt: skip
-def test_what_mlx_multiplies(calls: list[tuple[Format, int]], layer: nn.Module, x: mx.array) -> None:
+def test_what_mlx_multiplies(calls: list[tuple[WeightFormat, int]], layer: nn.Module, x: mx.array) -> None:
     check(layer, x)
     assert not calls
 
@@ -115,7 +111,9 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_more_rows_are_one_array(calls: list[tuple[Format, int]], shapes: list[tuple[int, ...]], bias: bool) -> None:
+def test_more_rows_are_one_array(
+    calls: list[tuple[WeightFormat, int]], shapes: list[tuple[int, ...]], bias: bool
+) -> None:
     layer = linear(bias=bias).to_quantized(64, 4)
     check(layer, rows_of(33, 1))
     check(linear(bias=bias).to_quantized(32, 4, mode="mxfp4"), rows_of(2, 3))
@@ -135,14 +133,14 @@ def test_many_rows_are_multiplied_by_unpacked_weights(
     assert shapes[1:] == [(192, INPUTS)], "a matrix that is too large stays packed"
 
 
-def test_a_bias_of_another_type_is_left_to_mlx(calls: list[tuple[Format, int]]) -> None:
+def test_a_bias_of_another_type_is_left_to_mlx(calls: list[tuple[WeightFormat, int]]) -> None:
     layer = linear(bias=True)
     layer.bias = layer.bias.astype(mx.float32)
     check(layer, rows_of(8))
     assert not calls
 
 
-def test_layers_that_were_not_prepared_or_are_no_longer(calls: list[tuple[Format, int]]) -> None:
+def test_layers_that_were_not_prepared_or_are_no_longer(calls: list[tuple[WeightFormat, int]]) -> None:
     prepared, other = linear(), linear()
     linear_layers.prepare(prepared)
     other(rows_of(4))
@@ -154,9 +152,8 @@ def test_layers_that_were_not_prepared_or_are_no_longer(calls: list[tuple[Format
 def test_a_device_without_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not linear_layers.has_kernel()
-    usual = nn.Linear.__call__
-    linear_layers.prepare(linear())
-    assert nn.Linear.__call__ is usual
+    linear_layers.prepare(layer := linear())
+    assert type(layer) is nn.Linear
 
 
 def test_matrices_that_are_views_are_copied_once() -> None:
@@ -167,20 +164,27 @@ def test_matrices_that_are_views_are_copied_once() -> None:
     assert memoryview(layer.weight.view(mx.uint16)).contiguous
 
 
-def test_adapters_are_added_to_it(calls: list[tuple[Format, int]]) -> None:
-    layer = linear()
+@pytest.mark.parametrize("bits", [16, 4])
+def test_adapters_are_added_to_it(calls: list[tuple[WeightFormat, int]], bits: int) -> None:
+    class One:
+        def added(self, _: mx.array) -> mx.array:
+            return mx.ones(OUTPUTS, mx.bfloat16)
+
+    layer = linear() if bits == 16 else linear().to_quantized(64, bits)
     linear_layers.prepare(layer)
-    layer.adapters = None
-    layer.__class__ = lora_layers.LoraLinear
-    layer.adapters = type("Nothing", (), {"added": lambda *_: mx.ones(OUTPUTS)})()
-    assert mx.array_equal(layer(rows_of(4)), plain(Format(mx.bfloat16), rows_of(4), Weights(layer.weight)) + 1)
-    assert len(calls) == 1
+    assert lora_layers.may_have_adapters(layer)
+    alone = layer(rows_of(4))
+    lora_layers.put(layer, One())  # type: ignore[arg-type]
+    assert lora_layers.may_have_adapters(layer)
+    assert mx.array_equal(layer(rows_of(4)), alone + 1) and len(calls) == 2
+    lora_layers.put(layer, None)
+    assert mx.array_equal(layer(rows_of(4)), alone) and len(calls) == 3
 
 
 def test_a_device_that_computes_it_wrongly_is_found(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right, form = few_rows.product, Format(mx.bfloat16, 4, 64)
+    right, form = few_rows.product, WeightFormat(mx.bfloat16, 4, 64)
     COMPUTES.cache_clear()
     assert COMPUTES(form)
     for broken in (lambda *given: right(*given) + 1, lambda *given: right(*given) * mx.nan):
@@ -200,7 +204,7 @@ def test_a_device_that_computes_it_wrongly_is_found(
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_an_engine_whose_layers_use_it(
-    calls: list[tuple[Format, int]], monkeypatch: pytest.MonkeyPatch, name: str
+    calls: list[tuple[WeightFormat, int]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(linear_layers, "DTYPES", (mx.float32,))
     model = model_of(name)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from trouper.engine.products import few_rows
-from trouper.engine.products.few_rows import TILE, WARPS, Format
+from trouper.engine.products.few_rows import TILE, WARPS, WeightFormat
 
 COMPILER = shutil.which("g++")
 PROGRAM = """
@@ -45,16 +45,16 @@ int main() {
 @pytest.mark.parametrize(
     ("form", "tiles", "sizes"),
     [
-        (Format(mx.bfloat16), 1, (3, 8, 20)),
-        (Format(mx.bfloat16), 4, (37, 1032, 17)),
-        (Format(mx.bfloat16, 4, 32), 1, (9, 1056, 16)),
-        (Format(mx.bfloat16, 4, 64), 4, (21, 2240, 20)),
-        (Format(mx.bfloat16, 8, 64), 4, (9, 576, 20)),
+        (WeightFormat(mx.bfloat16), 1, (3, 8, 20)),
+        (WeightFormat(mx.bfloat16), 4, (37, 1032, 17)),
+        (WeightFormat(mx.bfloat16, 4, 32), 1, (9, 1056, 16)),
+        (WeightFormat(mx.bfloat16, 4, 64), 4, (21, 2240, 20)),
+        (WeightFormat(mx.bfloat16, 8, 64), 4, (9, 576, 20)),
     ],
     ids=str,
 )
 def test_the_kernel_is_a_product_with_the_transposed_matrix(
-    form: Format, tiles: int, sizes: tuple[int, int, int], tmp_path: Path
+    form: WeightFormat, tiles: int, sizes: tuple[int, int, int], tmp_path: Path
 ) -> None:
     if COMPILER is None:
         pytest.skip("no C++ compiler")

@@ -15,6 +15,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters, applied, current_adapters
+from trouper.engine.products.linear_layers import FastLinear, FastQuantizedLinear
 
 
 @attrs.frozen(eq=False)
@@ -65,7 +66,20 @@ class LoraQuantizedLinear(WithAdapters, nn.QuantizedLinear):
     """A quantized linear layer with adapters, which are not quantized."""
 
 
-KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LoraLinear, nn.QuantizedLinear: LoraQuantizedLinear}
+class LoraFastLinear(WithAdapters, FastLinear):
+    """A fast linear layer with adapters."""
+
+
+class LoraFastQuantizedLinear(WithAdapters, FastQuantizedLinear):
+    """A fast quantized linear layer with adapters."""
+
+
+KINDS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: LoraLinear,
+    nn.QuantizedLinear: LoraQuantizedLinear,
+    FastLinear: LoraFastLinear,
+    FastQuantizedLinear: LoraFastQuantizedLinear,
+}
 """Layers that may have adapters, and their subclasses."""
 
 

@@ -39,7 +39,7 @@ Kernel = Callable[..., list[mx.array]]
 
 
 @attrs.frozen
-class Format:
+class WeightFormat:
     """What the kernel is compiled for."""
 
     dtype: mx.Dtype
@@ -67,13 +67,13 @@ class Weights:
     """(outputs,) that is added to each row."""
 
 
-def unpacked(form: Format, weights: Weights) -> mx.array:
+def unpacked(form: WeightFormat, weights: Weights) -> mx.array:
     """The matrix (outputs, inputs) of packed weights."""
     assert weights.scales is not None
     return mx.dequantize(weights.matrix, weights.scales, weights.biases, form.group_size, form.bits)
 
 
-def product(form: Format, x: mx.array, weights: Weights) -> mx.array:
+def product(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
     """Multiply x (..., inputs) by the matrix: (..., outputs). A row's result does not depend on others."""
     outputs, rows, nothing = weights.matrix.shape[0], x.size // x.shape[-1], _nothing(x.dtype)
     tiles = 1 if rows <= TILE else MAX_TILES
@@ -88,13 +88,13 @@ def product(form: Format, x: mx.array, weights: Weights) -> mx.array:
     )[0]
 
 
-def supports(form: Format, inputs: int) -> bool:
+def supports(form: WeightFormat, inputs: int) -> bool:
     """Whether the kernel multiplies by matrices of this format with so many inputs, and the device runs it."""
     return inputs % form.step == 0 and computes(form)
 
 
 @cache
-def computes(form: Format) -> bool:
+def computes(form: WeightFormat) -> bool:
     """Whether the device runs the kernel for this format, and rightly. Tried once: an older device has no such product, and then MLX's are used."""
     size = -(-TRIED_INPUTS // form.step) * form.step
     drawn = mx.random.normal((TRIED_OUTPUTS + TRIED_ROWS, size), key=mx.random.key(form.bits)).astype(form.dtype)

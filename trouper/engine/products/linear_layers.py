@@ -7,8 +7,7 @@ are multiplied one by one: each reads all weights. On an H200, 32 rows by a pack
 - more rows are made one array for MLX's kernel;
 - many rows are multiplied by unpacked weights: then cuBLAS's product is worth the unpacking.
 
-The methods of MLX's classes are replaced, once, not the layers: a layer's class also says whether it has adapters (`lora_layers.py`), and those
-call the method of the class beneath. Layers that were not prepared run as before.
+A layer gets a subclass of its class, and keeps its weights, as with adapters (`lora_layers.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from mlx import nn
 
 from trouper.engine.platform import device
 from trouper.engine.products import few_rows
-from trouper.engine.products.few_rows import Format, Weights
+from trouper.engine.products.few_rows import WeightFormat, Weights
 
-KINDS = (nn.Linear, nn.QuantizedLinear, nn.QuantizedEmbedding)
 DTYPES = (mx.bfloat16, mx.float16)
 PACKED_BITS = (4, 8)
 MAX_PACKED_ROWS, MIN_UNPACKED_ROWS = 32, 192
@@ -38,29 +36,53 @@ them."""
 MAX_BYTES = 2**28
 """Maximum of rows times bytes of plain weights: cuBLAS's product of larger ones is worth what launching it takes. On an H200 (microseconds,
 without launching): 8 rows by (9728, 2560) take 21 here and 15 by cuBLAS, by (3072, 1024) 4.2 and 4.7; 32 rows 29 and 15, 7 and 5."""
-PREPARED = "few_rows"
-"""Attribute of a prepared layer."""
-Method = Callable[[Any, mx.array], mx.array]
+Method = Callable[[mx.array], mx.array]
+
+
+class FastLinear(nn.Linear):
+    """A linear layer, of which few rows take less time to launch."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return _plain_product(self, x, super().__call__)
+
+
+class FastQuantizedLinear(nn.QuantizedLinear):
+    """A linear layer with packed weights, which are read once for all rows."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return _packed_product(self, x, super().__call__)
+
+
+class FastQuantizedEmbedding(nn.QuantizedEmbedding):
+    """A packed embedding that computes logits in the same way."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return _packed_product(self, x, super().as_linear)
+
+
+KINDS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: FastLinear,
+    nn.QuantizedLinear: FastQuantizedLinear,
+    nn.QuantizedEmbedding: FastQuantizedEmbedding,
+}
+"""Layers that are made fast, and their subclasses."""
 
 
 def prepare(model: nn.Module) -> None:
-    """Prepare the model's layers, if the device has the kernel: it reads contiguous matrices. Nothing is evaluated."""
-    if not has_kernel():
-        return
-    for _, layer in model.named_modules():
-        if isinstance(layer, KINDS):
+    """Make the model's layers fast, if the device has the kernel: it reads contiguous matrices. Nothing is evaluated."""
+    for _, layer in model.named_modules() if has_kernel() else ():
+        if type(layer) in KINDS:
             for name in ("weight", "scales", "biases"):
                 if name in layer:
                     layer[name] = mx.contiguous(layer[name])
-            setattr(layer, PREPARED, True)
-    _replace_methods()
+            layer.__class__ = KINDS[type(layer)]
 
 
 def unprepare(model: nn.Module) -> None:
-    """Let the model's layers multiply as MLX does, to compare with that."""
+    """Let the model's layers multiply as MLX does, to compare with that. Layers with adapters stay as they are."""
+    usual = {kind: base for base, kind in KINDS.items()}
     for _, layer in model.named_modules():
-        if isinstance(layer, KINDS):
-            setattr(layer, PREPARED, False)
+        layer.__class__ = usual.get(type(layer), type(layer))
 
 
 def has_kernel() -> bool:
@@ -74,35 +96,22 @@ def max_unpacked_bytes() -> int:
     return device.memory_limit_bytes() // UNPACKED_PART
 
 
-@cache
-def _replace_methods() -> None:
-    nn.Linear.__call__ = _if_prepared(nn.Linear.__call__, _plain_product)
-    nn.QuantizedLinear.__call__ = _if_prepared(nn.QuantizedLinear.__call__, _packed_product)
-    nn.QuantizedEmbedding.as_linear = _if_prepared(nn.QuantizedEmbedding.as_linear, _packed_product)
-
-
-def _if_prepared(usual: Method, product: Callable[[Any, mx.array, int, Method], mx.array]) -> Method:
-    """The method that a prepared layer multiplies several rows by, and that is the usual one otherwise."""
-
-    def multiply(self: Any, x: mx.array) -> mx.array:
-        rows = x.size // x.shape[-1] if getattr(self, PREPARED, False) and x.size else 0
-        return product(self, x, rows, usual) if rows > 1 else usual(self, x)
-
-    return multiply
-
-
-def _plain_product(layer: nn.Linear, x: mx.array, rows: int, usual: Method) -> mx.array:
-    few = rows * layer.weight.nbytes <= MAX_BYTES and _in_one_type(x, layer.weight, layer.get("bias"))
-    form = Format(x.dtype)
+def _plain_product(layer: nn.Linear, x: mx.array, usual: Method) -> mx.array:
+    rows = x.size // x.shape[-1]
+    few = 1 < rows <= MAX_BYTES // layer.weight.nbytes and _in_one_type(x, layer.weight, layer.get("bias"))
+    form = WeightFormat(x.dtype)
     if few and few_rows.supports(form, x.shape[-1]):
         return few_rows.product(form, x, Weights(layer.weight, bias=layer.get("bias")))
-    return usual(layer, x)
+    return usual(x)
 
 
-def _packed_product(layer: Any, x: mx.array, rows: int, usual: Method) -> mx.array:
+def _packed_product(layer: Any, x: mx.array, usual: Method) -> mx.array:
+    rows = x.size // x.shape[-1]
+    if rows < 2:
+        return usual(x)
     known = layer.mode == "affine" and layer.bits in PACKED_BITS
     if known and _in_one_type(x, layer.scales, layer.biases, layer.get("bias")):
-        form = Format(x.dtype, layer.bits, layer.group_size)
+        form = WeightFormat(x.dtype, layer.bits, layer.group_size)
         weights = Weights(layer.weight, layer.scales, layer.biases, layer.get("bias"))
         if rows <= MAX_PACKED_ROWS and few_rows.supports(form, x.shape[-1]):
             return few_rows.product(form, x, weights)
@@ -110,12 +119,12 @@ def _packed_product(layer: Any, x: mx.array, rows: int, usual: Method) -> mx.arr
         if rows >= MIN_UNPACKED_ROWS and unpacked_bytes <= max_unpacked_bytes():
             return _unpacked_product(form, x, weights)
     if x.shape[-2] == rows:
-        return usual(layer, x)
-    product = usual(layer, x.reshape(rows, x.shape[-1]))
+        return usual(x)
+    product = usual(x.reshape(rows, x.shape[-1]))
     return product.reshape(*x.shape[:-1], product.shape[-1])
 
 
-def _unpacked_product(form: Format, x: mx.array, weights: Weights) -> mx.array:
+def _unpacked_product(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
     full = few_rows.unpacked(form, weights)
     return x @ full.T if weights.bias is None else mx.addmm(weights.bias, x, full.T)
 
