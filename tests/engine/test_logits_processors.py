@@ -21,6 +21,8 @@ from tests.families import save
 from tests.family_configs import VOCABULARY
 from tests.real.serving import hear, running
 from trouper import Generate, RequestFailed, Sampling, TokenPrompt, run_runtime
+from trouper.engine.sampling.logits_processors import ProcessedRows
+from trouper.engine.sampling.token_rows import RowTokens
 from trouper.engine.step import StepEngine
 
 Calls = list[tuple[list[int], tuple[int, ...]]]
@@ -54,6 +56,9 @@ PROCESSORS: dict[str, Callable[[mx.array, mx.array], Any]] = {
     "narrow": lambda tokens, logits: logits[:, :5],
     "numpy": lambda tokens, logits: np.array(logits),
     "nothing": lambda tokens, logits: None,
+    "numberless": lambda tokens, logits: logits * mx.nan,
+    "one too many": lambda tokens, logits: mx.where(mx.arange(logits.shape[-1]) == 7, mx.nan, logits),
+    "forbidding": lambda tokens, logits: logits - mx.inf,
 }
 HOT = Sampling(temperature=1.0, seed=5, frequency_penalty=0.1)
 REQUESTS = [
@@ -128,6 +133,42 @@ def test_a_fault_ends_its_own_row(name: str, reason: str) -> None:
     assert {row for row, _ in driver.failed} == {rows[0].id}
     assert all(reason in told and repr(name) in told for _, told in driver.failed)
     assert rows[1].tokens == alone(REQUESTS[1])
+
+
+@pytest.mark.parametrize("place", range(2))
+@pytest.mark.parametrize("name", ["numberless", "one too many", "forbidding"])
+def test_logits_that_allow_no_choice_end_their_own_row(name: str, place: int) -> None:
+    """Greedy and drawn. Such a row had token 0 for ever, and its client an answer of that."""
+    driver = Driver(engine())
+    rows = driver.play([attrs.evolve(REQUESTS[place], processors=("even", name)), REQUESTS[2]])
+    assert {row for row, _ in driver.failed} == {rows[0].id}
+    assert all("allow no choice" in told and repr(name) in told and "even" not in told for _, told in driver.failed)
+    assert rows[1].tokens == alone(REQUESTS[2])
+
+
+def test_a_token_may_be_forced_without_bound() -> None:
+    forced = {"forced": lambda tokens, logits: mx.where(mx.arange(logits.shape[-1]) == 7, mx.inf, -mx.inf)[None]}
+    driver = Driver(StepEngine(model_of("llama"), VOCABULARY, processors=forced))
+    rows = driver.play([attrs.evolve(request, processors=("forced",)) for request in REQUESTS[1:3]])
+    assert [row.tokens for row in rows] == [[7] * 12] * 2 and not driver.failed
+
+
+def test_logits_of_drafts_that_allow_no_choice_end_their_own_row() -> None:
+    wanted = whole(engine(), REQUESTS)
+    answers = {tuple(request.prompt): tokens for request, (tokens, _) in zip(REQUESTS, wanted, strict=True)}
+    driver = Driver(engine(drafting=Foretelling(tokens=4, answers=answers, dice=random.Random(1))), allow=lambda _: 4)
+    requests = [attrs.evolve(request, drafts=True) for request in REQUESTS]
+    requests[1] = attrs.evolve(requests[1], processors=("even", "forbidding"))
+    rows = driver.play(requests)
+    assert driver.drafted and {row for row, _ in driver.failed} == {rows[1].id}
+    assert [row.tokens[:12] for row in (*rows[:1], *rows[2:])] == [wanted[place][0] for place in (0, 2, 3)]
+
+
+def test_what_the_model_breaks_is_not_blamed_on_a_processor() -> None:
+    """The row is found broken, with what it leaves in buffers."""
+    states = ProcessedRows([("even",)], [RowTokens.of(np.array([1], np.int32))], PROCESSORS)
+    states(mx.full((1, 8), mx.nan))
+    assert states.unusable is not None and states.unusable.faults() == {}
 
 
 class TestRuntime:

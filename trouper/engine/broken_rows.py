@@ -15,6 +15,7 @@ import numpy as np
 from trouper.engine.kv.rows import Rows
 from trouper.engine.launched_step import Launched
 from trouper.engine.row_state import RowState
+from trouper.engine.sampling.logprobs import KeptMask
 from trouper.protocol.plans import NOT_A_NUMBER, RowId
 
 
@@ -25,18 +26,26 @@ class BrokenRows:
         self._rows, self._states = rows, states
         self._found: set[RowId] = set()
 
-    def found(self, launched: Launched) -> tuple[tuple[RowId, str], ...]:
-        """Rows of a step that is read whose logits, or whose vectors, are no numbers, with the reason. For `Stepped.failed`."""
+    def found(self, launched: Launched, kept: KeptMask | None = None) -> tuple[tuple[RowId, str], ...]:
+        """Rows of a step that is read whose logits, or whose vectors, are no numbers, with the reason. For `Stepped.failed`. `kept`: which
+        positions count, if drafts were verified. What a logits processor has broken is in no buffer."""
         broken = {row for row, vector in launched.prefilled.embedded if mx.isnan(vector[0]).item()}
         if launched.numberless is not None:
-            positions = np.flatnonzero(np.array(launched.numberless))
-            owners = positions if launched.spans is None else launched.spans.owners[positions]
-            broken.update(launched.rows[owner] for owner in owners.tolist())
+            broken.update(
+                _row_at(launched, position) for position in np.flatnonzero(np.array(launched.numberless)).tolist()
+            )
         self._found |= broken
-        return tuple((row, NOT_A_NUMBER) for row in sorted(broken))
+        faults = {} if launched.unusable is None else launched.unusable.faults(kept)
+        processed = {_row_at(launched, position): reason for position, reason in faults.items()}
+        return tuple((row, NOT_A_NUMBER) for row in sorted(broken)) + tuple(sorted(processed.items()))
 
     def clean_up(self) -> None:
         """Comes after rows are dropped, and before others are admitted."""
         if not self._found <= self._states.keys():
             self._found.intersection_update(self._states)
             self._rows.clean()
+
+
+def _row_at(launched: Launched, position: int) -> RowId:
+    """The row of a position of the step's logits."""
+    return launched.rows[position if launched.spans is None else int(launched.spans.owners[position])]

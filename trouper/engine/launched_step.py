@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from trouper.engine.kv.block_payloads import BlockArrays
 from trouper.engine.prefill import Prefilled
+from trouper.engine.sampling.logits_processors import Unusable
 from trouper.engine.sampling.logprobs import PendingLogprobs
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.kv import BankStats
@@ -31,6 +32,8 @@ class Launched:
     """Rows whose grammar failed to make a mask, with the reason."""
     numberless: mx.array | None = None
     """(n,) bool, as `tokens`: whether the logits are no numbers."""
+    unusable: Unusable | None = None
+    """What logits processors made of the logits; None: no row has any."""
     order: int = 0
     """Hash of the order of rows in their slots, if the plan has a digest; else 0."""
     banks: tuple[BankStats, ...] | None = None

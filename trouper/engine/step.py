@@ -138,6 +138,7 @@ class StepEngine:
             launched.draft_s = time.perf_counter() - began
             launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
             launched.rows, launched.failed, launched.numberless = self._sampling.outcome
+            launched.unusable = self._sampling.unusable
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
             assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
             launched.preparing = self._rows.preparing
@@ -261,7 +262,7 @@ class StepEngine:
         stepped = Stepped(
             launched.plan.step, rows, tokens, logprobs, seconds,
             persisted=tuple(payload.read() for payload in launched.persisted),
-            failed=launched.failed + self._broken.found(launched) + self._follow(rows, tokens),
+            failed=launched.failed + self._broken.found(launched, kept) + self._follow(rows, tokens),
             matched=self.proposals.matched(launched.rows) if launched.plan.watch else (),
             prompt_logprobs=scores, embedded=embedded, drafted=drafted,
             draft_s=launched.draft_s, banks=launched.banks, preparing=launched.preparing or self._rows.preparing,

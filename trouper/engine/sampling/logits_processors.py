@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,30 @@ from trouper.protocol.logits_processor import Processors
 NO_PROCESSORS: Processors = {}
 Fault = tuple[int, str]
 """(index of a row, why its processor failed)."""
+
+
+@attrs.frozen(eq=False)
+class Unusable:
+    """Which logits of a step allow no choice: one of them is not a number, or all are minus infinity. Not read yet: reading waits for the device."""
+
+    sources: list[tuple[int, str]]
+    """(position, name of the processor that returned the logits), in order; "" is what the first processor of the position was given."""
+    flags: mx.array
+    """(sources,) bool."""
+
+    def faults(self, kept: NDArray[np.bool_] | None = None) -> dict[int, str]:
+        """By position the processor that is to blame: none, where its logits allowed no choice before. `kept`: the positions that count, if
+        drafts were verified; what a processor makes of rejected drafts means nothing."""
+        blamed: dict[int, str] = {}
+        for index in np.flatnonzero(np.array(self.flags)).tolist():
+            position, name = self.sources[index]
+            if kept is None or kept[position]:
+                blamed.setdefault(position, name)
+        return {
+            position: f"logits processor {name!r} returned logits that allow no choice: no numbers (NaN), or all minus infinity"
+            for position, name in blamed.items()
+            if name
+        }
 
 
 class ProcessedRows:
@@ -32,6 +57,9 @@ class ProcessedRows:
         self._tokens = TokenRows([own for _, _, own in kept]) if kept else None
         self.faults: list[Fault] = []
         """Rows whose processor failed in the last call, with the reason."""
+        self.unusable: Unusable | None = None
+        """Logits of the last call that allow no choice; None: no row has processors."""
+        self._looked: list[tuple[int, str, mx.array]] = []
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
         """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
@@ -39,6 +67,7 @@ class ProcessedRows:
         if self._tokens is None:
             return logits
         places, changed = [], []
+        self._looked.clear()
         for index, row in enumerate(self._rows.tolist()):
             tokens = self._tokens.tokens[index, : int(self._tokens.lengths[index])]
             drafts = [] if spans is None else spans.drafts_of(row)
@@ -46,13 +75,16 @@ class ProcessedRows:
             for step in range(len(drafts) + 1):
                 before = mx.concatenate([tokens, mx.array(drafts[:step], mx.int32)]) if step else tokens
                 places.append(start + step)
-                changed.append(self._processed(index, before, logits[start + step][None]))
+                changed.append(self._processed(index, start + step, before, logits[start + step][None]))
+        sources = [(position, name) for position, name, _ in self._looked]
+        self.unusable = Unusable(sources, mx.concatenate([flag for _, _, flag in self._looked]))
         result = logits.astype(mx.float32)
         result[mx.array(places)] = mx.concatenate(changed).astype(mx.float32)
         return result
 
-    def _processed(self, index: int, tokens: mx.array, logits: mx.array) -> mx.array:
+    def _processed(self, index: int, position: int, tokens: mx.array, logits: mx.array) -> mx.array:
         given = logits
+        self._looked.append((position, "", _without_choice(logits)))
         for name in self._names[index]:
             try:
                 logits = _checked(self._processors[name](tokens, logits), given.shape)
@@ -61,6 +93,7 @@ class ProcessedRows:
                     (int(self._rows[index]), f"logits processor {name!r}: {type(error).__name__}: {error}")
                 )
                 return given
+            self._looked.append((position, name, _without_choice(logits)))
         return logits
 
     def count(self, tokens: mx.array) -> None:
@@ -84,6 +117,11 @@ class ProcessedRows:
     def state(self) -> list[mx.array]:
         """Return the arrays that each step changes: the tokens, (k, W)."""
         return [] if self._tokens is None else [self._tokens.tokens]
+
+
+def _without_choice(logits: mx.array) -> mx.array:
+    """Whether logits (1, V) allow no choice, (1,). The sampler would take token 0 of them, in each step again."""
+    return mx.isnan(logits).any(axis=-1) | (logits.max(axis=-1) == -mx.inf)
 
 
 def _checked(returned: object, shape: tuple[int, ...]) -> mx.array:

@@ -16,7 +16,7 @@ from trouper.engine.grammars.token_masks import Mask, masked
 from trouper.engine.kv.region import Ints
 from trouper.engine.row_state import RowConstraint, RowState
 from trouper.engine.sampling.dry import Dry
-from trouper.engine.sampling.logits_processors import NO_PROCESSORS, ProcessedRows
+from trouper.engine.sampling.logits_processors import NO_PROCESSORS, ProcessedRows, Unusable
 from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
 from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
 from trouper.engine.sampling.sampler import BatchSampler
@@ -41,6 +41,8 @@ class SamplingBatch:
         """Members whose grammar or logits processor failed in the last `sample`, with the reason."""
         self.numberless: mx.array | None = None
         """(n,) bool, as the tokens of the last `sample`: whether the logits are no numbers."""
+        self.unusable: Unusable | None = None
+        """What logits processors made of the logits of the last `sample`; None: no member has any."""
         self._vocabulary, self._group, self._states = vocabulary, group, states
         self._processors = processors
         self._tokens: mx.array | None = None
@@ -129,7 +131,9 @@ class SamplingBatch:
         if starting is not None:
             starting()
         self.numberless = mx.isnan(logits[:, 0])  # One shows it for all, which are products of the same hidden state.
-        mx.async_eval(tokens, self.numberless, self._history_arrays(), logprobs.arrays() if logprobs else [])
+        self.unusable = self._processed.unusable
+        flags = [] if self.unusable is None else [self.unusable.flags]
+        mx.async_eval(tokens, self.numberless, flags, self._history_arrays(), logprobs.arrays() if logprobs else [])
         self._tokens = tokens if spans is None else None
         return tokens, logprobs
 
