@@ -244,6 +244,11 @@ def test_keys_of_a_person_are_not_shown(agent: str, home: Path) -> None:
             assert "env.ANTHROPIC_AUTH_TOKEN = 'none' (was ***)" in shown
 
 
+def test_a_price_of_a_token_is_shown(home: Path) -> None:
+    [_, metadata] = [change_of(file) for file in AGENTS["aider"].setup(SERVED).files]
+    assert '"input_cost_per_token": 0' in metadata.diff(), "a token that is counted is no secret"
+
+
 def test_a_key_that_is_wanted_from_now_on_and_no_longer(home: Path) -> None:
     """Claude Code heeds a token more than what asks for one; Codex refuses to start without a variable that is named."""
     for served, token, named in ((SERVED, "none", False), (KEYED, "", True), (SERVED, "none", False)):

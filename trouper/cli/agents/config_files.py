@@ -16,9 +16,9 @@ from trouper.cli.agents.config_formats import Format
 from trouper.cli.agents.merging import KEY_VARIABLE, MISSING, ConfigInvalid, Edit, dotted, edits_for, with_edits
 from trouper.protocol.paths import home_directory
 
-SENSITIVE = re.compile(r"key$|token$|secret|password|authorization", re.IGNORECASE)
+SENSITIVE = re.compile(r"key$|(?<!per_)token$|secret|password|authorization", re.IGNORECASE)
 SENSITIVE_LINE = re.compile(
-    r"(?P<name>[\w-]*(?:key|token|secret|password|authorization)[\"']?\s*[:=]\s*[\"']?)(?P<value>[^\"',\s]+)",
+    r"(?P<name>[\w-]*(?:key|(?<!per_)token|secret|password|authorization)[\"']?\s*[:=]\s*[\"']?)(?P<value>[^\"',\s]+)",
     re.IGNORECASE,
 )
 PUBLIC = re.compile(rf"^(?:none|\$\{{\{{|.*\b{KEY_VARIABLE}\b.*|true|false|null)$", re.IGNORECASE)
