@@ -14,6 +14,7 @@ from trouper.actors.graph import CHANNELS
 from trouper.actors.runtime.channels import Edge
 from trouper.actors.runtime.watches import Watches
 from trouper.protocol.watch import Watch
+from trouper.web.http.cors import EXPOSED
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -71,6 +72,12 @@ def test_the_tree_has_each_package_and_no_file_that_is_not_there() -> None:
     assert set(names) <= there
     packages = {f"{path.parent.name}/" for path in PACKAGE.rglob("__init__.py")} - {"bench/"}
     assert packages <= set(names)
+
+
+def test_each_header_that_a_page_may_read_is_named() -> None:
+    page = (DOCS / "browsers.md").read_text()
+    names = {re.sub(r"^(x-ratelimit)-.*", r"\1-*", name) for name in EXPOSED.split(", ")}
+    assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 def test_each_code_that_is_cited_has_its_line() -> None:

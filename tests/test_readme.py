@@ -25,7 +25,9 @@ def test_each_flag_has_its_row(field: attrs.Attribute[object]) -> None:
     [line] = [line for line in FLAGS.splitlines() if line.startswith(flag)]
     _, _, default, said, _ = (cell.strip() for cell in line.split("|"))
     assert said == field.metadata["help"]
-    shown = {None: "", (): "", False: "off"}.get(field.default, f"`{field.default}`")  # type: ignore[call-overload]
+    shown = {None: "", (): ""}.get(field.default, f"`{field.default}`")  # type: ignore[call-overload]
+    if field.default is False:  # 0 equals it, and is a value that the flag takes
+        shown = "off"
     if isinstance(field.default, float):
         shown = f"`{field.default:g}`"
     assert default == shown
