@@ -156,6 +156,19 @@ def test_info_and_what_is_not_there(shelf: Path) -> None:
     assert empty.exit_code == 0 and empty.output.startswith("no models in")
 
 
+def test_info_takes_a_directory_as_serve_does(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by use: the directory that `serve --model` has just served was no model for `models info`."""
+    said = json.loads(call("info", str(shelf / "plain"), "--json").output)
+    assert (said["name"], said["architecture"], said["problem"]) == (str(shelf / "plain"), "llama", "")
+    monkeypatch.chdir(shelf)
+    assert json.loads(call("info", "owner/vectors", "--json").output)["kind"] == "embedder"
+    assert "truncated" in call("info", "./torn").output
+    none = call("info", str(shelf / "owner"))
+    assert (none.exit_code, none.output) == (
+        USAGE_ERROR, f"trouper: {shelf}/owner has no config.json: it is not a model directory\n"
+    )  # fmt: skip
+
+
 def test_a_doctor_knows_a_model_that_was_pulled_and_asks_nobody(tmp_path: Path) -> None:
     """Found by use: a repository has files that no server fetches, and without them the model counted as absent. Else the doctor
     asked the hub, and would have downloaded what is newer there."""

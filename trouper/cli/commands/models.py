@@ -13,10 +13,10 @@ from rich.filesize import decimal
 
 from trouper.cli.exits import refuse
 from trouper.cli.listing import print_listing
-from trouper.protocol.paths import is_directory
+from trouper.protocol.paths import encodable, exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import HUB_CACHE
-from trouper.storage.model_files import ModelFiles
+from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan, directory_of
 
 SOURCES = click.option(
@@ -56,11 +56,11 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
 
 
 @models.command("info")
-@click.argument("model")
+@click.argument("model", metavar="NAME|DIR")
 @SOURCES
 @AS_JSON
 def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
-    """What the files of a model say of it."""
+    """What the files of a model say of it: one that `ls` lists, or the directory of one, as `serve --model` takes it."""
     body = _body(_found(model, models_from))
     if as_json:
         click.echo(json.dumps(body))
@@ -116,9 +116,14 @@ def remove_model(model: str, yes: bool) -> None:
 
 def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:
     found = next((files for files in ModelScan(sources).models() if files.name == model), None)
-    if found is None:
+    if found is not None:
+        return found
+    directory = expanded(model)
+    if not is_directory(directory):
         _not_there(model, sources)
-    return found
+    if not exists(directory / "config.json"):
+        refuse(f"{model} has no config.json: it is not a model directory")
+    return read_model_files(encodable(model), directory)
 
 
 def _not_there(model: str, sources: tuple[str, ...]) -> NoReturn:
