@@ -169,6 +169,17 @@ def test_info_takes_a_directory_as_serve_does(shelf: Path, monkeypatch: pytest.M
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("command", [("ls",), ("ls", "--json"), ("info", "plain")])
+def test_models_from_what_is_no_directory_is_refused_as_by_serve(command: tuple[str, ...], shelf: Path) -> None:
+    """Found by use: a misspelt directory was an empty one, with exit code 0."""
+    (file := shelf / "a-file").touch()
+    for source in (str(shelf / "nope"), str(file), ""):
+        outcome = call(*command, "--models-from", str(shelf), "--models-from", source)
+        assert (outcome.exit_code, outcome.output) == (
+            USAGE_ERROR, f"trouper: --models-from {source or repr('')} is no directory; give one, or hub-cache\n"
+        )  # fmt: skip
+
+
 def test_a_doctor_knows_a_model_that_was_pulled_and_asks_nobody(tmp_path: Path) -> None:
     """Found by use: a repository has files that no server fetches, and without them the model counted as absent. Else the doctor
     asked the hub, and would have downloaded what is newer there."""

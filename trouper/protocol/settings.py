@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -268,10 +269,7 @@ class ServerSettings:
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "
                 "or --allow-no-key if anybody may use the model"
             )
-        missing = [one for one in self.models_from if one != HUB_CACHE and not is_directory(expanded(one))]
-        if missing:
-            message = f"--models-from {missing[0]} is no directory; give one, or {HUB_CACHE}"
-            raise SettingsInvalid(message, "--models-from")
+        require_sources(self.models_from)
 
     @property
     def batches_dir(self) -> Path | None:
@@ -283,3 +281,12 @@ class ServerSettings:
         if not self.models_from:
             return min(given, self.max_loaded_models or given)
         return self.max_loaded_models or max(given, FOUND_MODELS)
+
+
+def require_sources(models_from: Sequence[str]) -> None:
+    """Raises `SettingsInvalid` for a --models-from that is neither the hub's cache, which may be empty yet, nor a directory."""
+    missing = [one for one in models_from if one != HUB_CACHE and not (one and is_directory(expanded(one)))]
+    if missing:
+        raise SettingsInvalid(
+            f"--models-from {missing[0] or repr('')} is no directory; give one, or {HUB_CACHE}", "--models-from"
+        )

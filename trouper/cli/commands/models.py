@@ -14,15 +14,26 @@ from rich.filesize import decimal
 from trouper.cli.exits import refuse
 from trouper.cli.listing import print_listing
 from trouper.protocol.paths import encodable, exists, expanded, is_directory
-from trouper.protocol.problems import ModelUnusable
-from trouper.protocol.settings import HUB_CACHE
+from trouper.protocol.problems import ModelUnusable, SettingsInvalid
+from trouper.protocol.settings import HUB_CACHE, require_sources
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan, directory_of
+
+
+def _require_directories(_: click.Context, __: click.Parameter, sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a directory that is not there, as `serve` does: an empty list with exit code 0 would hide a misspelt name."""
+    try:
+        require_sources(sources)
+    except SettingsInvalid as invalid:
+        refuse(str(invalid))
+    return sources
+
 
 SOURCES = click.option(
     "--models-from",
     multiple=True,
     default=(HUB_CACHE,),
+    callback=_require_directories,
     metavar="hub-cache|DIR",
     show_default=True,
     help="Where to look: the hub's cache, or a directory of models; several.",
