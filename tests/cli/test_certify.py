@@ -246,7 +246,7 @@ def test_a_section_that_fails_does_not_stop_the_others(model: Path) -> None:
     }
     assert not held(certificate)
     assert line_of(certificate).startswith(
-        "1 of 2 promises were broken (wrong: two) and raising, unfinished could not be run to the end on "
+        "1 of 2 promises was broken (wrong: two) and raising, unfinished could not be run to the end on "
     )
     assert shown[0] == "device" and set(shown) == {"device", *entries}
 

@@ -130,6 +130,25 @@ def test_a_certificate_without_promises_does_not_say_that_they_held() -> None:
     assert line_of(certificate).startswith("measured, with nothing to be held, on ")
 
 
+def test_one_promise_is_no_promises() -> None:
+    """Found by use, of `--only restarts`: "all 1 promises held"."""
+
+    def line(*statuses: tuple[str, bool]) -> str:
+        sections = [
+            {"name": status, "status": status, "promises": [{"text": "it does", "held": held}]} for status, held in statuses
+        ]  # fmt: skip
+        return line_of(json.loads(MADE.read_text()) | {"sections": sections}).partition(" on ")[0]
+
+    assert line(("held", True)) == "1 promise held"
+    assert line(("held", True), ("held", True)) == "all 2 promises held"
+    assert line(("broken", False)) == "1 of 1 promise was broken (broken: it does)"
+    assert line(("broken", False), ("broken", False)).startswith("2 of 2 promises were broken ")
+    late = line_of(json.loads(MADE.read_text()) | {"sections": [
+        {"name": "memory", "status": "out of time", "promises": [{"text": "it does", "held": True}]}
+    ]})  # fmt: skip
+    assert late.endswith("; 1 promise held")
+
+
 def test_why_a_process_ended_is_one_line() -> None:
     assert last_words("Traceback\n  x\nValueError: no\n\n", 1) == "ValueError: no"
     assert "memory is short" in last_words("loading\n", -signal.SIGKILL)

@@ -89,14 +89,19 @@ def line_of(certificate: Json) -> str:
     where = subject_of(certificate)
     if not broken and not unfinished:
         return (
-            f"all {len(checked)} promises held on {where}"
+            f"{'all ' if len(checked) > 1 else ''}{_promises(len(checked))} held on {where}"
             if checked
             else f"measured, with nothing to be held, on {where}"
         )
-    parts = [f"{len(broken)} of {len(checked)} promises were broken ({'; '.join(broken)})"] if broken else []
+    were = "was" if len(broken) == 1 else "were"
+    parts = [f"{len(broken)} of {_promises(len(checked))} {were} broken ({'; '.join(broken)})"] if broken else []
     parts += [f"{', '.join(names)} {UNFINISHED[status]}" for status, names in unfinished.items()]
-    rest = f"; {len(checked)} promises held" if checked and not broken else ""
+    rest = f"; {_promises(len(checked))} held" if checked and not broken else ""
     return f"{' and '.join(parts)} on {where}{rest}"
+
+
+def _promises(count: int) -> str:
+    return "1 promise" if count == 1 else f"{count} promises"
 
 
 def unfinished_of(certificate: Json) -> dict[str, list[str]]:
