@@ -89,6 +89,17 @@ async def test_what_nobody_runs_here_is_left_out_and_named(kind: str) -> None:
         assert (await asked(served, tools=[tool, OWN]))[0] == 400
 
 
+async def test_a_choice_that_only_tools_of_the_server_could_meet_is_told_so() -> None:
+    """Without that, its client is told to send the tools that it has sent."""
+    tools = [{"type": "web_search_20250305", "name": "web_search"}]
+    async with serving(saying("x", tokenizer=hermes())) as served:
+        status, _, answer = await asked(served, tools=tools, tool_choice={"type": "any"})
+    assert (status, answer["error"]["message"]) == (
+        400,
+        "tool_choice needs tools, and none that can be called is offered",
+    )
+
+
 @pytest.mark.parametrize("kind", sorted(LEFT_OUT))
 async def test_blocks_of_tools_that_nobody_runs_are_left_out_and_named(kind: str) -> None:
     block = {"type": kind, "id": "x", "content": []}

@@ -72,7 +72,7 @@ class Tools:
     def requiring(self, forced: Sequence[Json] | None = None) -> Tools:
         """Return the tools of which one must be called: these, or any. Raises `RequestFailed` (400)."""
         if not self.offered:
-            raise combination("tool_choice needs tools", "tool_choice")
+            raise combination("tool_choice needs tools, and none that can be called is offered", "tool_choice")
         return attrs.evolve(self, forced=self.offered if forced is None else tuple(forced))
 
     def restricted(self, allowed: Sequence[Json]) -> Tools:
