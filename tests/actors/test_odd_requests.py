@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,9 +10,13 @@ import trio
 from trio.testing import MockClock
 
 from tests.actors.bench import Opened, code, generate, heard, running, scheduling
-from trouper import ChatPrompt, InfillPrompt, RequestFailed, TextPrompt, TokenPrompt
+from trouper import ChatPrompt, InfillPrompt, RequestFailed, Runtime, TextPrompt, TokenPrompt
+from trouper.actors.scheduling.admission import Admission
+from trouper.actors.scheduling.found_prefix import Found
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import SchedulerStats
 from trouper.protocol.record import RequestRecord
+from trouper.protocol.requests import Generate
 from trouper.protocol.watch import Watch
 
 ODD: list[tuple[dict[str, Any], int, str]] = [
@@ -41,6 +46,67 @@ async def test_an_odd_request_is_refused_and_others_go_on(
             assert len([delta async for delta in answer]) == 50
         assert [actor.restarts for actor in runtime.health().actors] == [0, 0, 0, 0]
     assert [(record.request_id, record.reason, record.code) for record in records] == [("odd", "refused", error)]
+
+
+@pytest.fixture
+def admission_crashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Ids of the requests that crash admission, each as often as it is listed; "odd" always does."""
+    look, crashes = Admission._look_up, ["odd"]
+
+    def looking(self: Admission, sequence: Sequence) -> Found | None:
+        name = sequence.request.request_id
+        if name in crashes:
+            if name != "odd":
+                crashes.remove(name)
+            raise RuntimeError("its like was not thought of")
+        return look(self, sequence)
+
+    monkeypatch.setattr(Admission, "_look_up", looking)
+    yield crashes
+    assert crashes == ["odd"]
+
+
+async def refusal(runtime: Runtime, request: Generate) -> tuple[int, str | None]:
+    with pytest.raises(RequestFailed) as failed, await runtime.submit(request) as answer:
+        await answer.next()
+    return failed.value.problem.status, failed.value.problem.code
+
+
+@pytest.mark.usefixtures("admission_crashes")
+async def test_a_request_that_crashes_admission_is_refused_and_others_go_on(autojump_clock: MockClock) -> None:
+    """Found by review: each scheduler took it over from the one before, until the restart limit ended the server for everybody."""
+    async with running() as runtime:
+        with await runtime.submit(generate("other", max_tokens=300)) as other:
+            await other.next()
+            for _ in range(5):
+                assert await refusal(runtime, generate("odd", tokens=7)) == (422, "request_crashes_engine")
+            assert len([delta async for delta in other]) == 299
+        stats = runtime.health().scheduler
+        assert (stats.recovery.crashes, stats.recovery.convicted, stats.requests_errored) == (2, 1, 5)
+
+
+@pytest.mark.usefixtures("admission_crashes")
+async def test_many_requests_that_crash_admission_do_not_end_the_server(autojump_clock: MockClock) -> None:
+    async with running() as runtime:
+        for tokens in range(4, 13):
+            assert await refusal(runtime, generate("odd", tokens=tokens)) == (422, "request_crashes_engine")
+        assert runtime.health().ready
+        with await runtime.submit(generate(max_tokens=5)) as answer:
+            assert len([delta async for delta in answer]) == 5
+
+
+async def test_a_crash_in_admission_that_does_not_come_again_costs_nobody_anything(
+    autojump_clock: MockClock, admission_crashes: list[str]
+) -> None:
+    async with running() as runtime:
+        with await runtime.submit(generate("other", max_tokens=50)) as other:
+            await other.next()
+            admission_crashes.append("late")
+            with await runtime.submit(generate("late", tokens=7, max_tokens=9)) as late:
+                assert len([delta async for delta in late]) == 9
+            assert len([delta async for delta in other]) == 49
+        recovery = runtime.health().scheduler.recovery
+        assert (recovery.crashes, recovery.convicted, recovery.quarantined) == (1, 0, 0)
 
 
 async def test_a_request_that_crashes_the_scheduler_on_its_arrival_is_answered(opened: Opened) -> None:

@@ -31,7 +31,7 @@ from trouper.protocol.replies import Progress
 from trouper.protocol.settings import Settings
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class Admission:
     """Moves sequences from the queue into the batch."""
 
@@ -47,6 +47,8 @@ class Admission:
     card: ModelCard
     settings: Settings
     yielding: BatchYielding = attrs.field(init=False)
+    handled: Sequence | None = attrs.field(default=None, init=False)
+    """The sequence that is being admitted: should that crash, it is the suspect, and not the rows of the plans in flight."""
 
     @yielding.default
     def _make_yielding(self) -> BatchYielding:
@@ -66,6 +68,7 @@ class Admission:
         for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
             if len(admits) == free or not self.yielding.admits(sequence, now):
                 break
+            self.handled = sequence
             self._choose_proposers(sequence)
             if not self.kv_memory.admits(sequence, idle=idle and not admits):
                 break
@@ -77,6 +80,7 @@ class Admission:
                 break
             self.queue.remove(sequence)
             admits.append(self._enter(sequence, found, now))
+        self.handled = None
         self.kv_memory.bound_cache()
         return tuple(admits)
 

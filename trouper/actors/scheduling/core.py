@@ -220,7 +220,7 @@ class Core:
             self.fail_all(self._end_problem())
             return
         self._handover.leave(
-            self._unanswered, self._commit.handled,
+            self._unanswered, self._commit.handled, self._composer.admission.handled,
             proving=self._proving, closed=not self._open, problem=self._end_problem(),
             used_bytes=self._kv_memory.row_bytes + self._cache.bytes, now=now,
         )  # fmt: skip

@@ -69,6 +69,7 @@ class CrashHandover:
         self,
         unanswered: Iterable[Plan],
         handled: Sequence | None,
+        admitted: Sequence | None,
         *,
         proving: bool,
         closed: bool,
@@ -77,7 +78,8 @@ class CrashHandover:
         now: float,
     ) -> None:
         """Hand all sequences over to the next scheduler, if there may be one. `handled`: the sequence whose own token was being
-        handled when the scheduler crashed; it cannot go on from there. `proving`: the crashed plans were nobody's. `used_bytes`: those of
+        handled when the scheduler crashed; it cannot go on from there. `admitted`: the one that was being admitted then. It is tried once
+        more, since the scheduler may have crashed over a cache that is gone now; the second time convicts it. `proving`: the crashed plans were nobody's. `used_bytes`: those of
         rows and cached blocks."""
         plans = tuple(unanswered)
         self._keep_aborted(plans)
@@ -87,6 +89,8 @@ class CrashHandover:
             self.batch.rows.pop(handled.id, None)
             self.recovery.blame.quarantine.add(handled.standing.content, now)
             self.refuse(handled, now)
+        elif admitted is not None:
+            involved = (involvement(admitted, fresh=True, planned_tokens=admitted.num_output_tokens),)
         carried = (*self.batch.rows.values(), *self.queue)
         for sequence in carried:
             sequence.carry_over()
