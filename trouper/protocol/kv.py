@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -119,15 +119,13 @@ class KvLayout:
         """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
         share a bank take as much as the longest row that it may hold, since a row that leaves it may have been so long; a row with a
         bank of its own takes its own capacity."""
-        lengths, shared = defaultdict[int, list[int]](list), set[int]()
-        for tokens, reserved in rows:
-            lengths[self._level(reserved)].append(reserved)
-            if (lowest := self._level(tokens, lowest_level)) != self._level(reserved):
+        first, lengths, shared = self.first_bank, defaultdict[int, list[int]](list), set[int]()
+        for tokens, reserved in rows:  # All rows, in each step.
+            level = bank_level(reserved, first) if first else 0
+            lengths[level].append(reserved)
+            if first and (lowest := lowest_level(tokens, first)) != level:
                 shared.add(lowest)
         return sum(self._bank_bytes(level, found, shared=level in shared) for level, found in lengths.items())
-
-    def _level(self, tokens: int, level: Callable[[int, int], int] = bank_level) -> int:
-        return level(tokens, self.first_bank) if self.first_bank else 0
 
     def _bank_bytes(self, level: int, lengths: Sequence[int], *, shared: bool) -> int:
         largest = self.first_bank << level if self.first_bank else 0

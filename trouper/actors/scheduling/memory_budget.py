@@ -50,6 +50,12 @@ class MemoryBudget:
     adapters: Watch[AdapterStats]
     allocations: AllocationFailures
     """Its bound is one of the limit, too."""
+    row_bytes_known: bool = attrs.field(init=False)
+    """Whether a row's bytes are known. Every step asks for the limit several times."""
+
+    @row_bytes_known.default
+    def _knows_bytes(self) -> bool:
+        return self.kv.row_bytes(1) > 0
 
     @classmethod
     def of(cls, card: ModelCard, settings: Settings, watches: CoreWatches, allocations: AllocationFailures) -> Self:
@@ -69,7 +75,7 @@ class MemoryBudget:
     @property
     def limit_bytes(self) -> int | None:
         """Limit on the bytes of rows and cached blocks at present. None: no bound, since the device's limit or a row's bytes are unknown."""
-        if not self.kv.row_bytes(1):
+        if not self.row_bytes_known:
             return None
         passing = (self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes or None)
         return min_known(self._lasting_bytes, *passing)
@@ -77,7 +83,7 @@ class MemoryBudget:
     @property
     def _lasting_bytes(self) -> int | None:
         """The limit without the bounds of a failed allocation and of the system's memory pressure, which hold for minutes only."""
-        if not self.kv.row_bytes(1):
+        if not self.row_bytes_known:
             return None
         room = room_bytes(
             self.memory.latest,

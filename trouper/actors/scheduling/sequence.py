@@ -47,6 +47,7 @@ class Sequence:
     chain: Chain
     """Prompt and output tokens, as the prefix cache knows them."""
     output: AnswerOutput
+    num_prompt_tokens: int = attrs.field(init=False)
     since: float = 0.0
     """Time of arrival, on Trio's clock; once started, time of the first admission."""
     state: State = State.WAITING
@@ -91,6 +92,10 @@ class Sequence:
     """Whether the client was told that prefill begins."""
     num_cached_tokens: int = 0
     """Number of prompt tokens that came from the cache."""
+
+    @num_prompt_tokens.default
+    def _count_prompt(self) -> int:
+        return len(self.client.prompt)
 
     @classmethod
     def of(
@@ -160,16 +165,14 @@ class Sequence:
         self.num_unscheduled_tokens -= tokens
         if self.num_unscheduled_tokens == 0:
             self.num_scheduled_tokens = self.num_resumed_tokens + 1
-            self.enter_state(self._scheduled_state())
+            more = self.num_scheduled_tokens < self.max_tokens
+            self.enter_state(State.DECODING if more else State.LAST_TOKEN_SCHEDULED)
 
     def schedule_token(self) -> None:
         """A plan samples the next token, or a drafted token was accepted that no plan counted."""
         self.num_scheduled_tokens += 1
-        if self.state is not State.LAST_TOKEN_SCHEDULED and self._scheduled_state() is State.LAST_TOKEN_SCHEDULED:
+        if self.num_scheduled_tokens >= self.output.max_tokens and self.state is not State.LAST_TOKEN_SCHEDULED:
             self.enter_state(State.LAST_TOKEN_SCHEDULED)
-
-    def _scheduled_state(self) -> State:
-        return State.DECODING if self.num_scheduled_tokens < self.max_tokens else State.LAST_TOKEN_SCHEDULED
 
     def preempt(self) -> None:
         """Leave the row before the end of the answer."""
@@ -210,10 +213,6 @@ class Sequence:
             return self.read.done
         primary = self.primary
         return primary is None or primary.node is None or primary.num_computed_tokens >= self.shared_tokens
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.client.prompt)
 
     @property
     def num_output_tokens(self) -> int:

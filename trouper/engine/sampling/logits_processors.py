@@ -59,7 +59,7 @@ class ProcessedRows:
         """Rows whose processor failed in the last call, with the reason."""
         self.unusable: Unusable | None = None
         """Logits of the last call that allow no choice; None: no row has processors."""
-        self._looked: list[tuple[int, str, mx.array]] = []
+        self._choices: list[tuple[int, str, mx.array]] = []
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
         """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
@@ -67,7 +67,7 @@ class ProcessedRows:
         if self._tokens is None:
             return logits
         places, changed = [], []
-        self._looked.clear()
+        self._choices.clear()
         for index, row in enumerate(self._rows.tolist()):
             tokens = self._tokens.tokens[index, : int(self._tokens.lengths[index])]
             drafts = [] if spans is None else spans.drafts_of(row)
@@ -76,15 +76,15 @@ class ProcessedRows:
                 before = mx.concatenate([tokens, mx.array(drafts[:step], mx.int32)]) if step else tokens
                 places.append(start + step)
                 changed.append(self._processed(index, start + step, before, logits[start + step][None]))
-        sources = [(position, name) for position, name, _ in self._looked]
-        self.unusable = Unusable(sources, mx.concatenate([flag for _, _, flag in self._looked]))
+        sources = [(position, name) for position, name, _ in self._choices]
+        self.unusable = Unusable(sources, mx.concatenate([flag for _, _, flag in self._choices]))
         result = logits.astype(mx.float32)
         result[mx.array(places)] = mx.concatenate(changed).astype(mx.float32)
         return result
 
     def _processed(self, index: int, position: int, tokens: mx.array, logits: mx.array) -> mx.array:
         given = logits
-        self._looked.append((position, "", _without_choice(logits)))
+        self._choices.append((position, "", _without_choice(logits)))
         for name in self._names[index]:
             try:
                 logits = _checked(self._processors[name](tokens, logits), given.shape)
@@ -93,7 +93,7 @@ class ProcessedRows:
                     (int(self._rows[index]), f"logits processor {name!r}: {type(error).__name__}: {error}")
                 )
                 return given
-            self._looked.append((position, name, _without_choice(logits)))
+            self._choices.append((position, name, _without_choice(logits)))
         return logits
 
     def count(self, tokens: mx.array) -> None:
