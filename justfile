@@ -287,6 +287,10 @@ bench-ranks *flags: _setup
 bench-ranks-kl *flags: _setup
     @.venv/bin/python -m benchmarks.ranks_kl "$@"
 
+# What metrics and logs cost: a step observed, a request counted, a scrape; with an engine that computes nothing
+bench-metrics *flags: _setup
+    @.venv/bin/python -m benchmarks.metrics "$@"
+
 # How fast the live page is there, and what it costs 8 streams: needs Chromium
 bench-page *flags: _setup _browser
     @.venv/bin/python -m benchmarks.page "$@"

@@ -27,6 +27,7 @@ from trouper.actors.runtime.served_models import OneModel
 from trouper.actors.scheduling.step_statistics import StepStatistics
 from trouper.cli.log_setup import JsonLines, name_request
 from trouper.protocol.health import SchedulerStats
+from trouper.protocol.plans import RowId, Stepped
 from trouper.protocol.record import RequestRecord
 from trouper.web.metrics.collector import FamilyCollector, Metrics
 from trouper.web.observability.access_log import log_record
@@ -69,7 +70,7 @@ async def streamed(runtime: Runtime, streams: int, tokens: int, *, observed: boo
     with ExitStack() as stack:
         if not observed:
             stack.enter_context(patch.object(StepStatistics, "stepped", lambda *_, **__: None))
-            stack.enter_context(patch.object(Answer, "_date", lambda *_: None))
+            stack.enter_context(patch.object(Answer, "_note_token_time", lambda *_: None))
         told: list[RequestRecord] = []
         began = time.thread_time()
         async with trio.open_nursery() as nursery:
@@ -87,11 +88,13 @@ async def stream(runtime: Runtime, number: int, tokens: int, told: list[RequestR
 
 def tell_step(rows: int) -> None:
     pulse, now = StepStatistics.of(SchedulerStats()), 0.0
+    ids = tuple(RowId(number) for number in range(rows))
+    stepped = Stepped(0, ids, tuple(range(rows)))
 
     def step() -> None:
         nonlocal now
         now += 0.01
-        pulse.stepped(now, decoding=rows, produced=True, tokens=rows)
+        pulse.stepped(stepped, now, decoding=rows, tokens=rows)
 
     print(f"a step of {rows} rows: observed in {1e6 * median_s(step, 2000):.1f} us")
 
