@@ -117,6 +117,37 @@ class TestFilters:
         drawn = BatchSampler(seeded(sampling, range(rows)), 512)(mx.repeat(logits, rows, 0), at(0, rows))
         assert exact[np.array(drawn)].min() >= least - 1e-9
 
+    @pytest.mark.parametrize("top_k", [1, 3, 64, 65, 200, 256, 257, 1000, 2500, 7999, 8000, 9000])
+    @pytest.mark.parametrize("equal", ["all", "those at the boundary"])
+    def test_top_k_keeps_as_many_where_logits_are_equal(self, top_k: int, equal: str) -> None:
+        """From 65 on it kept all that equal the last one, which may be thousands: logits in bfloat16 have few values."""
+        vocabulary, rows = 8000, 4000 if top_k < 500 else 300
+        logits = np.zeros((1, vocabulary), np.float32)
+        if equal != "all":
+            logits[0, 5 : 5 + top_k // 2] = 0.5
+        own = Sampling(top_k=top_k, seed=7)
+        sampler = BatchSampler([own], vocabulary)
+        drawn = set[int]()
+        for start in range(0, rows, 500):
+            positions = np.arange(start, start + 500, dtype=np.uint64)
+            spread = sampler(mx.broadcast_to(mx.array(logits), (500, vocabulary)), positions, np.zeros(500, np.int64))
+            drawn |= {int(token) for token in np.array(spread)}
+        assert len(drawn) <= top_k
+        if top_k < 500:
+            assert len(drawn) == min(top_k, vocabulary)
+
+    @given(st.integers(1, 300), st.integers(2, 600), st.integers(1, 6), st.integers(0, 2**31))
+    @settings(max_examples=40, deadline=None)
+    def test_any_top_k_over_few_values(self, top_k: int, vocabulary: int, values: int, seed: int) -> None:
+        """What is drawn is among so many tokens, whatever is equal; all of those above the boundary may be."""
+        exact = np.random.RandomState(seed).randint(0, values, vocabulary).astype(np.float32)
+        sampler = BatchSampler([Sampling(top_k=top_k, temperature=5.0, seed=seed)], vocabulary)
+        rows = mx.broadcast_to(mx.array(exact), (400, vocabulary))
+        drawn = np.array(sampler(rows, np.arange(400, dtype=np.uint64), np.zeros(400, np.int64)))
+        least = np.sort(exact)[::-1][min(top_k, vocabulary) - 1]
+        assert exact[drawn].min() >= least
+        assert len(set(drawn[exact[drawn] == least].tolist())) <= top_k - int((exact > least).sum())
+
     @pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(top_k=100), Sampling(top_p=0.5), Sampling()])
     def test_all_logits_equal(self, sampling: Sampling) -> None:
         rows = 300

@@ -4,8 +4,9 @@ Rows are split into groups by the work they need, once for each change of the se
 
 - greedy: argmax.
 - narrow (1 <= top_k <= 64): the 64 best by two-stage selection, then top_k, top_p, min_p among them. Exact: the 64 best
-  tokens lie in the 64 groups with the best maxima.
-- wide: the whole vocabulary; sorted only where top_p or a large top_k needs the order.
+  tokens lie in the 64 groups with the best maxima. With a larger top_k the 256, 1024, 4096 or 16384 best: the number depends on
+  the row's own top_k alone, so that equal logits at the boundary are chosen as if the row were alone.
+- wide: the whole vocabulary; sorted only where top_p or a still larger top_k needs the order.
 - filtered: rows with typical_p or XTC; the 64 best where top_k is as narrow, else the sorted vocabulary.
 
 Order of the filters: bias, penalties, DRY, temperature, top_k, typical_p, top_p, min_p, XTC. The temperature comes first as in
@@ -31,6 +32,7 @@ Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
 RowIndices = NDArray[Any]
 """Indices of rows."""
 CANDIDATES = 64
+MOST_CANDIDATES = 16384
 GROUP = 32
 """Tokens of one group in the first stage; 1536 groups for a vocabulary of 49152."""
 
@@ -98,9 +100,9 @@ class Columns:
         return Columns(*(getattr(self, field.name)[indices] for field in attrs.fields(Columns)))
 
 
-def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
-    """Sample logits (n, V) to tokens (n,) uint32, for rows with 1 <= top_k <= CANDIDATES."""
-    ids, values = top_candidates(logits)
+def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array, *, candidates: int = CANDIDATES) -> mx.array:
+    """Sample logits (n, V) to tokens (n,) uint32, for rows with 1 <= top_k <= candidates."""
+    ids, values = top_candidates(logits, candidates)
     scaled = values / columns.temperature
     keep = mx.arange(ids.shape[1]) < columns.top_k
     weights = mx.softmax(mx.where(keep, scaled, -mx.inf), axis=-1, precise=True)
@@ -110,13 +112,20 @@ def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array) -> mx.arra
     return mx.take_along_axis(ids, mx.argmax(scores, axis=-1, keepdims=True), axis=-1)[:, 0]
 
 
-def choose_wide(logits: mx.array, columns: Columns, keys: mx.array, *, ordered: bool) -> mx.array:
-    """Sample logits (n, V) to tokens (n,) uint32 over the whole vocabulary; `ordered`: some row has a top_p or a top_k."""
+def choose_wide(
+    logits: mx.array, columns: Columns, keys: mx.array, *, ordered: bool, counted: bool = False
+) -> mx.array:
+    """Sample logits (n, V) to tokens (n,) uint32 over the whole vocabulary; `ordered`: some row has a top_p or a top_k; `counted`: no more
+    than top_k are kept where logits at the boundary are equal."""
     scaled = logits.astype(mx.float32) / columns.temperature
     floor = scaled.max(axis=-1, keepdims=True) + columns.min_p
     if ordered:
         floor = mx.maximum(floor, _nucleus_floor(scaled, columns))
     scores = scaled + gumbel(keys, mx.arange(scaled.shape[1], dtype=mx.uint32))
+    if counted:
+        level, above = scaled == floor, (scaled > floor).sum(axis=-1, keepdims=True)
+        excess = level & (mx.cumsum(level.astype(mx.int32), axis=-1) > columns.top_k - above)
+        scores = mx.where(excess, -mx.inf, scores)
     return mx.argmax(mx.where(scaled >= floor, scores, -mx.inf), axis=-1).astype(mx.uint32)
 
 
@@ -169,36 +178,47 @@ class SamplingGroup:
 
 def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingGroup]:
     """Partition rows by the function that samples them."""
-    kinds: dict[str, list[int]] = {}
+    kinds: dict[Kind, list[int]] = {}
     for index, row in enumerate(rows):
-        kinds.setdefault(_kind(row), []).append(index)
+        kinds.setdefault(_kind(row, vocabulary), []).append(index)
     return [
         SamplingGroup(np.array(indices), Columns.of([rows[index] for index in indices], vocabulary), _chooser(kind))
         for kind, indices in sorted(kinds.items())
     ]
 
 
-def _kind(row: Sampling) -> str:
+Kind = tuple[str, int]
+"""Name of the function that samples a row, and its number of candidates (0: the whole vocabulary)."""
+
+
+def _kind(row: Sampling, vocabulary: int) -> Kind:
     if row.greedy:
-        return "greedy"
-    narrow = 1 <= row.top_k <= CANDIDATES
+        return "greedy", 0
+    candidates = _candidates(row.top_k) if row.top_k else 0
     if row.typical_p < 1 or row.xtc_probability > 0:
-        return "filtered narrow" if narrow else "filtered"
-    if narrow:
-        return "narrow"
-    return "ordered" if row.top_k > 0 or row.top_p < 1 else "wide"
+        return "filtered", candidates if candidates == CANDIDATES else 0
+    if candidates == CANDIDATES or 0 < candidates <= min(MOST_CANDIDATES, vocabulary // 4):
+        return "narrow", candidates
+    if 0 < row.top_k < vocabulary:
+        return "counted", 0
+    return ("ordered" if row.top_p < 1 else "wide"), 0
 
 
-def _chooser(kind: str) -> Choose:
+def _candidates(top_k: int) -> int:
+    """Number of candidates for a top_k: a power of 4, so that rows have few functions."""
+    return CANDIDATES << 2 * -(-(-(-top_k // CANDIDATES) - 1).bit_length() // 2)
+
+
+def _chooser(kind: Kind) -> Choose:
     match kind:
-        case "greedy":
+        case "greedy", _:
             return lambda logits, _, __: mx.argmax(logits, axis=-1).astype(mx.uint32)
-        case "narrow":
-            return choose_narrow
-        case "filtered" | "filtered narrow":
-            return partial(choose_filtered, narrow=kind == "filtered narrow")
-        case _:
-            return partial(choose_wide, ordered=kind == "ordered")
+        case "narrow", candidates:
+            return partial(choose_narrow, candidates=candidates)
+        case "filtered", candidates:
+            return partial(choose_filtered, narrow=candidates > 0)
+        case name, _:
+            return partial(choose_wide, ordered=name != "wide", counted=name == "counted")
 
 
 class BatchSampler:
