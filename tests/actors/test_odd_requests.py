@@ -27,8 +27,9 @@ ODD: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": "hello"}, 400, "invalid_type"),
     ({"prompt": TextPrompt(None)}, 422, "intake_failed"),  # type: ignore[arg-type]
     ({"prompt": InfillPrompt(None, "b")}, 422, "intake_failed"),  # type: ignore[arg-type]
-    ({"prompt": TokenPrompt(("a",))}, 422, "intake_failed"),  # type: ignore[arg-type]
-    ({"prompt": TokenPrompt(None)}, 422, "intake_failed"),  # type: ignore[arg-type]
+    ({"prompt": TokenPrompt(("a",))}, 400, "invalid_type"),  # type: ignore[arg-type]
+    ({"prompt": TokenPrompt((65, 66.7))}, 400, "invalid_type"),  # type: ignore[arg-type]
+    ({"prompt": TokenPrompt(None)}, 400, "invalid_type"),  # type: ignore[arg-type]
     ({"prompt": ChatPrompt(None)}, 422, "intake_failed"),  # type: ignore[arg-type]
 ]
 

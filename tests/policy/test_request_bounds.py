@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, get_type_hints
 
 import attrs
+import numpy as np
 import pytest
 
-from trouper import Generate, RequestFailed, Sampling, TextPrompt, Timeouts, TokenPrompt
+from trouper import Generate, InfillPrompt, RequestFailed, Sampling, TextPrompt, Timeouts, TokenPrompt
 from trouper.protocol.request_bounds import OF_REQUEST, OF_SAMPLING, check_bounds
 from trouper.protocol.requests import BATCH_PRIORITY, UNBOUNDED
 
@@ -24,6 +25,8 @@ def request(**more: Any) -> Generate:
     [
         {},
         {"prompt": TextPrompt("")},
+        {"prompt": TokenPrompt((np.int32(3), True, 4))},  # type: ignore[arg-type]
+        {"prompt": InfillPrompt((1, 2), "b")},
         {"max_tokens": UNBOUNDED, "as_room_allows": True, "priority": BATCH_PRIORITY},
         {"seed": -(10**400), "temperature": 0, "top_p": 0, "repetition_penalty": 100},
         {"stop": ["a"], "stop_token_ids": [3], "logprobs": 0, "prompt_logprobs": 0, "thinking_tokens": 0},
@@ -40,6 +43,12 @@ def test_what_has_a_meaning_is_let_in(more: dict[str, Any]) -> None:
     [
         ("prompt", "hello"),
         ("prompt", None),
+        ("prompt", TokenPrompt((1, 2.0))),  # type: ignore[arg-type]
+        ("prompt", TokenPrompt((1, NAN))),  # type: ignore[arg-type]
+        ("prompt", TokenPrompt(("a",))),  # type: ignore[arg-type]
+        ("prompt", TokenPrompt(None)),  # type: ignore[arg-type]
+        ("prompt", TokenPrompt("12")),  # type: ignore[arg-type]
+        ("prompt", InfillPrompt((1, 2.5), "b")),  # type: ignore[arg-type]
         ("sampling", None),
         ("max_tokens", 0),
         ("max_tokens", -1),

@@ -20,9 +20,11 @@ from trouper.protocol.requests import (
     UNBOUNDED,
     CacheScope,
     Generate,
+    InfillPrompt,
     Prompt,
     Speculation,
     Timeouts,
+    TokenPrompt,
 )
 from trouper.protocol.sampling import Sampling
 
@@ -97,6 +99,7 @@ TUPLES: Mapping[str, type] = {"stop": str, "stop_token_ids": int, "logprob_token
 def check_bounds(request: Generate) -> None:
     """Raises `RequestFailed` (400) naming the first field with a value that it cannot have."""
     _check_types(request, TYPES)
+    _check_token_ids(request.prompt)
     _check_numbers(request, OF_REQUEST)
     _check_numbers(request.sampling, OF_SAMPLING)
     for name, kind in TUPLES.items():
@@ -118,6 +121,23 @@ def _check_types(holder: object, types: Mapping[str, tuple[type, ...]]) -> None:
         if not isinstance(value := getattr(holder, name), kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
             raise bad_request(f"{name} must be {names}, not {_shown(value)}", name, "invalid_type")
+
+
+def _check_token_ids(prompt: Prompt) -> None:
+    """A float would be cut to an integer where tokens become bytes: the answer would be one to another prompt."""
+    if isinstance(prompt, TokenPrompt):
+        tokens: object = prompt.tokens
+    elif isinstance(prompt, InfillPrompt) and isinstance(prompt.prefix, tuple | list):
+        tokens = prompt.prefix
+    else:
+        return
+    if not isinstance(tokens, tuple | list):
+        raise bad_request(f"prompt must be a tuple of token ids, not {_shown(tokens)}", "prompt", "invalid_type")
+    # By kind, since a prompt may have a million tokens. NumPy's integers are no `int`.
+    wrong = {kind for kind in set(map(type, tokens)) if not hasattr(kind, "__index__")}
+    if wrong:
+        first = next(token for token in tokens if type(token) in wrong)
+        raise bad_request(f"prompt must be a tuple of token ids, not of {_shown(first)}", "prompt", "invalid_type")
 
 
 def _check_numbers(holder: object, bounds: Mapping[str, Number]) -> None:
