@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.core.driving import DrivenCore
+from tests.core.test_memory import ask, finish, running, world
+from trouper.actors.scheduling.draft_records import Record
+from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.protocol.plans import ProposerName
 
 
 @pytest.mark.parametrize(
@@ -18,3 +24,24 @@ def test_the_end_of_an_answer_that_lies_beyond_the_context(prompt: int, answer: 
     [row] = driven.core._batch.rows.values()
     assert row.records["draft_model"].undrafted == undrafted
     assert row.records["ngram"].undrafted == 0, "other proposers know no bound"
+
+
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+def test_what_drafts_is_chosen_once_however_long_memory_is_awaited(
+    speculation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences that draft nothing were looked at again in each plan."""
+    chosen, records = list[tuple[ProposerName, ...]](), Speculation.records
+
+    def counted(policy: Speculation, names: Iterable[ProposerName]) -> dict[ProposerName, Record]:
+        chosen.append(tuple(names))
+        return records(policy, chosen[-1])
+
+    monkeypatch.setattr(Speculation, "records", counted)
+    short = world(17, speculation=speculation)
+    ask(short, 2, max_tokens=8)
+    for _ in range(6):
+        short.step()
+        assert len(running(short)) == 1, "else nobody waits"
+    finish(short)
+    assert chosen == [("ngram",) if speculation == "ngram" else ()] * 2

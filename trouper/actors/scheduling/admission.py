@@ -16,6 +16,7 @@ from trouper.actors.scheduling.batch_yielding import BatchYielding
 from trouper.actors.scheduling.chunk_sizer import free_rows
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.disk_tier import DiskTier
+from trouper.actors.scheduling.draft_records import UNCHOSEN
 from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
@@ -168,7 +169,7 @@ class Admission:
     def _choose_proposers(self, sequence: Sequence) -> None:
         """Choose what drafts for a sequence before it enters, since rows of a batch in which one drafts take more memory. Let a draft
         model rest where the row would be longer than its context."""
-        if sequence.started or sequence.records:
+        if sequence.records is not UNCHOSEN:  # Chosen once: a sequence may wait for memory through many plans.
             return
         sequence.records = self.speculation.records(self._proposers(sequence))
         if (record := sequence.records.get("draft_model")) is not None and self.card.draft_context is not None:

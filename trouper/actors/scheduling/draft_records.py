@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import attrs
 
 from trouper.actors.scheduling.draft_costs import MAX_AGE
@@ -119,3 +122,9 @@ class Record:
             self.quiet = IDLE_LIMIT
         elif self.wrong < 0.1 * self.right:
             self.required_match = self.min_match
+
+
+Records = Mapping[ProposerName, Record]
+"""History of a row's drafts by each proposer."""
+UNCHOSEN: Records = MappingProxyType({})
+"""Records of a sequence whose proposers were not chosen yet."""

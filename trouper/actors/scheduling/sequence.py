@@ -11,13 +11,13 @@ import attrs
 from trouper.actors.scheduling.answer_output import AnswerOutput
 from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.crash_attribution import Standing
-from trouper.actors.scheduling.draft_records import Record
+from trouper.actors.scheduling.draft_records import UNCHOSEN, Records
 from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.model import Tokenizer
-from trouper.protocol.plans import NO_ROW, ProposerName, RowId
+from trouper.protocol.plans import NO_ROW, RowId
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Finished, Started, TokenLogprobs
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
@@ -85,7 +85,7 @@ class Sequence:
     """Numbers of tokens at which a prefill chunk must end, for a snapshot; ascending."""
     snapshot_at: int = 0
     """Number of tokens at the last snapshot."""
-    records: dict[ProposerName, Record] = attrs.field(factory=dict)
+    records: Records = UNCHOSEN
     """History of drafts by each proposer that the sequence may use; empty: it never drafts."""
 
     started: bool = False
