@@ -132,6 +132,25 @@ def test_the_first_two_passes_of_a_kind_are_said_to_prepare(name: str, shapes: S
     assert said == [True, True, False, False]  # A lone prompt has a pass of its own, which is of another kind.
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_pass_of_a_row_alone_is_said_to_prepare_by_its_own_kind(name: str) -> None:
+    """It was said of it what was true of the decode pass before."""
+    engine = StepEngine(model_of(name), VOCABULARY, shapes=ONE_BANK)
+    steps = iter(range(20))
+
+    def alone(row: int) -> bool:
+        prompt = np.arange(1, 6, dtype="<i4").tobytes()
+        admit = Admit(RowId(row), prompt, Sampling(temperature=0.0))
+        dropped = (RowId(row - 1),) if row else ()
+        plan = Plan(next(steps), drop=dropped, admit=(admit,), prefill=(Chunk(RowId(row), 5),))
+        return engine.collect(engine.launch(plan)).preparing
+
+    assert [alone(row) for row in range(3)] == [True, True, False]
+    assert engine.collect(engine.launch(Plan(next(steps), decode=(RowId(2),)))).preparing
+    assert not alone(3)
+    assert not engine.collect(engine.launch(Plan(next(steps), drop=(RowId(3),)))).preparing
+
+
 def test_a_device_that_prepares_nothing_never_says_so() -> None:
     driver = Driver(StepEngine(model_of("llama"), VOCABULARY))
     driver.play([Request([5, 6, 7], 12)])

@@ -43,7 +43,7 @@ class Launched:
     draft_s: float = 0.0
     """Seconds that the proposers took."""
     preparing: bool = False
-    """Whether the device prepared kernels or a graph for the pass."""
+    """Whether the device prepared kernels or a graph for a pass of the step."""
     stepped: Stepped | None = None
     """The result, once the step was read."""
 

@@ -124,6 +124,7 @@ class StepEngine:
             mx.clear_cache()
             self._rows.give_back()
             heap.give_back()
+        self._rows.begin_step()
         self._change_blocks_and_rows(plan)
         self.proposals.keep_up()
         prefilled = run_chunks(self._rows, self._state, plan.prefill, self._modules, self.shapes.pass_tokens)
@@ -141,7 +142,7 @@ class StepEngine:
             launched.unusable = self._sampling.unusable
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
             assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
-            launched.preparing = self._rows.preparing
+        launched.preparing = self._rows.preparing
         launched.banks = self._rows.bank_stats() if plan.report_banks else None
         return launched
 

@@ -103,7 +103,7 @@ Traced = Callable[[mx.array, list[list[mx.array]], list[list[mx.array]]], tuple[
 class CompiledPasses:
     """The compiled decode passes of a model, and how often passes of each kind ran.
 
-    preparing: whether the device prepared something in the last pass, so that its duration says nothing of later ones.
+    preparing: whether the device prepared something in the passes since `begin_step`, so that their duration says nothing of later ones.
     """
 
     def __init__(self, *, counting: bool) -> None:
@@ -118,11 +118,19 @@ class CompiledPasses:
         self.fault = ""
         """Why the last pass that could not be traced could not."""
 
+    def begin_step(self) -> None:
+        """What was prepared before is no matter of the passes that follow."""
+        self.preparing = False
+
+    def note(self, ordinary: DecodePass) -> None:
+        """Count a pass that is not compiled, such as one over chunks of prompts, or of a row alone."""
+        self.preparing |= self._counting and self._count(ordinary.kind) <= PREPARING
+
     def run(self, build: Build, decode: DecodePass, tokens: mx.array, *, may_compile: bool = True) -> mx.array:
         """Run the pass: instantiated if it is compiled, compiled now if a recent pass was of the same kind, else built. The caches
         then have new buffers."""
         if not (may_compile and decode.traceable):
-            self.preparing = self._counting and self._count(decode.kind) <= PREPARING
+            self.note(decode)
             return build(decode.regions, tokens)
         kind = decode.kind
         if (names := self._seen.pop(kind, None)) is not None:
@@ -130,7 +138,7 @@ class CompiledPasses:
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         compiled = self._compiled.get(kind)
-        self.preparing = self._counting and (compiled is None or names is not None)
+        self.preparing |= self._counting and (compiled is None or names is not None)
         if compiled is not None:
             self._compiled.move_to_end(kind)
             if not compiled.fault:

@@ -33,7 +33,10 @@ class Rows(Protocol):
 
     @property
     def preparing(self) -> bool:
-        """Whether the device prepared kernels or a graph for the last pass of decoding rows."""
+        """Whether the device prepared kernels or a graph for a pass since `begin_step`."""
+
+    def begin_step(self) -> None:
+        """Passes of another step follow."""
 
     def make_room(self, lengths: Sequence[int]) -> None:
         """Make room for more rows, which will have this many tokens, at once: buffers that grow for each row would be copied each

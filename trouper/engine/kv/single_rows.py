@@ -31,6 +31,9 @@ class SingleRows:
         self._decoding: list[RowId] = []
         self._adapters = AdapterRows(model)
 
+    def begin_step(self) -> None:
+        """Do nothing: what the device prepares is not counted."""
+
     @property
     def decoding(self) -> Sequence[RowId]:
         return self._decoding

@@ -203,6 +203,9 @@ class SlotRows:
     def preparing(self) -> bool:
         return self._compiled.preparing
 
+    def begin_step(self) -> None:
+        self._compiled.begin_step()
+
     @cached_property
     def _layers(self) -> list[nn.Module]:
         """Modules whose calls are recorded in a pass that verifies drafts."""
@@ -224,6 +227,7 @@ class SlotRows:
         width = tokens.shape[1]
         tokens = padded(tokens, width if self._states else self._shapes.width(width))
         regions = self._regions(segments, counts, tokens.shape[1])
+        self._compiled.note(DecodePass(regions, [segment.bank.buffers.own for segment in segments]))
         self._states.begin(rows_of(segments), None)
         outputs = self._build(segments, regions, tokens, part)
         logits = self._logits(segments, counts, outputs)
