@@ -524,6 +524,8 @@ async def test_what_would_be_ignored_is_refused_by_name() -> None:
             status, said = await ask(served, body, "/v1/messages")
             assert (status, said["type"], said["error"]["type"]) == (400, "error", "invalid_request_error"), change
             assert named in said["error"]["message"], (change, said)
+            place, _, fault = said["error"]["message"].partition(": ")
+            assert not place.startswith(fault.partition(":")[0] + "."), "the place is said twice"
             described("AnthropicError").validate(said)
             if not change.keys() & {"max_tokens", "cache_salt"}:
                 status, said = await ask(served, body, "/v1/messages/count_tokens")

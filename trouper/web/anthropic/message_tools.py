@@ -110,7 +110,7 @@ class NoneChoice(Body, tag="none", frozen=True):
 
 def explain_tool(value: Any, path: str) -> None:
     if isinstance(value, dict) and value.get("type") not in (None, "custom"):
-        message = f"{path}: tools of type {value['type']!r} are not supported here, only your own (custom)"
+        message = f"{path}.type: tools of type {value['type']!r} are not supported here, only your own (custom)"
         raise bad_request(message, f"{path}.type", "unsupported_parameter")
 
 
