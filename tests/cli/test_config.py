@@ -213,6 +213,13 @@ def test_what_print_config_prints_is_a_file_that_means_the_same() -> None:
     assert collected("--config", "printed.toml") == collected(*flags)
 
 
+def test_print_config_names_a_variable_that_is_none() -> None:
+    """It is where a person looks who wonders why a variable has no effect."""
+    outcome = serve("--print-config", TROUPER_PROT="83")
+    assert outcome.stderr == "trouper: TROUPER_PROT is no variable of trouper and has no effect; TROUPER_PORT is one\n"
+    assert "TROUPER_PROT" not in outcome.stdout
+
+
 def test_print_config_refuses_what_serve_would_refuse() -> None:
     outcome = serve("--print-config", "--host", "0.0.0.0")
     assert (outcome.exit_code, outcome.stdout) == (USAGE_ERROR, "")

@@ -28,6 +28,7 @@ from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvali
 from trouper.protocol.settings import ServerSettings, Settings, default_cache_dir
 
 logger = logging.getLogger("trouper")
+NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 
 
 @click.command()
@@ -69,11 +70,13 @@ def serve(
         settings, server_settings = all_from(given, tables := model_tables(context))
         if print_config:
             click.echo(config_text(context), nl=False)
+            for name, meant in misspelt(context, os.environ):
+                click.echo(f"trouper: {NO_VARIABLE % (name, meant)}", err=True)
             return
         if (path := file_read(context)) is not None:
             logger.info("settings of %s", path)
         for name, meant in misspelt(context, os.environ):
-            logger.warning("%s is no variable of trouper and has no effect; %s is one", name, meant)
+            logger.warning(NO_VARIABLE, name, meant)
         options = tables.options([model.model for model in settings])
         _run(settings, server_settings, options, console, otlp_endpoint)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
