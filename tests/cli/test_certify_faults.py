@@ -26,6 +26,7 @@ from trouper.cli.commands.certify.private_paths import without_directories
 from trouper.cli.commands.certify.section_run import SectionRun
 from trouper.cli.commands.certify.server_runs import ServerFailed, ServerRun, ServerStarter
 from trouper.cli.exits import USAGE_ERROR
+from trouper.cli.report_name import ReportName
 
 Json = dict[str, Any]
 MADE = Path(__file__).parent.parent.parent / "docs" / "certificates" / "linux-cpu.json"
@@ -44,6 +45,29 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(tmp_path:
     assert "c.html is a directory" in refused("--out", str(tmp_path / "c"))
     assert "there is no directory" in refused("--out", str(tmp_path / "none" / "c"))
     assert [path.name for path in tmp_path.iterdir()] == ["c.html"]
+
+
+def test_a_report_goes_into_a_directory_and_its_suffix_is_no_part_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by use: `--out DIR/` wrote DIR.json beside the directory, and `--out c.json` wrote c.json.json."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "trouper-certificate.json").mkdir()
+    for out in ("reports", "reports/", "./reports", f"{tmp_path}/reports/"):
+        assert "reports/trouper-certificate.json is a directory" in refused("--out", out)
+    (tmp_path / "c.html").mkdir()
+    for out in ("c", "c.json"):
+        assert refused("--out", out) == "trouper: --out: c.html is a directory\n"
+    assert (
+        refused("--out", "none/")
+        == f"trouper: --out: none/trouper-certificate: there is no directory {tmp_path}/none\n"
+    )
+    assert "it is empty" in refused("--out", "")
+    kind = ReportName("trouper-certificate")
+    assert [kind.convert(out, None, None) for out in (".", "c.html/x", "v1.2", "c.html")] == [
+        Path("trouper-certificate"), Path("c.html/x"), Path("v1.2"), Path("c.html/trouper-certificate"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("only", ["", ",", "exactnes", "memory,speed"])

@@ -20,6 +20,7 @@ from trouper.cli.client import Where, client_of, first_model, read_as_trouper, r
 from trouper.cli.commands.bench.measuring import BenchOptions, measure_load, measure_prefix
 from trouper.cli.commands.bench.report import Report, as_html, as_json, as_table, prefix_line
 from trouper.cli.exits import refuse
+from trouper.cli.report_name import ReportName
 from trouper.cli.settings_file import file_read
 from trouper.cli.streamed_answer import AnswerFailed
 from trouper.protocol.paths import is_directory
@@ -58,8 +59,8 @@ class CountList(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--drafts", is_flag=True, help="Let answers be drafted. They repeat themselves more than text does.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Figures are medians of so many.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("trouper-bench"), show_default=True,
-              help="Writes this name with .json and .html.")  # fmt: skip
+@click.option("--out", type=ReportName("trouper-bench"), default="trouper-bench", show_default=True,
+              help="Writes this name with .json and .html; in a directory, trouper-bench.")  # fmt: skip
 @click.pass_context
 def bench(context: click.Context, where: Where, /, *, own_model: str | None, out: Path, **options: Any) -> None:
     """Measure throughput, time to first token and pauses at several loads, and what the prefix cache spares.

@@ -25,6 +25,7 @@ from trouper.cli.commands.certify.child_processes import ChildProcesses, child_p
 from trouper.cli.commands.certify.comparison import CertificatePair
 from trouper.cli.commands.certify.making import SECTIONS, CertifyPlan, make_certificate
 from trouper.cli.exits import end_at_once, forget_terminal, refuse
+from trouper.cli.report_name import ReportName
 
 BROKEN = 1
 """Exit code if a promise was broken, or a section could not be run to the end."""
@@ -58,8 +59,8 @@ class SectionList(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--quick", is_flag=True, help="A few requests and families of each section: whether it runs, not how fast."
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("trouper-certificate"), show_default=True,
-              help="Writes this name with .json and .html.")  # fmt: skip
+@click.option("--out", type=ReportName("trouper-certificate"), default="trouper-certificate", show_default=True,
+              help="Writes this name with .json and .html; in a directory, trouper-certificate.")  # fmt: skip
 @click.option("--compare", nargs=2, type=click.Path(path_type=Path), metavar="A.json B.json",
               help="Compare two certificates instead; exit code 1 if a promise is newly broken in the second.")  # fmt: skip
 def certify(
