@@ -6,6 +6,7 @@ import errno
 import json
 import resource
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,31 @@ def test_a_cache_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     finding = one(doctor_checks.disk(plan(ssd_cache_dir=tmp_path / "file" / "a" / "b")))
     assert (finding.level, "Not a directory" in finding.message) == ("warn", True)
+
+
+def test_the_directory_of_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by use: with a --batch-dir that takes no file all was well, and every upload was refused."""
+    here = plan(batch_dir=tmp_path / "not" / "yet")
+    finding = one(doctor_checks.batches(here))
+    assert (finding.level, finding.message.endswith(f" free for {tmp_path}/not/yet")) == ("ok", True), finding
+    assert list(tmp_path.iterdir()) == [], "a doctor changes nothing"
+    assert one(doctor_checks.batches(plan(no_batches=True))).message.startswith("--no-batches: ")
+    (tmp_path / "file").touch()
+    read_only = Path("/proc" if Path("/proc").is_dir() else "/System")  # Also for root.
+    for directory in (tmp_path / "file", tmp_path / "file" / "below", read_only / "batches"):
+        finding = one(doctor_checks.batches(plan(batch_dir=directory)))
+        assert (finding.level, str(directory) in finding.message) == ("warn", True)
+        assert "uploads" in finding.message and "--batch-dir" in finding.remedy
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 10**6)
+    finding = one(doctor_checks.batches(here))
+    assert (finding.level, "--max-file-bytes" in finding.message) == ("warn", True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_under_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115 - the check closes it
+    finding = one(doctor_checks.batches(plan(batch_dir=tmp_path)))
+    assert (finding.level, "No space left on device" in finding.message) == ("warn", True)
 
 
 def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path) -> None:

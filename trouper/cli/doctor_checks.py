@@ -14,6 +14,7 @@ import attrs
 from rich.filesize import decimal
 
 from trouper import __version__
+from trouper.cli import batch_directory
 from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
@@ -211,6 +212,10 @@ def disk(checked: CheckedSettings) -> Iterator[Finding]:
         yield Finding("ok", message)
 
 
+def batches(checked: CheckedSettings) -> Iterator[Finding]:
+    yield Finding(*batch_directory.examine(checked.server))
+
+
 def port(checked: CheckedSettings) -> Iterator[Finding]:
     host, number = checked.server.host, checked.server.port
     try:
@@ -282,6 +287,7 @@ CHECKS: dict[str, Check] = {
     "model": model,
     "self-check": self_check,
     "disk": disk,
+    "batches": batches,
     "port": port,
     "keys": keys,
     "web pages": pages,
