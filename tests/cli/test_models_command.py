@@ -160,6 +160,9 @@ def test_info_takes_a_directory_as_serve_does(shelf: Path, monkeypatch: pytest.M
     """Found by use: the directory that `serve --model` has just served was no model for `models info`."""
     said = json.loads(call("info", str(shelf / "plain"), "--json").output)
     assert (said["name"], said["architecture"], said["problem"]) == (str(shelf / "plain"), "llama", "")
+    monkeypatch.chdir(shelf / "plain")
+    nameless = call("info", "", "--models-from", str(shelf))
+    assert nameless.exit_code == USAGE_ERROR and "'' is not in" in nameless.output, "not the current directory"
     monkeypatch.chdir(shelf)
     assert json.loads(call("info", "owner/vectors", "--json").output)["kind"] == "embedder"
     assert "truncated" in call("info", "./torn").output

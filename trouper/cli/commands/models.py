@@ -130,7 +130,7 @@ def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:
     if found is not None:
         return found
     directory = expanded(model)
-    if not is_directory(directory):
+    if not model or not is_directory(directory):  # An empty path is the current directory.
         _not_there(model, sources)
     if not exists(directory / "config.json"):
         refuse(f"{model} has no config.json: it is not a model directory")
@@ -139,7 +139,7 @@ def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:
 
 def _not_there(model: str, sources: tuple[str, ...]) -> NoReturn:
     where = ", ".join(str(directory_of(source)) for source in sources)
-    refuse(f"{model} is not in {where}; `trouper models ls` lists what is")
+    refuse(f"{model or repr('')} is not in {where}; `trouper models ls` lists what is")
 
 
 def _body(files: ModelFiles) -> dict[str, Any]:
