@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from tests.families import save
 from trouper import cli
+from trouper.cli.commands import certify
 from trouper.cli.commands.certify import throughput_section
 from trouper.cli.commands.certify.certificate import FORMAT, line_of
 from trouper.cli.commands.certify.certificate_files import NoCertificate, write_certificate
@@ -45,6 +46,18 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(tmp_path:
     assert "c.html is a directory" in refused("--out", str(tmp_path / "c"))
     assert "there is no directory" in refused("--out", str(tmp_path / "none" / "c"))
     assert [path.name for path in tmp_path.iterdir()] == ["c.html"]
+
+
+def test_an_empty_model_and_minutes_that_are_no_number_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by use: an unset variable as --model made a certificate of nothing, and no time was ever up after NaN minutes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(certify, "make_certificate", None)
+    assert refused("--model", "").startswith("trouper: --model is empty; ")
+    for minutes in ("nan", "inf", "-inf"):
+        assert "--minutes" in refused("--minutes", minutes)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_goes_into_a_directory_and_its_suffix_is_no_part_of_its_name(

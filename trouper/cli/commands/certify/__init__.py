@@ -25,7 +25,10 @@ from trouper.cli.commands.certify.child_processes import ChildProcesses, child_p
 from trouper.cli.commands.certify.comparison import CertificatePair
 from trouper.cli.commands.certify.making import SECTIONS, CertifyPlan, make_certificate
 from trouper.cli.exits import end_at_once, forget_terminal, refuse
+from trouper.cli.flags import Finite
 from trouper.cli.report_name import ReportName
+from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.settings import Settings
 
 BROKEN = 1
 """Exit code if a promise was broken, or a section could not be run to the end."""
@@ -53,7 +56,7 @@ class SectionList(click.ParamType[tuple[str, ...]]):
               help=f"Parted by commas, of: {', '.join(SECTIONS)}. Default: all.")  # fmt: skip
 @click.option(
     "--minutes",
-    type=click.FloatRange(0.1, 600),
+    type=Finite(0.1, 600),
     help="Bound of the whole. Default: 10, or 3 with --quick; three times that where kernels are compiled (CUDA).",
 )
 @click.option(
@@ -80,7 +83,10 @@ def certify(
     if compare is not None:
         sys.exit(_compare(*compare))
     try:
+        Settings(model=model)  # What no section could be run with is refused before the first.
         require_writable(out)
+    except SettingsInvalid as invalid:
+        refuse(str(invalid))
     except NoCertificate as wrong:
         refuse(f"--out: {wrong}")
     with progress_shown(only) as progress, child_processes() as children, _stopped_by_signals(children) as signals:
