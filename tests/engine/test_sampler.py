@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -136,6 +136,8 @@ class TestFilters:
         if top_k < 500:
             assert len(drawn) == min(top_k, vocabulary)
 
+    @example(top_k=70, vocabulary=80, values=1, seed=0)
+    @example(top_k=250, vocabulary=3000, values=2, seed=0)
     @given(st.integers(1, 300), st.integers(2, 600), st.integers(1, 6), st.integers(0, 2**31))
     @settings(max_examples=40, deadline=None)
     def test_any_top_k_over_few_values(self, top_k: int, vocabulary: int, values: int, seed: int) -> None:
