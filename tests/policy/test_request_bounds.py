@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from trouper import Generate, InfillPrompt, RequestFailed, Sampling, TextPrompt, Timeouts, TokenPrompt
-from trouper.protocol.request_bounds import OF_REQUEST, OF_SAMPLING, check_bounds
+from trouper.engine.sampling.sampler import CANDIDATES
+from trouper.protocol.request_bounds import MAX_LOGPROBS, OF_REQUEST, OF_SAMPLING, check_bounds
 from trouper.protocol.requests import BATCH_PRIORITY, UNBOUNDED
 
 NAN = float("nan")
@@ -58,6 +59,8 @@ def test_what_has_a_meaning_is_let_in(more: dict[str, Any]) -> None:
         ("priority", "high"),
         ("priority", BATCH_PRIORITY + 1),
         ("logprobs", -1),
+        ("logprobs", 65),
+        ("prompt_logprobs", 65),
         ("thinking_tokens", -1),
         ("temperature", None),
         ("temperature", "0"),
@@ -100,6 +103,11 @@ def test_a_time_limit_is_a_number(value: object) -> None:
         with pytest.raises(RequestFailed) as failed:
             check_bounds(request(timeouts=Timeouts(**{limit: value})))  # type: ignore[arg-type]
         assert failed.value.problem.param == limit
+
+
+def test_as_many_log_probabilities_may_be_requested_as_are_computed() -> None:
+    check_bounds(request(logprobs=CANDIDATES, prompt_logprobs=CANDIDATES))
+    assert MAX_LOGPROBS == CANDIDATES
 
 
 def test_every_number_has_bounds() -> None:

@@ -54,6 +54,9 @@ class Number:
 
 
 LENGTH = Number(0, UNBOUNDED, integer=True, optional=True)
+MAX_LOGPROBS = 64
+"""Number of most likely tokens that the engine finds at each position: the answer would have no more."""
+LOGPROBS = Number(0, MAX_LOGPROBS, integer=True, optional=True)
 SHARE = Number(0, 1)
 FINITE = 3e38
 """What a float32 holds."""
@@ -62,8 +65,8 @@ OF_REQUEST: Mapping[str, Number] = {
     "max_tokens": Number(1, UNBOUNDED, integer=True, optional=True),
     "min_tokens": Number(0, UNBOUNDED, integer=True),
     "thinking_tokens": LENGTH,
-    "logprobs": LENGTH,
-    "prompt_logprobs": LENGTH,
+    "logprobs": LOGPROBS,
+    "prompt_logprobs": LOGPROBS,
     "priority": Number(MIN_PRIORITY, BATCH_PRIORITY, integer=True),
 }
 OF_SAMPLING: Mapping[str, Number] = {
