@@ -32,7 +32,7 @@ Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
 RowIndices = NDArray[Any]
 """Indices of rows."""
 CANDIDATES = 64
-MOST_CANDIDATES = 16384
+MAX_CANDIDATES = 16384
 GROUP = 32
 """Tokens of one group in the first stage; 1536 groups for a vocabulary of 49152."""
 
@@ -197,7 +197,7 @@ def _kind(row: Sampling, vocabulary: int) -> Kind:
     candidates = _candidates(row.top_k) if row.top_k else 0
     if row.typical_p < 1 or row.xtc_probability > 0:
         return "filtered", candidates if candidates == CANDIDATES else 0
-    if candidates == CANDIDATES or 0 < candidates <= min(MOST_CANDIDATES, vocabulary // 4):
+    if candidates == CANDIDATES or 0 < candidates <= min(MAX_CANDIDATES, vocabulary // 4):
         return "narrow", candidates
     if 0 < row.top_k < vocabulary:
         return "counted", 0
