@@ -104,6 +104,14 @@ def test_settings_that_cannot_be_are_refused_as_by_serve() -> None:
     assert (outcome.exit_code, outcome.stderr) == (USAGE_ERROR, "trouper: --kv-bits must be 8, 4 or 0, not 7\n")
 
 
+@pytest.mark.parametrize("flag", ["--batch-dir", "--ssd-cache-dir"])
+def test_an_empty_directory_name_is_refused(flag: str) -> None:
+    """Found by use: an unset variable of a script let files and batches go into the current directory."""
+    outcome = CliRunner().invoke(cli.main, ["doctor", flag, "", "--port", "0"])
+    assert outcome.exit_code == USAGE_ERROR
+    assert outcome.stderr.startswith(f"trouper: {flag}: it is empty; give a path"), outcome.stderr
+
+
 def test_a_check_that_breaks_is_a_finding() -> None:
     def broken(_: CheckedSettings) -> Iterator[Finding]:
         yield Finding("ok", "so far")

@@ -93,6 +93,8 @@ class HomePath(click.Path):
     """A path that may begin with ~. A shell expands it in `--flag ~/x`, but neither in `--flag=~/x` nor in a file."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if not os.fspath(value):  # Else the current directory would be meant, as by an unset variable of a script.
+            self.fail("it is empty; give a path, or leave the flag out.", param, context)
         path = expanded(os.fspath(value))
         if str(path).startswith("~"):
             self.fail(f"no home directory is known for {path.parts[0]}; write the path out.", param, context)
