@@ -164,6 +164,25 @@ def test_logits_of_drafts_that_allow_no_choice_end_their_own_row() -> None:
     assert [row.tokens[:12] for row in (*rows[:1], *rows[2:])] == [wanted[place][0] for place in (0, 2, 3)]
 
 
+def test_what_fails_at_rejected_drafts_fails_nothing() -> None:
+    """Drafts change the duration of an answer, never whether there is one."""
+    wanted = whole(engine(), REQUESTS[:1])[0][0]
+    wrong = next(token for token in range(0, VOCABULARY, 2) if token not in (*wanted, *PROMPTS[0]))
+
+    def missing(tokens: mx.array, logits: mx.array) -> mx.array:
+        if wrong in np.array(tokens):
+            raise KeyError(wrong)
+        return even_only(tokens, logits)
+
+    drafted = {tuple(PROMPTS[0]): [*wanted[:6], wrong, *wanted[7:]]}
+    drafting = Foretelling(tokens=4, answers=drafted, dice=random.Random(0))
+    names = {"even": missing}
+    model = StepEngine(model_of("llama"), VOCABULARY, processors=names, drafting=drafting)
+    driver = Driver(model, allow=lambda _: 4)
+    [row] = driver.play([attrs.evolve(REQUESTS[0], drafts=True)])
+    assert driver.drafted and (row.tokens[:12], driver.failed) == (wanted[:12], [])
+
+
 def test_what_the_model_breaks_is_not_blamed_on_a_processor() -> None:
     """The row is found broken, with what it leaves in buffers."""
     states = ProcessedRows([("even",)], [RowTokens.of(np.array([1], np.int32))], PROCESSORS)

@@ -15,13 +15,15 @@ from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.logits_processor import Processors
 
 NO_PROCESSORS: Processors = {}
-Fault = tuple[int, str]
-"""(index of a row, why its processor failed)."""
 
 
 @attrs.frozen(eq=False)
 class Unusable:
-    """Which logits of a step allow no choice: one of them is not a number, or all are minus infinity. Not read yet: reading waits for the device."""
+    """What processors failed at in a step: what they raised, and logits that allow no choice, since one is not a number or all are minus
+    infinity. These are not read yet: reading waits for the device."""
+
+    raised: dict[int, str]
+    """By position why a processor failed at once."""
 
     sources: list[tuple[int, str]]
     """(position, name of the processor that returned the logits), in order; "" is what the first processor of the position was given."""
@@ -29,14 +31,15 @@ class Unusable:
     """(sources,) bool."""
 
     def faults(self, kept: NDArray[np.bool_] | None = None) -> dict[int, str]:
-        """By position the processor that is to blame: none, where its logits allowed no choice before. `kept`: the positions that count, if
+        """By position the processor that is to blame, and why: none, where its logits allowed no choice before. `kept`: the positions that count, if
         drafts were verified; what a processor makes of rejected drafts means nothing."""
         blamed: dict[int, str] = {}
         for index in np.flatnonzero(np.array(self.flags)).tolist():
             position, name = self.sources[index]
             if kept is None or kept[position]:
                 blamed.setdefault(position, name)
-        return {
+        raised = {position: reason for position, reason in self.raised.items() if kept is None or kept[position]}
+        return raised | {
             position: f"logits processor {name!r} returned logits that allow no choice: no numbers (NaN), or all minus infinity"
             for position, name in blamed.items()
             if name
@@ -55,19 +58,18 @@ class ProcessedRows:
         self._names = [names for _, names, _ in kept]
         self._processors = processors
         self._tokens = TokenRows([own for _, _, own in kept]) if kept else None
-        self.faults: list[Fault] = []
-        """Rows whose processor failed in the last call, with the reason."""
         self.unusable: Unusable | None = None
-        """Logits of the last call that allow no choice; None: no row has processors."""
+        """What failed in the last call; None: no row has processors."""
+        self._raised: dict[int, str] = {}
         self._choices: list[tuple[int, str, mx.array]] = []
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
         """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
-        self.faults = []
         if self._tokens is None:
             return logits
         places, changed = [], []
         self._choices.clear()
+        self._raised = {}
         for index, row in enumerate(self._rows.tolist()):
             tokens = self._tokens.tokens[index, : int(self._tokens.lengths[index])]
             drafts = [] if spans is None else spans.drafts_of(row)
@@ -77,7 +79,7 @@ class ProcessedRows:
                 places.append(start + step)
                 changed.append(self._processed(index, start + step, before, logits[start + step][None]))
         sources = [(position, name) for position, name, _ in self._choices]
-        self.unusable = Unusable(sources, mx.concatenate([flag for _, _, flag in self._choices]))
+        self.unusable = Unusable(self._raised, sources, mx.concatenate([flag for _, _, flag in self._choices]))
         result = logits.astype(mx.float32)
         result[mx.array(places)] = mx.concatenate(changed).astype(mx.float32)
         return result
@@ -89,9 +91,7 @@ class ProcessedRows:
             try:
                 logits = _checked(self._processors[name](tokens, logits), given.shape)
             except BaseException as error:  # noqa: BLE001 - an embedder's code: whatever it raises concerns its row alone, also a panic of Rust code, which is no `Exception`
-                self.faults.append(
-                    (int(self._rows[index]), f"logits processor {name!r}: {type(error).__name__}: {error}")
-                )
+                self._raised[position] = f"logits processor {name!r}: {type(error).__name__}: {error}"
                 return given
             self._choices.append((position, name, _without_choice(logits)))
         return logits

@@ -38,7 +38,7 @@ class SamplingBatch:
         self.members: tuple[RowId, ...] = ()
         """The decoding rows, in order."""
         self.failed: tuple[tuple[RowId, str], ...] = ()
-        """Members whose grammar or logits processor failed in the last `sample`, with the reason."""
+        """Members whose grammar failed in the last `sample`, with the reason."""
         self.numberless: mx.array | None = None
         """(n,) bool, as the tokens of the last `sample`: whether the logits are no numbers."""
         self.unusable: Unusable | None = None
@@ -117,7 +117,7 @@ class SamplingBatch:
         for history in self._histories:
             shaped = history(shaped, spans)
         shaped = self._min_tokens(shaped, drawn, spans)
-        self.failed = tuple((self.members[index], fault) for index, fault in self._processed.faults)
+        self.failed = ()
         if self._constrained:
             mx.async_eval(logits)  # The device computes the logits while the masks are made from the previous tokens.
             read_before()
@@ -164,7 +164,7 @@ class SamplingBatch:
             masks = [constraint.allowed(int(self.drawn[index])) for index, constraint in self._constrained]
         else:
             positions = self._masks_along(spans, masks)
-        self.failed += tuple(
+        self.failed = tuple(
             (self.members[index], constraint.fault) for index, constraint in self._constrained if constraint.fault
         )
         return masked(shaped, positions, np.stack(masks))
