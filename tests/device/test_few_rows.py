@@ -18,6 +18,8 @@ FORMATS = [
     WeightFormat(mx.float16, 4, 64),
 ]
 """Each takes some seconds to compile."""
+TOLERANCE = 0.1
+"""Of layers, some of which MLX multiplies in bfloat16: on a CPU it is off by 0.09. Results are of the order of 0.6."""
 RELATIVE = {mx.float16: 2**-9, mx.bfloat16: 2**-7}
 
 
@@ -45,12 +47,24 @@ def test_the_kernel_is_a_product_with_the_transposed_matrix(form: WeightFormat) 
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 8, 30, 64, 65, 100])
-def test_layers_compute_the_same_with_the_kernel(rows: int, bias: bool) -> None:
-    layer = nn.Linear(256, 200, bias=bias)
-    layer.set_dtype(mx.bfloat16)
-    x = mx.random.normal((2, rows, 256)).astype(mx.bfloat16)[:1]
-    for each in (layer, layer.to_quantized(64, 4), layer.to_quantized(32, 8)):
-        usual = each(x)
-        linear_layers.prepare(each)
-        assert mx.allclose(each(x).astype(mx.float32), usual.astype(mx.float32), atol=0.02, rtol=0.02)
+@pytest.mark.parametrize("rows", [1, 2, 8, 30, 33, 100, 200])
+def test_prepared_layers_are_products_with_their_weights(rows: int, bias: bool) -> None:
+    plain = nn.Linear(256, 200, bias=bias)
+    plain.set_dtype(mx.bfloat16)
+    x = mx.random.normal((rows, 1, 256)).astype(mx.bfloat16)
+    for layer in (plain, plain.to_quantized(64, 4), plain.to_quantized(32, 8), plain.to_quantized(64, 6)):
+        linear_layers.prepare(layer)
+        got = np.array(layer(x).astype(mx.float32))
+        with mx.stream(mx.cpu):
+            expected = x.astype(mx.float32) @ matrix_of(layer).T
+            if bias:
+                expected += layer.bias.astype(mx.float32)
+            np.testing.assert_allclose(got, np.array(expected), rtol=0.02, atol=TOLERANCE)
+
+
+def matrix_of(layer: nn.Module) -> mx.array:
+    """In float32."""
+    if "scales" not in layer:
+        return layer.weight.astype(mx.float32)
+    scales, biases = (part.astype(mx.float32) for part in (layer.scales, layer.biases))
+    return mx.dequantize(layer.weight, scales, biases, layer.group_size, layer.bits)
