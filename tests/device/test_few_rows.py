@@ -64,7 +64,8 @@ def test_prepared_layers_are_products_with_their_weights(rows: int, bias: bool) 
 
 def matrix_of(layer: nn.Module) -> mx.array:
     """In float32."""
+    weight: mx.array = layer.weight
     if "scales" not in layer:
-        return layer.weight.astype(mx.float32)
+        return weight.astype(mx.float32)
     scales, biases = (part.astype(mx.float32) for part in (layer.scales, layer.biases))
-    return mx.dequantize(layer.weight, scales, biases, layer.group_size, layer.bits)
+    return mx.dequantize(weight, scales, biases, layer.group_size, layer.bits)
