@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from mlx import nn
 
+from trouper.engine.platform import device
 from trouper.engine.products import linear_layers
 from trouper.engine.products.few_rows import WeightFormat, Weights, computes, product
 
-pytestmark = pytest.mark.skipif(not linear_layers.has_kernel(), reason="the device has no such kernel")
+pytestmark = pytest.mark.skipif(not device.runs_cuda_kernels(), reason="the device has no such kernel")
 FORMATS = [
     *(WeightFormat(mx.bfloat16, bits, group) for bits, group in ((16, 0), (4, 32), (4, 64), (8, 64), (8, 128))),
     WeightFormat(mx.float16),

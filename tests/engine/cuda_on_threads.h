@@ -3,6 +3,8 @@
 #include <barrier>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -45,6 +47,12 @@ template <typename Kernel> void launch(Dim grid, int threads, Kernel kernel) {
         }
     });
     for (auto& thread : running) thread.join();
+}
+// An array of what the test gives the program; aligned, as the device's are.
+template <typename X> X* read(int size) {
+    X* array = (X*)aligned_alloc(16, (size * sizeof(X) + 15) / 16 * 16);
+    if (fread(array, sizeof(X), size, stdin) != (size_t)size) exit(3);
+    return array;
 }
 
 // What few_rows.cuh uses besides. Its own instructions are emulated here.

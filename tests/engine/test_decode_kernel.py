@@ -3,25 +3,21 @@ tested so without a GPU; on one, by tests/device/test_decode_attention.py."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.engine import on_threads
 from tests.family_configs import LONG
 from trouper.engine.kv.decode_attention import mask_of
 from trouper.engine.kv.decode_kernel import HEAD_DIMS, JOIN, MAX_PART, MAX_SUMS, SOURCE, WARPS, Heads, part_of
 
-COMPILER = shutil.which("g++")
 SPLIT, LENGTHS = 64, np.array([0, 2, 65, 70], np.int32)
 """Number of tokens of each row before the pass: warps without a key, one that is not filled, and a second split or turn."""
 PROGRAM = """
 #include "cuda_on_threads.h"
-#include <cstdio>
-#include <cstdlib>
 using T = float;
 constexpr int D = %(dim)d, KEY_HEADS = %(key_heads)d, GROUP = %(group)d, PART = %(part)d, WARPS = %(warps)d, RING = %(ring)d,
               WINDOW = %(window)d, SPLIT = %(split)d;
@@ -33,11 +29,6 @@ static void attention(const T* queries, const int* queries_shape, const T* keys,
 }
 static void join(const float* splits, const int* splits_shape, const T* sinks, T* out) {
 %(join)s
-}
-template <typename X> X* read(int size) {
-    X* array = (X*)malloc(size * sizeof(X));
-    if (fread(array, sizeof(X), size, stdin) != (size_t)size) exit(3);
-    return array;
 }
 int main() {
     const int rows = %(rows)d, heads = KEY_HEADS * GROUP, width = %(width)d, count = %(splits)d, all = rows * heads * width;
@@ -78,23 +69,16 @@ MORE = [(Heads(mx.float32, 64, 2, 3), 3, SPLIT), (Heads(mx.float32, 64, 2, 2, 40
 def test_the_kernels_are_attention_of_each_row_over_its_tokens(
     heads: Heads, width: int, split: int, tmp_path: Path
 ) -> None:
-    if COMPILER is None:
-        pytest.skip("no C++ compiler")
     rows, all_heads, capacity = len(LENGTHS), heads.key_heads * heads.group, heads.ring or 80
     names = {"dim": heads.dim, "key_heads": heads.key_heads, "group": heads.group, "part": part_of(heads.group * width, heads.dim),
              "warps": WARPS, "ring": heads.ring, "window": heads.window, "sinks": heads.sinks, "split": split, "rows": rows,
              "splits": -(-capacity // split) if split else 1, "capacity": capacity, "width": width, "source": SOURCE, "join": JOIN}  # fmt: skip
-    source, program = tmp_path / "kernel.cpp", tmp_path / "kernel"
-    source.write_text(PROGRAM % names)
-    flags = ["-std=c++20", "-O1", "-pthread", "-I", str(Path(__file__).parent), "-o", str(program)]
-    subprocess.run([COMPILER, *flags, str(source)], check=True)
     dice = np.random.default_rng(heads.dim + heads.group)
     queries = dice.standard_normal((rows, all_heads, width, heads.dim), np.float32)
     keys, values = (dice.standard_normal((rows, heads.key_heads, capacity, heads.dim), np.float32) for _ in range(2))
     sinks, after = dice.standard_normal(all_heads, np.float32), LENGTHS + np.int32(width)
     given = b"".join(array.tobytes() for array in (queries, keys, values, sinks, after))
-    done = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True)
-    got = np.frombuffer(done.stdout, np.float32).reshape(queries.shape)
+    got = np.frombuffer(on_threads.run(PROGRAM % names, given, tmp_path), np.float32).reshape(queries.shape)
     expected = mx.fast.scaled_dot_product_attention(
         *map(mx.array, (queries, keys, values)), scale=0.2, mask=mask_of(heads, LENGTHS, width, capacity)[:, None],
         sinks=mx.array(sinks) if heads.sinks else None,

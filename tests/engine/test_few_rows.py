@@ -12,6 +12,7 @@ from mlx import nn
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from trouper.engine.kv.pass_shapes import ROUNDED
 from trouper.engine.lora import lora_layers
+from trouper.engine.platform import device
 from trouper.engine.products import few_rows, linear_layers
 from trouper.engine.products.few_rows import WeightFormat, Weights
 
@@ -37,7 +38,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[WeightFormat, int]]:
 
     monkeypatch.setattr(few_rows, "product", product)
     monkeypatch.setattr(few_rows, "computes", lambda _: True)
-    monkeypatch.setattr(linear_layers, "has_kernel", lambda: True)
+    monkeypatch.setattr(device, "runs_cuda_kernels", lambda: True)
     return made
 
 
@@ -151,7 +152,7 @@ def test_layers_that_were_not_prepared_or_are_no_longer(calls: list[tuple[Weight
 
 def test_a_device_without_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert not linear_layers.has_kernel()
+    assert not device.runs_cuda_kernels()
     linear_layers.prepare(layer := linear())
     assert type(layer) is nn.Linear
 

@@ -3,29 +3,20 @@ indices are tested so without a GPU; on one, by tests/device/test_few_rows.py.""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.engine import on_threads
 from trouper.engine.products import few_rows
 from trouper.engine.products.few_rows import TILE, WARPS, WeightFormat
 
-COMPILER = shutil.which("g++")
 PROGRAM = """
 #include "cuda_on_threads.h"
-#include <cstdio>
-#include <cstdlib>
 #include "%(source)s"
 using T = bfloat16;
-template <typename X> X* read(int size) {
-    X* array = (X*)aligned_alloc(16, (size * sizeof(X) + 15) / 16 * 16);
-    if (fread(array, sizeof(X), size, stdin) != (size_t)size) exit(3);
-    return array;
-}
 int main() {
     const int rows = %(rows)d, inputs = %(inputs)d, outputs = %(outputs)d, groups = inputs / %(group)d;
     const T* x = read<T>(rows * inputs);
@@ -56,8 +47,6 @@ int main() {
 def test_the_kernel_is_a_product_with_the_transposed_matrix(
     form: WeightFormat, tiles: int, sizes: tuple[int, int, int], tmp_path: Path
 ) -> None:
-    if COMPILER is None:
-        pytest.skip("no C++ compiler")
     rows, inputs, outputs = sizes
     drawn = mx.random.normal((rows + outputs, inputs), key=mx.random.key(inputs)).astype(mx.bfloat16)
     x, full, bias = drawn[:rows], drawn[rows:] * inputs**-0.5, mx.arange(outputs).astype(mx.bfloat16) / outputs
@@ -67,22 +56,11 @@ def test_the_kernel_is_a_product_with_the_transposed_matrix(
         scales, biases = (part.astype(mx.float32) for part in given[1:])
         full = mx.dequantize(given[0], scales, biases, form.group_size, form.bits).astype(mx.bfloat16)  # Rounded once.
     expected = x.astype(mx.float32) @ full.astype(mx.float32).T + bias.astype(mx.float32)
-    names = {
-        "rows": rows,
-        "inputs": inputs,
-        "outputs": outputs,
-        "tiles": tiles,
-        "bits": form.bits,
-        "group": form.group_size or 1,
-    }
-    source, program = tmp_path / "kernel.cpp", tmp_path / "kernel"
-    path = Path(few_rows.__file__).with_suffix(".cuh")
-    source.write_text(PROGRAM % (names | {"threads": WARPS * 32, "source": path}))
-    flags = ["-std=c++20", "-O1", "-pthread", "-I", str(Path(__file__).parent), "-o", str(program)]
-    subprocess.run([COMPILER, *flags, str(source)], check=True)
+    names = {"rows": rows, "inputs": inputs, "outputs": outputs, "tiles": tiles, "bits": form.bits, "group": form.group_size or 1,
+             "threads": WARPS * 32, "source": Path(few_rows.__file__).with_suffix(".cuh")}  # fmt: skip
     parts = [np.array(array.view(mx.uint8)).tobytes() for array in (x, *given, bias)]
-    done = subprocess.run([program], input=b"".join(parts), stdout=subprocess.PIPE, check=True)
-    got = mx.array(np.frombuffer(done.stdout, np.uint16).reshape(rows, outputs)).view(mx.bfloat16)
+    done = on_threads.run(PROGRAM % names, b"".join(parts), tmp_path)
+    got = mx.array(np.frombuffer(done, np.uint16).reshape(rows, outputs)).view(mx.bfloat16)
     np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), rtol=2**-8, atol=1e-4)
 
 

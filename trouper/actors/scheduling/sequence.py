@@ -48,6 +48,7 @@ class Sequence:
     """Prompt and output tokens, as the prefix cache knows them."""
     output: AnswerOutput
     num_prompt_tokens: int = attrs.field(init=False)
+    """Length of the prompt. Every step asks for it several times."""
     since: float = 0.0
     """Time of arrival, on Trio's clock; once started, time of the first admission."""
     state: State = State.WAITING

@@ -23,6 +23,7 @@ from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
+from trouper.engine.products import linear_layers
 from trouper.engine.self_check.accuracy import BFLOAT16, FLOAT16, FLOAT32, TENSOR_FLOAT32, arithmetic_of, is_routed
 from trouper.engine.self_check.matrix import SEEDS, subject_of
 from trouper.lifeline import end_with_launcher
@@ -101,8 +102,9 @@ def _stored(config: Row) -> str:
 
 
 def run_bare_loop(given: Row) -> Iterator[Row]:
-    """A row for each number of streams."""
+    """A row for each number of streams, by a model that multiplies as MLX does."""
     loaded = _loaded(given)
+    linear_layers.unprepare(loaded.model)
     for rows in given["streams"]:
         yield bare_loop.bare_loop(loaded.model, rows, given["steps"], given["rounds"], loaded.card.vocab_size)
 

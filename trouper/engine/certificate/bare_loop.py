@@ -11,16 +11,13 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
-from trouper.engine.products import linear_layers
-
 PROMPT, SETTLING = 50, 3
 """Tokens of each row's prompt; steps that are not counted."""
 
 
 def bare_loop(model: nn.Module, rows: int, steps: int, rounds: int, vocabulary: int) -> dict[str, Any]:
     """Measure tokens a second of `rows` rows that decode together, the median of `rounds`, and the gap between two tokens of a row.
-    The next step is launched before the tokens of the last one are read, as servers do it. The model multiplies as MLX does, from now on."""
-    linear_layers.unprepare(model)
+    The next step is launched before the tokens of the last one are read, as servers do it."""
     rates, gaps = [], []
     for seed in range(rounds):
         mx.random.seed(seed)

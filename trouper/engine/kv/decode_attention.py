@@ -20,7 +20,7 @@ import numpy as np
 from trouper.engine.kv import decode_kernel
 from trouper.engine.kv.decode_kernel import HEAD_DIMS, SPLIT_TOKENS, Heads, KernelCall
 from trouper.engine.kv.region import Region
-from trouper.engine.platform.error_text import line_of
+from trouper.engine.platform.kernel_trial import fault_of
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ def _heads(queries: mx.array, keys: WholeBuffer, sinks: mx.array | None) -> Head
 
 @cache
 def computes(heads: Heads, width: int) -> bool:
-    """Whether the device runs the kernel for such heads and `width` queries of each row, and rightly. Tried once: a device may have
-    fewer registers than the kernel needs, or a compiler that refuses it, and then rows get MLX's attention."""
+    """Whether the device runs the kernel for such heads and `width` queries of each row, and rightly. Tried once; where it does not, rows get
+    MLX's attention."""
     lengths, key = np.array(TRIED_LENGTHS, np.int32), mx.random.key(width)
     tokens = heads.ring or int(lengths.max()) + width
     sizes = [
@@ -98,17 +98,11 @@ def computes(heads: Heads, width: int) -> bool:
         mask=mask,
         sinks=None if sinks is None else sinks.astype(mx.float32),
     )
-    try:
-        got = decode_kernel.run(
-            heads, KernelCall(queries, keys, values, mx.array(lengths + width), heads.dim**-0.5, sinks=sinks)
-        )
-        right = bool(mx.abs(got.astype(mx.float32) - expected).max().item() < TRIED_ERROR)  # type: ignore[operator]
-        reason = "its results are wrong"
-    except Exception as error:  # noqa: BLE001 - whatever the device's compiler or driver says, there is another way
-        right, reason = False, line_of(error)
-    if not right:
-        log.warning("attention by lengths is not used for %d queries of %s: %s", width, heads, reason)
-    return right
+    call = KernelCall(queries, keys, values, mx.array(lengths + width), heads.dim**-0.5, sinks=sinks)
+    fault = fault_of(lambda: decode_kernel.run(heads, call).astype(mx.float32) - expected, TRIED_ERROR)
+    if fault:
+        log.warning("attention by lengths is not used for %d queries of %s: %s", width, heads, fault)
+    return not fault
 
 
 def mask_of(heads: Heads, lengths: Any, width: int, tokens: int) -> mx.array:

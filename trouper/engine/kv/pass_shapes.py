@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import attrs
-import mlx.core as mx
 
 from trouper.engine.platform import device
 from trouper.protocol.kv import CAPACITY_STEP, FIRST_BANK, SHARED_TOKENS, bank_level, kv_capacity
@@ -151,5 +150,5 @@ ROUNDED = Shapes(pass_tokens=256, rounded=True)
 def of_device() -> Shapes:
     """Choose the shapes for the default device."""
     if device.prepares_shapes():
-        return attrs.evolve(ROUNDED, length_kernel=hasattr(mx.fast, "cuda_kernel"))
+        return attrs.evolve(ROUNDED, length_kernel=device.runs_cuda_kernels())
     return EXACT if device.is_cpu() else ACCELERATED

@@ -49,6 +49,11 @@ def prepares_shapes() -> bool:
     return bool(mx.cuda.is_available()) and not is_cpu()
 
 
+def runs_cuda_kernels() -> bool:
+    """Whether the device runs CUDA kernels of ours, by MLX's interface for custom kernels."""
+    return prepares_shapes() and hasattr(mx.fast, "cuda_kernel")
+
+
 def name() -> str:
     """Return the name of the device, for logs and the model's card."""
     info = mx.device_info()

@@ -12,6 +12,7 @@ constexpr int WARPS = 8;
 // EMULATED: the test that runs this on a CPU has its own (tests/engine/cuda_on_threads.h).
 #ifndef EMULATED
 template <typename T> __device__ __forceinline__ void multiply(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1);
+template <typename T> __device__ __forceinline__ uint both(float low, float high);
 #define FEW_ROWS_TYPE(TYPE, MMA, CONVERT) \
     template <> __device__ __forceinline__ void multiply<TYPE>(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) { \
         asm volatile(MMA " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
@@ -23,7 +24,6 @@ template <typename T> __device__ __forceinline__ void multiply(float (&sums)[4],
         asm(CONVERT " %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low)); \
         return pair; \
     }
-template <typename T> __device__ __forceinline__ uint both(float low, float high);
 FEW_ROWS_TYPE(__nv_bfloat16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "cvt.rn.bf16x2.f32")
 FEW_ROWS_TYPE(__half, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "cvt.rn.f16x2.f32")
 #undef FEW_ROWS_TYPE

@@ -1,7 +1,7 @@
 """Products of few rows with a weight matrix by a CUDA kernel of ours (`few_rows.cuh`).
 
 MLX asks cuBLAS for several rows of bfloat16, and each such call is captured into a CUDA graph of its own: launching that takes longer than a small
-matrix (docs/performance.md). Packed weights, `linear_layers.py` tells.
+matrix (docs/performance.md). Why packed weights have it, too, is in `linear_layers.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import cast
 import attrs
 import mlx.core as mx
 
-from trouper.engine.platform.error_text import line_of
+from trouper.engine.platform.kernel_trial import fault_of
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class WeightFormat:
     dtype: mx.Dtype
     """Of rows, scales and results: bfloat16 or float16."""
     bits: int = 16
-    """Of a weight; 16: weights have the type `dtype`."""
+    """Bits of a weight: 4 or 8 if weights are packed; 16 if they are numbers of type `dtype`."""
     group_size: int = 0
     """Number of weights that share a scale."""
 
@@ -98,22 +98,18 @@ def computes(form: WeightFormat) -> bool:
     """Whether the device runs the kernel for this format, and rightly. Tried once: an older device has no such product, and then MLX's are used."""
     size = -(-TRIED_INPUTS // form.step) * form.step
     drawn = mx.random.normal((TRIED_OUTPUTS + TRIED_ROWS, size), key=mx.random.key(form.bits)).astype(form.dtype)
-    full, x = drawn[:TRIED_OUTPUTS] * size**-0.5, drawn[TRIED_OUTPUTS:]
-    try:
-        if form.bits == 16:
-            weights = Weights(mx.contiguous(full))
-        else:
-            packed = mx.quantize(full, form.group_size, form.bits)
-            full, weights = mx.dequantize(*packed, form.group_size, form.bits), Weights(*packed)
-        expected = x.astype(mx.float32) @ full.astype(mx.float32).T
+    full, x = mx.contiguous(drawn[:TRIED_OUTPUTS] * size**-0.5), drawn[TRIED_OUTPUTS:]
+
+    def errors() -> mx.array:
+        weights = Weights(full) if form.bits == 16 else Weights(*mx.quantize(full, form.group_size, form.bits))
+        matrix = full if form.bits == 16 else unpacked(form, weights)
+        expected = x.astype(mx.float32) @ matrix.astype(mx.float32).T
         parts = [product(form, x[:rows], weights).astype(mx.float32) - expected[:rows] for rows in (3, TRIED_ROWS)]
-        right = all(mx.abs(part).max().item() < TRIED_ERROR for part in parts)  # type: ignore[operator]
-        reason = "its results are wrong"
-    except Exception as error:  # noqa: BLE001 - whatever the device's compiler or driver says, there is another way
-        right, reason = False, line_of(error)
-    if not right:
-        log.warning("MLX multiplies few rows by weights of %s: %s", form, reason)
-    return right
+        return mx.concatenate(parts)
+
+    if fault := fault_of(errors, TRIED_ERROR):
+        log.warning("MLX multiplies few rows by weights of %s: %s", form, fault)
+    return not fault
 
 
 @cache

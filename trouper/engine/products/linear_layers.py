@@ -28,8 +28,8 @@ PACKED_BITS = (4, 8)
 MAX_PACKED_ROWS, MIN_UNPACKED_ROWS = 32, 192
 """Maximum number of packed rows for our kernel, and minimum for which weights are unpacked. On an H200, by a packed matrix (9728, 2560), launched
 one by one, microseconds: 8 rows 18 here and 22 as one array by MLX, 32 rows 32 and 33, 64 rows 52 and 36; 128 rows 65 by MLX and 111 unpacked, 512
-rows 215 and 135, 2,048 rows 741 and 227. MLX compiles its kernels for up to 16 and for up to 32 rows in 40 s each, at their first product; the
-one for more rows is compiled before the first request, since prompts use it."""
+rows 215 and 135, 2,048 rows 741 and 227. MLX compiles a kernel for up to 16 rows and one for up to 32, each at its first product, the second in
+39 s; the one for more rows is compiled before the first request, since prompts use it."""
 UNPACKED_PART = 128
 """Part of the device's memory that an unpacked matrix may have, as its denominator. MLX has up to ten CUDA graphs in flight, each with one or two of
 them."""
@@ -69,8 +69,8 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def prepare(model: nn.Module) -> None:
-    """Make the model's layers fast, if the device has the kernel: it reads contiguous matrices. Nothing is evaluated."""
-    for _, layer in model.named_modules() if has_kernel() else ():
+    """Make the model's layers fast, if the device runs the kernel: it reads contiguous matrices. Nothing is evaluated."""
+    for _, layer in model.named_modules() if device.runs_cuda_kernels() else ():
         if type(layer) in KINDS:
             for name in ("weight", "scales", "biases"):
                 if name in layer:
@@ -83,11 +83,6 @@ def unprepare(model: nn.Module) -> None:
     usual = {kind: base for base, kind in KINDS.items()}
     for _, layer in model.named_modules():
         layer.__class__ = usual.get(type(layer), type(layer))
-
-
-def has_kernel() -> bool:
-    """Whether the device runs CUDA kernels of ours."""
-    return device.prepares_shapes() and hasattr(mx.fast, "cuda_kernel")
 
 
 @cache

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import attrs
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from trouper.engine.kv.region import Ints
+from trouper.engine.sampling.logprobs import KeptMask
 from trouper.engine.sampling.token_rows import RowTokens, TokenRows
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.logits_processor import Processors
@@ -30,7 +30,7 @@ class Unusable:
     flags: mx.array
     """(sources,) bool."""
 
-    def faults(self, kept: NDArray[np.bool_] | None = None) -> dict[int, str]:
+    def faults(self, kept: KeptMask | None = None) -> dict[int, str]:
         """By position the processor that is to blame, and why: none, where its logits allowed no choice before. `kept`: the positions that count, if
         drafts were verified; what a processor makes of rejected drafts means nothing."""
         blamed: dict[int, str] = {}
@@ -101,7 +101,7 @@ class ProcessedRows:
         if self._tokens is not None:
             self._tokens.append(tokens[mx.array(self._rows)])
 
-    def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
+    def accepted(self, spans: Spans, tokens: Ints, kept: KeptMask) -> None:
         """Count the kept ones of the (positions,) tokens."""
         for step in range(int(spans.counts[self._rows].max()) if self._tokens is not None else 0):
             there = spans.counts[self._rows] > step
