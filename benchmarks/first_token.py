@@ -36,10 +36,9 @@ def bare() -> None:
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
 
-    from trouper.engine.loading.model_loading import load as load_model
-    from trouper.protocol.settings import Settings
+    from benchmarks.bare import loaded
 
-    model, dice = load_model(Settings(model=sys.argv[1]), lambda _: None).model, random.Random(0)
+    model, dice = loaded(sys.argv[1]), random.Random(0)
     for line in sys.stdin:
         prompt = mx.array([[dice.randrange(1000, 40000) for _ in range(int(line))]])
         began = time.perf_counter()

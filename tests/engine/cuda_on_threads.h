@@ -1,4 +1,4 @@
-// What the kernels of decode_kernel.py and few_rows.cuh use of CUDA, on threads of a CPU: one block after another.
+// What the kernels of decode_attention.cuh and few_rows.cuh use of CUDA, on threads of a CPU: one block after another.
 #include <array>
 #include <barrier>
 #include <cmath>

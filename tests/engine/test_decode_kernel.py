@@ -1,4 +1,4 @@
-"""The CUDA kernels of decode_kernel.py, compiled for the CPU: each thread of a block is a thread. Their arithmetic and indices are
+"""The CUDA kernels of decode_attention.cuh, compiled for the CPU: each thread of a block is a thread. Their arithmetic and indices are
 tested so without a GPU; on one, by tests/device/test_decode_attention.py."""
 
 from __future__ import annotations
@@ -12,40 +12,31 @@ import pytest
 from tests.engine import on_threads
 from tests.family_configs import LONG
 from trouper.engine.kv.decode_attention import mask_of
-from trouper.engine.kv.decode_kernel import HEAD_DIMS, JOIN, MAX_PART, MAX_SUMS, SOURCE, WARPS, Heads, part_of
+from trouper.engine.kv.decode_kernel import FILE, HEAD_DIMS, MAX_PART, MAX_SUMS, WARPS, Heads, part_of
 
 SPLIT, LENGTHS = 64, np.array([0, 2, 65, 70], np.int32)
 """Number of tokens of each row before the pass: warps without a key, one that is not filled, and a second split or turn."""
 PROGRAM = """
 #include "cuda_on_threads.h"
-using T = float;
-constexpr int D = %(dim)d, KEY_HEADS = %(key_heads)d, GROUP = %(group)d, PART = %(part)d, WARPS = %(warps)d, RING = %(ring)d,
-              WINDOW = %(window)d, SPLIT = %(split)d;
+#include "%(source)s"
+constexpr int D = %(dim)d, KEY_HEADS = %(key_heads)d, GROUP = %(group)d, PART = %(part)d, WARPS = %(warps)d, SPLIT = %(split)d;
 constexpr bool SINKS = %(sinks)d;
-using O = float;
-static void attention(const T* queries, const int* queries_shape, const T* keys, const int* keys_shape, const T* values,
-                      const int* lengths, const float* scale, const T* sinks, O* out) {
-%(source)s
-}
-static void join(const float* splits, const int* splits_shape, const T* sinks, T* out) {
-%(join)s
-}
+using namespace decode_attention;
 int main() {
     const int rows = %(rows)d, heads = KEY_HEADS * GROUP, width = %(width)d, count = %(splits)d, all = rows * heads * width;
-    const int queries_shape[4] = {rows, heads, width, D}, keys_shape[4] = {rows, KEY_HEADS, %(capacity)d, D};
-    const int splits_shape[5] = {rows, heads, width, count, D + 2};
     float* queries = read<float>(all * D);
-    float* keys = read<float>(rows * KEY_HEADS * keys_shape[2] * D);
-    float* values = read<float>(rows * KEY_HEADS * keys_shape[2] * D);
+    float* keys = read<float>(rows * KEY_HEADS * %(capacity)d * D);
+    float* values = read<float>(rows * KEY_HEADS * %(capacity)d * D);
     float* sinks = read<float>(heads);
     int* lengths = read<int>(rows);
-    const float scale[1] = {0.2f};
     float* splits = (float*)calloc(all * count * (D + 2), sizeof(float));
     float* out = (float*)calloc(all * D, sizeof(float));
     const int blocks = KEY_HEADS * ((GROUP * width + PART - 1) / PART);
-    launch({blocks, rows, count}, WARPS * 32,
-           [=] { attention(queries, queries_shape, keys, keys_shape, values, lengths, scale, sinks, SPLIT ? splits : out); });
-    if (SPLIT) launch({all, 1, 1}, D, [=] { join(splits, splits_shape, sinks, out); });
+    launch({blocks, rows, count}, WARPS * 32, [=] {
+        attend<float, float, D, KEY_HEADS, GROUP, PART, WARPS, %(window)d, %(ring)d, SINKS, SPLIT>(
+            queries, keys, values, lengths, 0.2f, sinks, SPLIT ? splits : out, width, %(capacity)d);
+    });
+    if (SPLIT) launch({all, 1, 1}, D, [=] { join<float, D, SINKS>(splits, sinks, out, heads, width, count); });
     fwrite(out, sizeof(float), all * D, stdout);
 }
 """
@@ -72,7 +63,7 @@ def test_the_kernels_are_attention_of_each_row_over_its_tokens(
     rows, all_heads, capacity = len(LENGTHS), heads.key_heads * heads.group, heads.ring or 80
     names = {"dim": heads.dim, "key_heads": heads.key_heads, "group": heads.group, "part": part_of(heads.group * width, heads.dim),
              "warps": WARPS, "ring": heads.ring, "window": heads.window, "sinks": heads.sinks, "split": split, "rows": rows,
-             "splits": -(-capacity // split) if split else 1, "capacity": capacity, "width": width, "source": SOURCE, "join": JOIN}  # fmt: skip
+             "splits": -(-capacity // split) if split else 1, "capacity": capacity, "width": width, "source": FILE}  # fmt: skip
     dice = np.random.default_rng(heads.dim + heads.group)
     queries = dice.standard_normal((rows, all_heads, width, heads.dim), np.float32)
     keys, values = (dice.standard_normal((rows, heads.key_heads, capacity, heads.dim), np.float32) for _ in range(2))

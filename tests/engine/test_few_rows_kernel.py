@@ -57,7 +57,7 @@ def test_the_kernel_is_a_product_with_the_transposed_matrix(
         full = mx.dequantize(given[0], scales, biases, form.group_size, form.bits).astype(mx.bfloat16)  # Rounded once.
     expected = x.astype(mx.float32) @ full.astype(mx.float32).T + bias.astype(mx.float32)
     names = {"rows": rows, "inputs": inputs, "outputs": outputs, "tiles": tiles, "bits": form.bits, "group": form.group_size or 1,
-             "threads": WARPS * 32, "source": Path(few_rows.__file__).with_suffix(".cuh")}  # fmt: skip
+             "threads": WARPS * 32, "source": few_rows.FILE}  # fmt: skip
     parts = [np.array(array.view(mx.uint8)).tobytes() for array in (x, *given, bias)]
     done = on_threads.run(PROGRAM % names, b"".join(parts), tmp_path)
     got = mx.array(np.frombuffer(done, np.uint16).reshape(rows, outputs)).view(mx.bfloat16)
@@ -65,5 +65,5 @@ def test_the_kernel_is_a_product_with_the_transposed_matrix(
 
 
 def test_the_file_and_its_module_agree() -> None:
-    text = Path(few_rows.__file__).with_suffix(".cuh").read_text()
+    text = few_rows.FILE.read_text()
     assert f"WARPS = {WARPS};" in text and f"({TILE} * TILES)" in text

@@ -20,7 +20,7 @@ import numpy as np
 from trouper.engine.kv import decode_kernel
 from trouper.engine.kv.decode_kernel import HEAD_DIMS, SPLIT_TOKENS, Heads, KernelCall
 from trouper.engine.kv.region import Region
-from trouper.engine.platform.kernel_trial import fault_of
+from trouper.engine.platform.cuda_kernels import fault_of
 
 log = logging.getLogger(__name__)
 

@@ -7,20 +7,17 @@ matrix (docs/performance.md). Why packed weights have it, too, is in `linear_lay
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 import attrs
 import mlx.core as mx
 
-from trouper.engine.platform.kernel_trial import fault_of
+from trouper.engine.platform.cuda_kernels import Kernel, fault_of, kernel
 
 log = logging.getLogger(__name__)
 
-HEADER = f'#include "{Path(__file__).with_suffix(".cuh").as_posix()}"\n'
-"""MLX hashes a kernel's source at each launch: the file itself would take longer to hash than all the rest takes."""
+FILE = Path(__file__).with_suffix(".cuh")
 SOURCE = """
     int rows = 1;
     for (int axis = 0; axis < x_ndim - 1; axis++) rows *= x_shape[axis];
@@ -35,7 +32,6 @@ TRIED_ROWS, TRIED_OUTPUTS, TRIED_INPUTS = 13, 40, 1152
 """Sizes of the trial: neither full tiles, nor full blocks, nor a full turn of all warps."""
 TRIED_ERROR = 0.05
 """Largest error in the trial: results are of the order of 1, in bfloat16 within 0.02."""
-Kernel = Callable[..., list[mx.array]]
 
 
 @attrs.frozen
@@ -114,11 +110,7 @@ def computes(form: WeightFormat) -> bool:
 
 @cache
 def _kernel() -> Kernel:
-    names = ["x", "w", "scales", "biases", "bias"]
-    return cast(
-        Kernel,
-        mx.fast.cuda_kernel(name="few_rows", input_names=names, output_names=["out"], source=SOURCE, header=HEADER),
-    )
+    return kernel("few_rows", FILE, ["x", "w", "scales", "biases", "bias"], SOURCE)
 
 
 @cache
