@@ -9,8 +9,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.bench import Bench, Opened, code, ends, heard, scheduling
 from tests.fakes import EOS, card
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.health import MemoryStatus
-from trouper.protocol.plans import NOT_A_NUMBER, Stepped
+from trouper.protocol.plans import NOT_A_NUMBER, RowFault, Stepped
 from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Started
 
 
@@ -252,11 +253,12 @@ async def test_who_is_left_hears_whether_the_engine_crashed_or_the_server_leaves
 
 async def test_a_row_whose_grammar_gave_up_is_told_and_dropped(opened: Opened) -> None:
     async with scheduling(opened) as bench:
-        answer, beside = await bench.ask("one"), await bench.ask("two")
+        answer = await bench.ask("one", grammar=Grammar("lark", "start: /a+/"))
+        beside = await bench.ask("two")
         [first, _] = await bench.new_plans()
         row = first.admit[0].row
         bench.unanswered.pop(0)
-        bench.results.send_nowait(Stepped(first.step, failed=((row, "the grammar is too complex"),)))
+        bench.results.send_nowait(Stepped(first.step, failed=((row, RowFault("grammar", "too many items")),)))
         [following] = await bench.new_plans()
         assert following.drop == (row,)
         assert code(heard(answer)) == "grammar_failed"

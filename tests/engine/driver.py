@@ -19,7 +19,18 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.plans import Admit, Breakers, Chunk, Plan, ProposerName, Restore, RowId, Stepped, ThinkingLimit
+from trouper.protocol.plans import (
+    Admit,
+    Breakers,
+    Chunk,
+    Plan,
+    ProposerName,
+    Restore,
+    RowFault,
+    RowId,
+    Stepped,
+    ThinkingLimit,
+)
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
@@ -109,7 +120,7 @@ class Driver:
         self.prefilled: Counter[RowId] = Counter()
         """Prompt tokens that each row had computed."""
         self.persisted: list[Tensors] = []
-        self.failed: list[tuple[RowId, str]] = []
+        self.failed: list[tuple[RowId, RowFault]] = []
         self._orders = orders or {}
         self._chunk: ChunkSize = chunk if callable(chunk) else lambda _: chunk
         self._allow = allow

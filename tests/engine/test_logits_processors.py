@@ -24,6 +24,7 @@ from trouper import Generate, RequestFailed, Sampling, TokenPrompt, run_runtime
 from trouper.engine.sampling.logits_processors import ProcessedRows
 from trouper.engine.sampling.token_rows import RowTokens
 from trouper.engine.step import StepEngine
+from trouper.protocol.grammar import Grammar
 
 Calls = list[tuple[list[int], tuple[int, ...]]]
 
@@ -131,7 +132,7 @@ def test_a_fault_ends_its_own_row(name: str, reason: str) -> None:
     driver = Driver(engine())
     rows = driver.play([attrs.evolve(REQUESTS[0], processors=(name,)), REQUESTS[1]])
     assert {row for row, _ in driver.failed} == {rows[0].id}
-    assert all(reason in told and repr(name) in told for _, told in driver.failed)
+    assert all(reason in told.reason and repr(name) in told.reason for _, told in driver.failed)
     assert rows[1].tokens == alone(REQUESTS[1])
 
 
@@ -142,7 +143,8 @@ def test_logits_that_allow_no_choice_end_their_own_row(name: str, place: int) ->
     driver = Driver(engine())
     rows = driver.play([attrs.evolve(REQUESTS[place], processors=("even", name)), REQUESTS[2]])
     assert {row for row, _ in driver.failed} == {rows[0].id}
-    assert all("allow no choice" in told and repr(name) in told and "even" not in told for _, told in driver.failed)
+    reasons = [told.reason for _, told in driver.failed]
+    assert all("allow no choice" in reason and repr(name) in reason and "even" not in reason for reason in reasons)
     assert rows[1].tokens == alone(REQUESTS[2])
 
 
@@ -209,3 +211,17 @@ class TestRuntime:
             with broken_answer as answer, pytest.raises(RequestFailed) as failed:
                 await hear(answer)
             assert (failed.value.problem.status, failed.value.problem.code) == (500, "logits_processor_failed")
+
+    @pytest.mark.parametrize("name", ["broken", "forbidding"])
+    async def test_a_fault_beside_a_grammar_is_the_processors(self, tmp_path: Path, name: str) -> None:
+        path = str(save("llama", tmp_path))
+        request = Generate(
+            request_id="1", prompt=TokenPrompt(tuple(PROMPTS[0])), sampling=HOT, grammar=Grammar("regex", "a+"),
+            logits_processors=(name,), max_tokens=12,
+        )  # fmt: skip
+        async with running(path, start=partial(run_runtime, logits_processors=PROCESSORS)) as runtime:
+            with await runtime.submit(request) as answer, pytest.raises(RequestFailed) as failed:
+                await hear(answer)
+        problem = failed.value.problem
+        assert (problem.status, problem.code, problem.param) == (500, "logits_processor_failed", "logits_processors")
+        assert repr(name) in problem.message

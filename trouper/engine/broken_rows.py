@@ -16,7 +16,7 @@ from trouper.engine.kv.rows import Rows
 from trouper.engine.launched_step import Launched
 from trouper.engine.row_state import RowState
 from trouper.engine.sampling.logprobs import KeptMask
-from trouper.protocol.plans import NOT_A_NUMBER, RowId
+from trouper.protocol.plans import NOT_A_NUMBER, RowFault, RowId
 
 
 class BrokenRows:
@@ -26,8 +26,8 @@ class BrokenRows:
         self._rows, self._states = rows, states
         self._found: set[RowId] = set()
 
-    def found(self, launched: Launched, kept: KeptMask | None = None) -> tuple[tuple[RowId, str], ...]:
-        """Rows of a step that is read whose logits, or whose vectors, are no numbers, with the reason. For `Stepped.failed`. `kept`: which
+    def found(self, launched: Launched, kept: KeptMask | None = None) -> tuple[tuple[RowId, RowFault], ...]:
+        """Rows of a step that is read whose logits, or whose vectors, are no numbers, with the fault. For `Stepped.failed`. `kept`: which
         positions count, if drafts were verified. What a logits processor has broken is in no buffer."""
         broken = {row for row, vector in launched.prefilled.embedded if mx.isnan(vector[0]).item()}
         if launched.numberless is not None:

@@ -11,7 +11,7 @@ from trouper.engine.sampling.logits_processors import Unusable
 from trouper.engine.sampling.logprobs import PendingLogprobs
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.kv import BankStats
-from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.plans import Plan, RowFault, RowId, Stepped
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -28,8 +28,8 @@ class Launched:
     tokens: mx.array | None = None
     """(n,) uint32: one for each row, or for each position of `spans`. None: no row decodes."""
     logprobs: PendingLogprobs | None = None
-    failed: tuple[tuple[RowId, str], ...] = ()
-    """Rows whose grammar failed to make a mask, with the reason."""
+    failed: tuple[tuple[RowId, RowFault], ...] = ()
+    """Rows whose grammar failed to make a mask."""
     numberless: mx.array | None = None
     """(n,) bool, as `tokens`: whether the logits are no numbers."""
     unusable: Unusable | None = None

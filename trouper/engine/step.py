@@ -35,7 +35,7 @@ from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.logits_processor import Processors
-from trouper.protocol.plans import Admit, Plan, RowId, Stepped
+from trouper.protocol.plans import Admit, Plan, RowFault, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
 
 
@@ -283,13 +283,13 @@ class StepEngine:
         drafted = tuple((row, tokens, right) for row, tokens, right in tried if tokens)
         return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted
 
-    def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
+    def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, RowFault], ...]:
         """Pass the sampled tokens to proposers and grammars. The grammar of a row that was dropped since is skipped."""
         self.proposals.append(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._constraints else ():
             if (constraint := self._constraints.get(row)) is not None and (reason := constraint.accept(token)):
-                failed.append((row, reason))
+                failed.append((row, RowFault("grammar", reason)))
         return tuple(failed)
 
     def lengths(self) -> dict[RowId, int]:  # Tokens in each row's KV, for checks.

@@ -29,12 +29,24 @@ BlockId = NewType("BlockId", int)
 
 ProposerName = Literal["ngram", "draft_model", "mtp"]
 """What drafts: the row's own n-grams, the draft model, or the model's own MTP head."""
-NOT_A_NUMBER = "the model has computed no numbers (NaN) for this text: it overflows, or its weights are damaged"
-"""Reason of a row in `Stepped.failed` whose keys and values are of no use to anybody."""
 Pooling = Literal["mean", "mean_sqrt", "last", "first", "max", "weighted"]
 """Tokens whose hidden states are pooled into the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
 """Maximum number of unanswered plans: one that the device computes, and one whose tokens are read next."""
+
+
+@attrs.frozen
+class RowFault:
+    """Why a row cannot continue: what failed, and the reason."""
+
+    kind: Literal["not_a_number", "grammar", "logits_processor"]
+    reason: str
+
+
+NOT_A_NUMBER = RowFault(
+    "not_a_number", "the model has computed no numbers (NaN) for this text: it overflows, or its weights are damaged"
+)
+"""Fault of a row whose keys and values are of no use to anybody."""
 
 
 @attrs.frozen
@@ -240,8 +252,8 @@ class Stepped:
     """Seconds from the launch, or from the end of the previous step if that was later, to this step's tokens."""
     persisted: tuple[Tensors, ...] = ()
     """Bytes of each block and snapshot of the plan's `persist`, in order."""
-    failed: tuple[tuple[RowId, str], ...] = ()
-    """Rows that cannot continue, each with the reason: a grammar that became too complex, or `NOT_A_NUMBER`."""
+    failed: tuple[tuple[RowId, RowFault], ...] = ()
+    """Rows that cannot continue. Of several faults of a row the first one tells the cause."""
     prompt_logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     """Log-probabilities of prompt tokens, in order, for rows that requested them."""
     embedded: tuple[tuple[RowId, bytes], ...] = ()

@@ -11,7 +11,7 @@ from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.sequence_state import State
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
-from trouper.protocol.plans import NOT_A_NUMBER, Plan, RowId, Stepped
+from trouper.protocol.plans import NOT_A_NUMBER, Plan, RowFault, RowId, Stepped
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Embedded, Finished, Progress, TokenLogprobs
 from trouper.protocol.requests import Generate
@@ -61,11 +61,11 @@ class ResultCommit:
         for row, vector in stepped.embedded:
             if row in rows:
                 self._finish_embedding(rows[row], vector, now)
-        for row, reason in stepped.failed:
+        for row, fault in stepped.failed:
             if row in rows:
-                if reason == NOT_A_NUMBER:
+                if fault == NOT_A_NUMBER:
                     self.cache.release(rows[row])
-                self._fail(rows[row], row_failed(rows[row].request, reason))
+                self._fail(rows[row], row_failed(rows[row].request, fault))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
         """Commit tokens; returns their number. A row that ended while the step was in flight, or with an earlier token of it, gets
@@ -121,12 +121,15 @@ class ResultCommit:
         self.counters.add(requests_errored=1)
 
 
-def row_failed(request: Generate, reason: str) -> Problem:
-    """The grammar of a row cannot be followed beyond a point of its answer, a logits processor failed, or its logits are no numbers."""
-    if reason == NOT_A_NUMBER:
-        return Problem(500, reason, "server_error", None, "not_a_number")
-    if request.grammar is None and request.logits_processors:
-        return Problem(500, reason, "server_error", "logits_processors", "logits_processor_failed")
-    param = None if request.grammar is None else request.grammar.param
-    message = f"{param} cannot be followed any further: {reason.strip()}; make it simpler" if param else reason
-    return Problem(400, message, "invalid_request_error", param, "grammar_failed")
+def row_failed(request: Generate, fault: RowFault) -> Problem:
+    """The error of a request whose row cannot continue."""
+    match fault.kind:
+        case "not_a_number":
+            return Problem(500, fault.reason, "server_error", None, "not_a_number")
+        case "logits_processor":
+            return Problem(500, fault.reason, "server_error", "logits_processors", "logits_processor_failed")
+        case "grammar":
+            assert request.grammar is not None, "a row without a grammar follows none"
+            param = request.grammar.param
+            message = f"{param} cannot be followed any further: {fault.reason.strip()}; make it simpler"
+            return Problem(400, message, "invalid_request_error", param, "grammar_failed")

@@ -18,7 +18,9 @@ def kernel(name: str, file: Path, inputs: Sequence[str], source: str) -> Kernel:
     """A kernel with one output, `out`, whose source calls what the file defines. The file is included, since MLX hashes a kernel's source at
     each launch."""
     header = f'#include "{file.as_posix()}"\n'
-    compiled = mx.fast.cuda_kernel(name=name, input_names=list(inputs), output_names=["out"], source=source, header=header)
+    compiled = mx.fast.cuda_kernel(
+        name=name, input_names=list(inputs), output_names=["out"], source=source, header=header
+    )
     return cast(Kernel, compiled)
 
 

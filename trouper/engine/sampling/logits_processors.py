@@ -13,6 +13,7 @@ from trouper.engine.sampling.logprobs import KeptMask
 from trouper.engine.sampling.token_rows import RowTokens, TokenRows
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.logits_processor import Processors
+from trouper.protocol.plans import RowFault
 
 NO_PROCESSORS: Processors = {}
 
@@ -30,8 +31,8 @@ class Unusable:
     flags: mx.array
     """(sources,) bool."""
 
-    def faults(self, kept: KeptMask | None = None) -> dict[int, str]:
-        """By position the processor that is to blame, and why: none, where its logits allowed no choice before. `kept`: the positions that count, if
+    def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
+        """By position the fault of the processor that is to blame: none, where its logits allowed no choice before. `kept`: the positions that count, if
         drafts were verified; what a processor makes of rejected drafts means nothing."""
         blamed: dict[int, str] = {}
         for index in np.flatnonzero(np.array(self.flags)).tolist():
@@ -39,11 +40,12 @@ class Unusable:
             if kept is None or kept[position]:
                 blamed.setdefault(position, name)
         raised = {position: reason for position, reason in self.raised.items() if kept is None or kept[position]}
-        return raised | {
+        reasons = raised | {
             position: f"logits processor {name!r} returned logits that allow no choice: no numbers (NaN), or all minus infinity"
             for position, name in blamed.items()
             if name
         }
+        return {position: RowFault("logits_processor", reason) for position, reason in reasons.items()}
 
 
 class ProcessedRows:

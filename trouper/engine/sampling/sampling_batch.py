@@ -22,7 +22,7 @@ from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
 from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.logits_processor import Processors
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import RowFault, RowId
 
 
 class SamplingBatch:
@@ -37,8 +37,8 @@ class SamplingBatch:
     ) -> None:
         self.members: tuple[RowId, ...] = ()
         """The decoding rows, in order."""
-        self.failed: tuple[tuple[RowId, str], ...] = ()
-        """Members whose grammar failed in the last `sample`, with the reason."""
+        self.failed: tuple[tuple[RowId, RowFault], ...] = ()
+        """Members whose grammar failed in the last `sample`."""
         self.numberless: mx.array | None = None
         """(n,) bool, as the tokens of the last `sample`: whether the logits are no numbers."""
         self.unusable: Unusable | None = None
@@ -52,7 +52,7 @@ class SamplingBatch:
         self._constrained: list[tuple[int, RowConstraint]] = []
 
     @property
-    def outcome(self) -> tuple[tuple[RowId, ...], tuple[tuple[RowId, str], ...], mx.array | None]:
+    def outcome(self) -> tuple[tuple[RowId, ...], tuple[tuple[RowId, RowFault], ...], mx.array | None]:
         """The rows of the last step, those that failed in it, and which of them have logits that are no numbers."""
         return self.members, self.failed, self.numberless
 
@@ -165,7 +165,9 @@ class SamplingBatch:
         else:
             positions = self._masks_along(spans, masks)
         self.failed = tuple(
-            (self.members[index], constraint.fault) for index, constraint in self._constrained if constraint.fault
+            (self.members[index], RowFault("grammar", constraint.fault))
+            for index, constraint in self._constrained
+            if constraint.fault
         )
         return masked(shaped, positions, np.stack(masks))
 
