@@ -125,10 +125,10 @@ def test_d1_what_is_added_to_logits_is_added_in_one_order(rows: list[Sampling], 
     choosing.join(ids)
     for step in range(3):
         logits = logits_of(16, len(rows), seed=10 * seed + step)
-        sampled, logprobs = choosing.sample(mx.array(logits), None, lambda: None, None)
-        tokens = np.array(sampled)
-        assert logprobs is not None
-        for place, (row, told) in enumerate(logprobs.read()):
+        sampled = choosing.sample(mx.array(logits), None, lambda: None, None)
+        tokens = np.array(sampled.tokens)
+        assert sampled.logprobs is not None
+        for place, (row, told) in enumerate(sampled.logprobs.read()):
             raw = logits[place].astype(np.float64)
             wanted = shaped(raw, greedy[place], prompt, said[place])
             said[place].append(int(tokens[place]))

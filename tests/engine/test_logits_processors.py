@@ -188,8 +188,8 @@ def test_what_fails_at_rejected_drafts_fails_nothing() -> None:
 def test_what_the_model_breaks_is_not_blamed_on_a_processor() -> None:
     """The row is found broken, with what it leaves in buffers."""
     states = ProcessedRows([("even",)], [RowTokens.of(np.array([1], np.int32))], PROCESSORS)
-    states(mx.full((1, 8), mx.nan))
-    assert states.unusable is not None and states.unusable.faults() == {}
+    _, unusable = states(mx.full((1, 8), mx.nan))
+    assert unusable is not None and unusable.faults() == {}
 
 
 class TestRuntime:

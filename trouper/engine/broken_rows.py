@@ -30,13 +30,14 @@ class BrokenRows:
         """Rows of a step that is read whose logits, or whose vectors, are no numbers, with the fault. For `Stepped.failed`. `kept`: which
         positions count, if drafts were verified. What a logits processor has broken is in no buffer."""
         broken = {row for row, vector in launched.prefilled.embedded if mx.isnan(vector[0]).item()}
-        if launched.numberless is not None:
+        faults: dict[int, RowFault] = {}
+        if (sampled := launched.sampled) is not None:
             broken.update(
-                _row_at(launched, position) for position in np.flatnonzero(np.array(launched.numberless)).tolist()
+                _row_at(launched, position) for position in np.flatnonzero(np.array(sampled.numberless)).tolist()
             )
+            faults = {} if sampled.unusable is None else sampled.unusable.faults(kept)
         self._found |= broken
-        faults = {} if launched.unusable is None else launched.unusable.faults(kept)
-        processed = {_row_at(launched, position): reason for position, reason in faults.items()}
+        processed = {_row_at(launched, position): fault for position, fault in faults.items()}
         return tuple((row, NOT_A_NUMBER) for row in sorted(broken)) + tuple(sorted(processed.items()))
 
     def clean_up(self) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import attrs
-import mlx.core as mx
 
 from trouper.engine.kv.block_payloads import BlockArrays
 from trouper.engine.prefill import Prefilled
-from trouper.engine.sampling.logits_processors import Unusable
-from trouper.engine.sampling.logprobs import PendingLogprobs
+from trouper.engine.sampling.sampled import Sampled
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.kv import BankStats
-from trouper.protocol.plans import Plan, RowFault, RowId, Stepped
+from trouper.protocol.plans import Plan, RowId, Stepped
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -23,17 +21,8 @@ class Launched:
     """Time of the launch (`time.perf_counter`), in seconds."""
     prefilled: Prefilled
     persisted: list[BlockArrays]
-    rows: tuple[RowId, ...] = ()
-    """Rows that decode, in the order of `tokens`."""
-    tokens: mx.array | None = None
-    """(n,) uint32: one for each row, or for each position of `spans`. None: no row decodes."""
-    logprobs: PendingLogprobs | None = None
-    failed: tuple[tuple[RowId, RowFault], ...] = ()
-    """Rows whose grammar failed to make a mask."""
-    numberless: mx.array | None = None
-    """(n,) bool, as `tokens`: whether the logits are no numbers."""
-    unusable: Unusable | None = None
-    """What logits processors made of the logits; None: no row has any."""
+    sampled: Sampled | None = None
+    """None: no row decodes."""
     order: int = 0
     """Hash of the order of rows in their slots, if the plan has a digest; else 0."""
     banks: tuple[BankStats, ...] | None = None
@@ -46,6 +35,11 @@ class Launched:
     """Whether the device prepared kernels or a graph for a pass of the step."""
     stepped: Stepped | None = None
     """The result, once the step was read."""
+
+    @property
+    def rows(self) -> tuple[RowId, ...]:
+        """Rows that decode, in the order of their tokens."""
+        return () if self.sampled is None else self.sampled.rows
 
     @property
     def has_first_tokens_alone(self) -> bool:

@@ -26,7 +26,8 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.prefill import run_chunks
 from trouper.engine.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
-from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs
+from trouper.engine.sampling.logprobs import KeptMask
+from trouper.engine.sampling.sampled import Sampled
 from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
@@ -137,9 +138,7 @@ class StepEngine:
             began = time.perf_counter()
             launched.spans = spans = None if alone else self._draft(plan)
             launched.draft_s = time.perf_counter() - began
-            launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
-            launched.rows, launched.failed, launched.numberless = self._sampling.outcome
-            launched.unusable = self._sampling.unusable
+            launched.sampled = self._decode(alone) if spans is None else self._verify(spans)
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
             assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
         launched.preparing = self._rows.preparing
@@ -194,7 +193,7 @@ class StepEngine:
             self._fresh[row] = int(self._state[row].prompt[-1])
             self._rows.promote(row)
 
-    def _decode(self, alone: Mapping[RowId, Sequence[int]]) -> tuple[mx.array, PendingLogprobs | None]:
+    def _decode(self, alone: Mapping[RowId, Sequence[int]]) -> Sampled:
         parts = []
         if self._rows.decoding:
             parts.append(self._rows.decode(self._sampling.inputs(self._rows.decoding, self._fresh)))
@@ -216,7 +215,7 @@ class StepEngine:
         along = [drafts.get(row, ()) for row in self._rows.decoding]
         return Spans(along) if any(along) else None
 
-    def _verify(self, spans: Spans) -> tuple[mx.array, PendingLogprobs | None]:
+    def _verify(self, spans: Spans) -> Sampled:
         """Run all decoding rows, with and without drafts, in one pass."""
         last = self._sampling.inputs(self._rows.decoding, self._fresh)
         inputs = mx.concatenate([last[:, None], mx.array(spans.drafts.astype(np.uint32))], axis=1)
@@ -225,7 +224,7 @@ class StepEngine:
         flat = logits.reshape(-1, logits.shape[-1])
         return self._sample(flat[indices(spans.grid_indices)] if spans.padded else flat, spans)
 
-    def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
+    def _sample(self, logits: mx.array, spans: Spans | None = None) -> Sampled:
         return self._sampling.sample(logits, spans, self._read_before, self.starting)
 
     def _join(self) -> None:
@@ -248,14 +247,14 @@ class StepEngine:
     def _read(self, launched: Launched) -> Stepped:
         if launched.prefilled.ready is not None:
             mx.eval(launched.prefilled.ready)
-        rows, kept = launched.rows, None
-        sampled: Ints = np.zeros(0, np.int32) if launched.tokens is None else np.array(launched.tokens, np.int32)
+        rows, kept, sampled = launched.rows, None, launched.sampled
+        drawn: Ints = np.zeros(0, np.int32) if sampled is None else np.array(sampled.tokens, np.int32)
         drafted: Drafted = ()
         if launched.spans is not None:
-            rows, kept, drafted = self._commit(launched.rows, launched.spans, sampled)
-            sampled = sampled[kept]
-        tokens = tuple(cast(list[int], sampled.tolist()))
-        logprobs = launched.logprobs.read(kept) if launched.logprobs else ()
+            rows, kept, drafted = self._commit(launched.rows, launched.spans, drawn)
+            drawn = drawn[kept]
+        tokens = tuple(cast(list[int], drawn.tolist()))
+        logprobs = sampled.logprobs.read(kept) if sampled and sampled.logprobs else ()
         scores = tuple(score for pending in launched.prefilled.scores for score in pending.read())
         embedded = tuple((row, np.array(vector, "<f4").tobytes()) for row, vector in launched.prefilled.embedded)
         now = time.perf_counter()
@@ -263,7 +262,7 @@ class StepEngine:
         stepped = Stepped(
             launched.plan.step, rows, tokens, logprobs, seconds,
             persisted=tuple(payload.read() for payload in launched.persisted),
-            failed=launched.failed + self._broken.found(launched, kept) + self._follow(rows, tokens),
+            failed=(sampled.failed if sampled else ()) + self._broken.found(launched, kept) + self._follow(rows, tokens),
             matched=self.proposals.matched(launched.rows) if launched.plan.watch else (),
             prompt_logprobs=scores, embedded=embedded, drafted=drafted,
             draft_s=launched.draft_s, banks=launched.banks, preparing=launched.preparing or self._rows.preparing,

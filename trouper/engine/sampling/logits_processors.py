@@ -19,6 +19,19 @@ NO_PROCESSORS: Processors = {}
 
 
 @attrs.frozen(eq=False)
+class Processed:
+    """What the processors of a row made of the logits of one position."""
+
+    position: int
+    logits: mx.array
+    """(1, V). As they were given, if one raised."""
+    choices: list[tuple[str, mx.array]]
+    """(name of the processor that returned the logits, whether these allow no choice); "" is what the first one was given."""
+    raised: str = ""
+    """Why a processor failed at once."""
+
+
+@attrs.frozen(eq=False)
 class Unusable:
     """What processors failed at in a step: what they raised, and logits that allow no choice, since one is not a number or all are minus
     infinity. These are not read yet: reading waits for the device."""
@@ -30,6 +43,16 @@ class Unusable:
     """(position, name of the processor that returned the logits), in order; "" is what the first processor of the position was given."""
     flags: mx.array
     """(sources,) bool."""
+
+    @classmethod
+    def of(cls, calls: Sequence[Processed]) -> Unusable:
+        """Collect what failed at several positions."""
+        choices = [(call.position, name, flag) for call in calls for name, flag in call.choices]
+        return cls(
+            {call.position: call.raised for call in calls if call.raised},
+            [(position, name) for position, name, _ in choices],
+            mx.concatenate([flag for _, _, flag in choices]),
+        )
 
     def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
         """By position the fault of the processor that is to blame: none, where its logits allowed no choice before. `kept`: the positions that count, if
@@ -60,43 +83,35 @@ class ProcessedRows:
         self._names = [names for _, names, _ in kept]
         self._processors = processors
         self._tokens = TokenRows([own for _, _, own in kept]) if kept else None
-        self.unusable: Unusable | None = None
-        """What failed in the last call; None: no row has processors."""
-        self._raised: dict[int, str] = {}
-        self._choices: list[tuple[int, str, mx.array]] = []
 
-    def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
+    def __call__(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, Unusable | None]:
+        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it. Returns them as changed, and what
+        failed (None: no row has processors)."""
         if self._tokens is None:
-            return logits
-        places, changed = [], []
-        self._choices.clear()
-        self._raised = {}
+            return logits, None
+        calls = []
         for index, row in enumerate(self._rows.tolist()):
             tokens = self._tokens.tokens[index, : int(self._tokens.lengths[index])]
             drafts = [] if spans is None else spans.drafts_of(row)
             start = row if spans is None else int(spans.starts[row])
             for step in range(len(drafts) + 1):
                 before = mx.concatenate([tokens, mx.array(drafts[:step], mx.int32)]) if step else tokens
-                places.append(start + step)
-                changed.append(self._processed(index, start + step, before, logits[start + step][None]))
-        sources = [(position, name) for position, name, _ in self._choices]
-        self.unusable = Unusable(self._raised, sources, mx.concatenate([flag for _, _, flag in self._choices]))
+                calls.append(self._processed(self._names[index], start + step, before, logits[start + step][None]))
         result = logits.astype(mx.float32)
-        result[mx.array(places)] = mx.concatenate(changed).astype(mx.float32)
-        return result
+        changed = mx.concatenate([call.logits for call in calls])
+        result[mx.array([call.position for call in calls])] = changed.astype(mx.float32)
+        return result, Unusable.of(calls)
 
-    def _processed(self, index: int, position: int, tokens: mx.array, logits: mx.array) -> mx.array:
-        given = logits
-        self._choices.append((position, "", _without_choice(logits)))
-        for name in self._names[index]:
+    def _processed(self, names: Sequence[str], position: int, tokens: mx.array, logits: mx.array) -> Processed:
+        given, choices = logits, [("", _without_choice(logits))]
+        for name in names:
             try:
                 logits = _checked(self._processors[name](tokens, logits), given.shape)
             except BaseException as error:  # noqa: BLE001 - an embedder's code: whatever it raises concerns its row alone, also a panic of Rust code, which is no `Exception`
-                self._raised[position] = f"logits processor {name!r}: {type(error).__name__}: {error}"
-                return given
-            self._choices.append((position, name, _without_choice(logits)))
-        return logits
+                reason = f"logits processor {name!r}: {type(error).__name__}: {error}"
+                return Processed(position, given, choices, reason)
+            choices.append((name, _without_choice(logits)))
+        return Processed(position, logits, choices)
 
     def count(self, tokens: mx.array) -> None:
         """Count the step's lazy tokens, (n,) for all rows."""

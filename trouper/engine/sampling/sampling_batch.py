@@ -16,9 +16,10 @@ from trouper.engine.grammars.token_masks import Mask, masked
 from trouper.engine.kv.region import Ints
 from trouper.engine.row_state import RowConstraint, RowState
 from trouper.engine.sampling.dry import Dry
-from trouper.engine.sampling.logits_processors import NO_PROCESSORS, ProcessedRows, Unusable
-from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
+from trouper.engine.sampling.logits_processors import NO_PROCESSORS, ProcessedRows
+from trouper.engine.sampling.logprobs import KeptMask, logprobs_of
 from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
+from trouper.engine.sampling.sampled import Sampled
 from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.logits_processor import Processors
@@ -37,12 +38,6 @@ class SamplingBatch:
     ) -> None:
         self.members: tuple[RowId, ...] = ()
         """The decoding rows, in order."""
-        self.failed: tuple[tuple[RowId, RowFault], ...] = ()
-        """Members whose grammar failed in the last `sample`."""
-        self.numberless: mx.array | None = None
-        """(n,) bool, as the tokens of the last `sample`: whether the logits are no numbers."""
-        self.unusable: Unusable | None = None
-        """What logits processors made of the logits of the last `sample`; None: no member has any."""
         self._vocabulary, self._group, self._states = vocabulary, group, states
         self._processors = processors
         self._tokens: mx.array | None = None
@@ -50,11 +45,6 @@ class SamplingBatch:
         self.drawn = np.zeros(0, np.uint64)
         """(n,): number of tokens that each member has sampled."""
         self._constrained: list[tuple[int, RowConstraint]] = []
-
-    @property
-    def outcome(self) -> tuple[tuple[RowId, ...], tuple[tuple[RowId, RowFault], ...], mx.array | None]:
-        """The rows of the last step, those that failed in it, and which of them have logits that are no numbers."""
-        return self.members, self.failed, self.numberless
 
     def inputs(self, rows: Sequence[RowId], fresh: Mapping[RowId, int]) -> mx.array:
         """Return the next input of each row, (n,): its last sampled token, or its `fresh` token if it decodes for the first time."""
@@ -109,15 +99,15 @@ class SamplingBatch:
         spans: Spans | None,
         read_before: Callable[[], None],
         starting: Callable[[], None] | None,
-    ) -> tuple[mx.array, PendingLogprobs | None]:
+    ) -> Sampled:
         """Sample tokens (n,) from logits (n, V), or one for each position of the spans; then a call of `accepted` must follow.
         `read_before` reads the previous step's tokens, which grammars need. `starting` is called after the graph is built."""
         drawn = self.drawn if spans is None else self.drawn[spans.owners] + spans.steps.astype(np.uint64)
         shaped = self._bias(logits, spans)
-        for history in self._histories:
-            shaped = history(shaped, spans)
+        for penalties in (self._penalties, self._dry):
+            shaped = penalties(shaped, spans)
+        shaped, unusable = self._processed(shaped, spans)
         shaped = self._min_tokens(shaped, drawn, spans)
-        self.failed = ()
         if self._constrained:
             mx.async_eval(logits)  # The device computes the logits while the masks are made from the previous tokens.
             read_before()
@@ -130,12 +120,17 @@ class SamplingBatch:
         logprobs = logprobs_of(logits, tokens, requested, self._logprob_tokens)
         if starting is not None:
             starting()
-        self.numberless = mx.isnan(logits[:, 0])  # One shows it for all, which are products of the same hidden state.
-        self.unusable = self._processed.unusable
-        flags = [] if self.unusable is None else [self.unusable.flags]
-        mx.async_eval(tokens, self.numberless, flags, self._history_arrays(), logprobs.arrays() if logprobs else [])
+        sampled = Sampled(
+            rows=self.members,
+            tokens=tokens,
+            logprobs=logprobs,
+            failed=self._failed_grammars(),
+            numberless=mx.isnan(logits[:, 0]),  # One shows it for all, which are products of the same hidden state.
+            unusable=unusable,
+        )
+        mx.async_eval(sampled.arrays(), self._history_arrays())
         self._tokens = tokens if spans is None else None
-        return tokens, logprobs
+        return sampled
 
     def accepted(self, spans: Spans, sampled: Ints, accepted: Ints, kept: KeptMask) -> None:
         """Apply the result of a verification. sampled, kept: (positions,); accepted: (n,) number of accepted drafts of each row."""
@@ -164,12 +159,14 @@ class SamplingBatch:
             masks = [constraint.allowed(int(self.drawn[index])) for index, constraint in self._constrained]
         else:
             positions = self._masks_along(spans, masks)
-        self.failed = tuple(
+        return masked(shaped, positions, np.stack(masks))
+
+    def _failed_grammars(self) -> tuple[tuple[RowId, RowFault], ...]:
+        return tuple(
             (self.members[index], RowFault("grammar", constraint.fault))
             for index, constraint in self._constrained
             if constraint.fault
         )
-        return masked(shaped, positions, np.stack(masks))
 
     def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
         """Append the masks of the constrained rows at all their positions to `masks`; returns the positions."""

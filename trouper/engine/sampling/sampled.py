@@ -1,0 +1,32 @@
+"""What a step has sampled: lazy arrays, and the rows that cannot continue, as far as is known before these are read."""
+
+from __future__ import annotations
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.sampling.logits_processors import Unusable
+from trouper.engine.sampling.logprobs import PendingLogprobs
+from trouper.protocol.plans import RowFault, RowId
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Sampled:
+    """The sampled tokens of a step. Arrays have one entry for each row, or for each position of drafts that are verified."""
+
+    rows: tuple[RowId, ...]
+    """Rows that decode, in the order of `tokens`."""
+    tokens: mx.array
+    """(n,) uint32."""
+    logprobs: PendingLogprobs | None
+    failed: tuple[tuple[RowId, RowFault], ...]
+    """Rows whose grammar failed to make a mask."""
+    numberless: mx.array
+    """(n,) bool: whether the model's logits are no numbers."""
+    unusable: Unusable | None
+    """What logits processors made of the logits; None: no row has any."""
+
+    def arrays(self) -> list[mx.array]:
+        """Return the lazy arrays, to evaluate them with the step."""
+        flags = [] if self.unusable is None else [self.unusable.flags]
+        return [self.tokens, self.numberless, *flags, *(self.logprobs.arrays() if self.logprobs else [])]
