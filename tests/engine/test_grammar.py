@@ -93,6 +93,19 @@ def test_choices_of_any_characters(seed: int) -> None:
     assert text.decode() in ODD
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"), [("[]", "no option"), ('{"a": 1}', "array of strings"), ("[1]", "array of strings")]
+)
+def test_a_choice_of_nothing_is_refused(source: str, reason: str) -> None:
+    """A program that embeds the runtime makes its grammars itself. The answer to no option was an empty one, as if that were what was wanted."""
+    grammars = tiny().tokenizer.grammars
+    assert grammars is not None
+    with pytest.raises(RequestFailed) as failed:
+        grammars.compile(Grammar("choice", source, param="choice"))
+    problem = failed.value.problem
+    assert (problem.code, problem.param) == ("invalid_grammar", "choice") and reason in problem.message
+
+
 @pytest.mark.parametrize("option", ODD)
 def test_each_choice_can_be_said(option: str) -> None:
     assert said(Grammar("choice", json.dumps([option]))) == (option.encode(), True)

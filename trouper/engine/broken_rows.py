@@ -27,18 +27,19 @@ class BrokenRows:
         self._found: set[RowId] = set()
 
     def found(self, launched: Launched, kept: KeptMask | None = None) -> tuple[tuple[RowId, RowFault], ...]:
-        """Rows of a step that is read whose logits, or whose vectors, are no numbers, with the fault. For `Stepped.failed`. `kept`: which
-        positions count, if drafts were verified. What a logits processor has broken is in no buffer."""
+        """Rows of a step that is read which cannot continue, with the fault: their logits or vectors are no numbers, a logits processor failed, or
+        no token is left to choose. For `Stepped.failed`. `kept`: which positions count, if drafts were verified. What a logits processor has
+        broken is in no buffer."""
         broken = {row for row, vector in launched.prefilled.embedded if mx.isnan(vector[0]).item()}
         faults: dict[int, RowFault] = {}
         if (sampled := launched.sampled) is not None:
             broken.update(
                 _row_at(launched, position) for position in np.flatnonzero(np.array(sampled.numberless)).tolist()
             )
-            faults = {} if sampled.unusable is None else sampled.unusable.faults(kept)
+            faults = sampled.faults(kept)
         self._found |= broken
-        processed = {_row_at(launched, position): fault for position, fault in faults.items()}
-        return tuple((row, NOT_A_NUMBER) for row in sorted(broken)) + tuple(sorted(processed.items()))
+        others = [(_row_at(launched, position), fault) for position, fault in sorted(faults.items())]
+        return (*((row, NOT_A_NUMBER) for row in sorted(broken)), *others)
 
     def clean_up(self) -> None:
         """Comes after rows are dropped, and before others are admitted."""

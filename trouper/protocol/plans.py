@@ -39,7 +39,7 @@ PLANS_IN_FLIGHT = 2
 class RowFault:
     """Why a row cannot continue: what failed, and the reason."""
 
-    kind: Literal["not_a_number", "grammar", "logits_processor"]
+    kind: Literal["not_a_number", "grammar", "logits_processor", "no_choice"]
     reason: str
 
 
@@ -47,6 +47,8 @@ NOT_A_NUMBER = RowFault(
     "not_a_number", "the model has computed no numbers (NaN) for this text: it overflows, or its weights are damaged"
 )
 """Fault of a row whose keys and values are of no use to anybody."""
+NO_CHOICE = RowFault("no_choice", "no token is left to choose")
+"""Fault of a row for which all tokens are forbidden: one parameter of its request does that, or several do it together."""
 
 
 @attrs.frozen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import attrs
 
 from trouper.actors.scheduling.crash_handover import CrashHandover
@@ -15,6 +17,9 @@ from trouper.protocol.plans import NOT_A_NUMBER, Plan, RowFault, RowId, Stepped
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Embedded, Finished, Progress, TokenLogprobs
 from trouper.protocol.requests import Generate
+
+EXTREME = 1e30
+"""A penalty above this may make a logit minus infinity."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -128,8 +133,39 @@ def row_failed(request: Generate, fault: RowFault) -> Problem:
             return Problem(500, fault.reason, "server_error", None, "not_a_number")
         case "logits_processor":
             return Problem(500, fault.reason, "server_error", "logits_processors", "logits_processor_failed")
+        case "no_choice":
+            return _no_choice(request)
         case "grammar":
             assert request.grammar is not None, "a row without a grammar follows none"
             param = request.grammar.param
             message = f"{param} cannot be followed any further: {fault.reason.strip()}; make it simpler"
             return Problem(400, message, "invalid_request_error", param, "grammar_failed")
+
+
+def _no_choice(request: Generate) -> Problem:
+    """The error names the parameters that may forbid tokens: which of them did is not known, and mostly they did it together. DRY's penalty is
+    bounded, so that it forbids none."""
+    sampling = request.sampling
+    forbidding = {
+        "logit_bias": any(bias == -inf for _, bias in sampling.logit_bias),
+        "repetition_penalty": sampling.repetition_penalty > EXTREME,
+        "presence_penalty": sampling.presence_penalty > EXTREME,
+        "frequency_penalty": sampling.frequency_penalty > EXTREME,
+        "logits_processors": bool(request.logits_processors),
+        "min_tokens": request.min_tokens > 0,
+        "thinking_tokens": request.thinking_tokens is not None,
+    }
+    params = [name for name, forbids in forbidding.items() if forbids]
+    params += [] if request.grammar is None else [request.grammar.param]
+    if not params:
+        return Problem(
+            500,
+            "the model leaves no token to choose: all its logits are minus infinity",
+            "server_error",
+            None,
+            "no_choice",
+        )
+    *others, last = params
+    names = f"{', '.join(others)} and {last}" if others else last
+    message = f"no token was left to choose at some point of the answer, by {names}"
+    return Problem(400, message, "invalid_request_error", params[0], "no_choice")

@@ -226,7 +226,13 @@ def _has_regex(grammar: Grammar) -> bool:
 
 
 def _options(source: str) -> str:
-    return " | ".join(json.dumps(option, ensure_ascii=False) for option in json.loads(source))
+    """Make the alternatives of a Lark grammar. Raises `ValueError` if there is none."""
+    options = json.loads(source)
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        raise ValueError("it must be a JSON array of strings")
+    if not options:
+        raise ValueError("it has no option")
+    return " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
 
 
 def _with_calls(grammar: Grammar) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import attrs
 import mlx.core as mx
+import numpy as np
 
 from trouper.engine.sampling.logits_processors import Unusable
-from trouper.engine.sampling.logprobs import PendingLogprobs
-from trouper.protocol.plans import RowFault, RowId
+from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs
+from trouper.protocol.plans import NO_CHOICE, RowFault, RowId
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -25,8 +26,20 @@ class Sampled:
     """(n,) bool: whether the model's logits are no numbers."""
     unusable: Unusable | None
     """What logits processors made of the logits; None: no row has any."""
+    choiceless: mx.array | None
+    """(n,) bool: whether no token was left to choose. None: nothing changed the model's logits."""
+
+    def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
+        """By position why its row cannot continue, except for the rows of `failed` and what the model itself has broken. Waits for the device.
+        `kept`: the positions that count, if drafts were verified: what would come behind a rejected draft means nothing."""
+        faults = {} if self.unusable is None else self.unusable.faults(kept)
+        for position in [] if self.choiceless is None else np.flatnonzero(np.array(self.choiceless)).tolist():
+            if kept is None or kept[position]:
+                faults.setdefault(position, NO_CHOICE)
+        return faults
 
     def arrays(self) -> list[mx.array]:
         """Return the lazy arrays, to evaluate them with the step."""
         flags = [] if self.unusable is None else [self.unusable.flags]
+        flags += [] if self.choiceless is None else [self.choiceless]
         return [self.tokens, self.numberless, *flags, *(self.logprobs.arrays() if self.logprobs else [])]

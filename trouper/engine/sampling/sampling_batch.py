@@ -127,6 +127,7 @@ class SamplingBatch:
             failed=self._failed_grammars(),
             numberless=mx.isnan(logits[:, 0]),  # One shows it for all, which are products of the same hidden state.
             unusable=unusable,
+            choiceless=None if shaped is logits else _choiceless(shaped, tokens),
         )
         mx.async_eval(sampled.arrays(), self._history_arrays())
         self._tokens = tokens if spans is None else None
@@ -177,3 +178,9 @@ class SamplingBatch:
             positions += range(spans.starts[index], spans.starts[index] + len(along))
             masks += along
         return mx.array(positions, mx.int32)
+
+
+def _choiceless(shaped: mx.array, tokens: mx.array) -> mx.array:
+    """Whether no token was left to choose from logits (n, V), (n,). Then the sampled token itself is a forbidden one; so this needs no maximum
+    of all."""
+    return mx.logical_not(mx.take_along_axis(shaped, tokens[:, None], axis=-1)[:, 0] > -mx.inf)
