@@ -8,7 +8,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.bench import Opened, generate, running
 from tests.fakes import FakeEngine
-from trouper.actors.runtime.adapter_table import AdapterTable
+from trouper.actors.runtime.adapter_table import MAX_UNLOADED, AdapterTable
 from trouper.protocol.model import AdapterCard
 from trouper.protocol.plans import Plan
 
@@ -44,6 +44,14 @@ async def test_one_that_nobody_has_goes_at_once_and_may_come_again() -> None:
     assert table.cards == () and table.begin("") is None
     table.add(card("one"))
     assert table.begin("one") == card("one")
+
+
+async def test_the_names_of_those_that_were_unloaded_are_remembered_within_a_bound() -> None:
+    table = AdapterTable("base")
+    for number in (*range(MAX_UNLOADED + 1), 5):
+        await table.remove(str(number))
+    assert len(table.unloaded) == MAX_UNLOADED == len(set(table.unloaded))
+    assert table.unloaded[0] == "1" and table.unloaded[-1] == "5"
 
 
 @attrs.define(eq=False)

@@ -363,6 +363,15 @@ async def test_adapters_count_as_their_models_memory(autojump_clock: object) -> 
         assert manager.entries()[0].weights_bytes == 10
 
 
+async def test_the_names_of_unloaded_adapters_outlast_a_sleep_of_their_model(autojump_clock: object) -> None:
+    async with manager_of("small", "middle", "large", room=35) as (manager, _):
+        await manager.control.load_adapter("small", "brief", "5")
+        assert manager.entries()[0].unloaded_adapters == ()
+        await manager.control.unload_adapter("small", "brief")
+        await manager.control.unload("small", sleep=True).done.wait()
+        assert manager.entries()[0].unloaded_adapters == ("brief",)
+
+
 async def test_idle_models_make_room_for_an_adapter(autojump_clock: object) -> None:
     async with manager_of("small", "middle", room=35) as (manager, world):
         world.events.clear()

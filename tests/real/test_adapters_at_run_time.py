@@ -86,6 +86,24 @@ async def test_they_come_and_go_as_in_vllm(files: Path, tmp_path: Path) -> None:
         assert (await complete(url, "base"))["choices"] == first["base"]["choices"]
 
 
+async def test_the_model_does_not_answer_for_an_adapter_that_was_unloaded(files: Path, tmp_path: Path) -> None:
+    """The only model answers to any name, but whoever asks an adapter must not get the model's own answer as if it were the adapter's."""
+    async with serving(files) as (_, url):
+        for name in NAMES[:2]:
+            assert (await ask(url, "unload_lora_adapter", lora_name=name))[0] == 200
+            for asked in (name, f"base:{name}"):
+                refused = await complete(url, asked)
+                assert refused["status"] == 404 and refused["error"]["code"] == "adapter_not_found"
+        status, _ = await ask(
+            url, "load_lora_adapter", lora_name="two", lora_path=str(tmp_path / "none"), load_inplace=True
+        )
+        assert status == 404 and (await complete(url, "two"))["status"] == 404
+        assert (await complete(url, "gpt-4o"))["model"] == "base"
+        await ask(url, "load_lora_adapter", lora_name="one", lora_path=str(files / "one"))
+        assert (await complete(url, "one"))["model"] == "base:one"
+        assert (await complete(url, "two"))["status"] == 404
+
+
 async def test_what_cannot_be_is_refused_as_in_vllm(files: Path, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "adapter_config.json").write_text("{}")

@@ -10,15 +10,19 @@ from trouper.protocol.problems import adapter_not_found, bad_request
 
 def split(model: str | None, entries: Sequence[ModelEntry]) -> tuple[str | None, str]:
     """Split the name that a request gives its model into model and adapter; "": it names no adapter. Raises `RequestFailed` (404) for an
-    adapter that a model with adapters does not have."""
+    adapter that a model with adapters does not have, and for one that was unloaded: the model itself, which answers to any name where it is
+    the only one, would answer in its place without a word."""
     if model is None or any(model in entry.names for entry in entries):
         return model, ""
     base, _, name = model.rpartition(":")
     for entry in entries:
         if model in entry.adapters:
             return entry.names[0], model
-        if entry.adapters and base in entry.names:
+        if base in entry.names and (entry.adapters or entry.unloaded_adapters):
             return base, checked(name, entry)
+    for entry in entries:
+        if model in entry.unloaded_adapters:
+            return entry.names[0], checked(model, entry)
     return model, ""
 
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import trio
 
 from trouper.protocol.model import AdapterCard
 from trouper.protocol.problems import RequestFailed, adapter_not_found
+
+MAX_UNLOADED = 1000
+"""Names of unloaded adapters that are remembered."""
+
+
+def with_unloaded(names: Sequence[str], name: str) -> tuple[str, ...]:
+    """The names of unloaded adapters with one more, the latest last."""
+    return (*(other for other in names if other != name), name)[-MAX_UNLOADED:]
 
 
 class AdapterTable:
@@ -20,6 +28,8 @@ class AdapterTable:
         self._cards = {card.name: card for card in cards}
         self._running: Counter[str] = Counter()
         self._changed = trio.Event()
+        self.unloaded: tuple[str, ...] = ()
+        """Names of adapters that were unloaded; some may have been loaded again since."""
         self.changing = trio.StrictFIFOLock()
         """One adapter is loaded or unloaded at a time."""
 
@@ -53,6 +63,7 @@ class AdapterTable:
     async def remove(self, name: str) -> None:
         """Refuse further requests with this adapter, and wait until those that have it have ended."""
         self._cards.pop(name, None)
+        self.unloaded = with_unloaded(self.unloaded, name)
         while self._running[name]:
             await self._changed.wait()
         del self._running[name]

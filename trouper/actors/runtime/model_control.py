@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from trouper.actors.runtime.adapter_table import with_unloaded
 from trouper.actors.runtime.model_room import room_for_adapter
 from trouper.actors.runtime.model_unloading import AWAY, ManagedModel, lacking_room, load_problem
 from trouper.protocol.names import adapters_of
@@ -88,6 +89,7 @@ class ModelControl:
         model.settings = attrs.evolve(
             model.settings, adapter=tuple(f"{name}={path}" for name, path in adapters.items())
         )
+        model.unloaded_adapters = with_unloaded(model.unloaded_adapters, adapter)
         if model.runtime is not None:
             with suppress(ModelUnusable):  # The model itself was unloaded meanwhile.
                 await (runtime := model.runtime).unload_adapter(adapter)

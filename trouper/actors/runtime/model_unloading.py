@@ -52,6 +52,8 @@ class ManagedModel:
     """State once the model's graph has ended."""
     files: ModelFiles | None = None
     """What the model's files say; None for a model that --model names."""
+    unloaded_adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters that were unloaded. They outlast the graph, which goes when the model sleeps."""
     ended: trio.Event = attrs.field(factory=trio.Event)
     """Set when the model's graph has ended."""
     is_silent: bool = False
@@ -150,7 +152,8 @@ def entry_of(
         model.names, model.state, model.runtime, model.waiting, model.problem,
         pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes,
         progress=progress.of(model.settings.model) if model.state == "loading" else None,
-        adapters=tuple(adapters_of(model.settings.adapter)), files=model.files, fits=partial(fits_now, held, model, limits),
+        adapters=tuple(adapters_of(model.settings.adapter)), unloaded_adapters=model.unloaded_adapters, files=model.files,
+        fits=partial(fits_now, held, model, limits),
     )  # fmt: skip
 
 

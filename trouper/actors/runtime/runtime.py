@@ -104,6 +104,11 @@ class Runtime:
         return self._adapters.cards
 
     @property
+    def unloaded_adapters(self) -> tuple[str, ...]:
+        """Names of LoRA adapters that were unloaded; some may have been loaded again since."""
+        return self._adapters.unloaded
+
+    @property
     def weights_bytes(self) -> int:
         """Bytes of the model's weights, and of the adapters that it has now."""
         return self._room.weights_bytes

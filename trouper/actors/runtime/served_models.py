@@ -56,6 +56,8 @@ class ModelEntry:
     """Progress of loading, while the model is loaded."""
     adapters: tuple[str, ...] = ()
     """Names of its LoRA adapters."""
+    unloaded_adapters: tuple[str, ...] = ()
+    """Names of those that were unloaded; some may have been loaded again since."""
     files: ModelFiles | None = None
     """What the model's files say; None for a model that --model names."""
     _fits: Callable[[], bool | None] = attrs.field(default=lambda: None, eq=False, repr=False)
@@ -121,7 +123,8 @@ class OneModel:
         return None
 
     def entries(self) -> Sequence[ModelEntry]:
-        return (attrs.evolve(self._entry, adapters=tuple(card.name for card in self._runtime.adapters)),)
+        adapters = tuple(card.name for card in self._runtime.adapters)
+        return (attrs.evolve(self._entry, adapters=adapters, unloaded_adapters=self._runtime.unloaded_adapters),)
 
     async def lease(self, name: str | None) -> Lease:
         if name is not None and name not in self._entry.names:
