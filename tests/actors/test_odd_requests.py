@@ -12,11 +12,13 @@ from trio.testing import MockClock
 from tests.actors.bench import Opened, code, generate, heard, running, scheduling
 from trouper import ChatPrompt, InfillPrompt, RequestFailed, Runtime, TextPrompt, TokenPrompt
 from trouper.actors.scheduling.admission import Admission
+from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.found_prefix import Found
+from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import SchedulerStats
 from trouper.protocol.record import RequestRecord
-from trouper.protocol.requests import Generate
+from trouper.protocol.requests import CacheScope, Generate
 from trouper.protocol.watch import Watch
 
 ODD: list[tuple[dict[str, Any], int, str]] = [
@@ -108,6 +110,42 @@ async def test_a_crash_in_admission_that_does_not_come_again_costs_nobody_anythi
             assert len([delta async for delta in other]) == 49
         recovery = runtime.health().scheduler.recovery
         assert (recovery.crashes, recovery.convicted, recovery.quarantined) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("times", [1, 9])
+async def test_a_crash_where_requests_are_carried_over_loses_no_other(
+    autojump_clock: MockClock, admission_crashes: list[str], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The scheduler after a crash takes several up; each has its end, also where one of them crashes that scheduler, once or always."""
+    make, armed = PrefixCache.chain, 0
+
+    def making(self: PrefixCache, tokens: bytes, salt: str, scope: CacheScope) -> Chain:
+        nonlocal armed
+        if salt == "strange" and armed:
+            armed -= 1
+            raise RuntimeError("its like was not thought of")
+        return make(self, tokens, salt, scope)
+
+    monkeypatch.setattr(PrefixCache, "chain", making)
+    async with running() as runtime:
+        requests = [
+            generate(name, tokens=at, max_tokens=50, cache_salt=name)
+            for at, name in enumerate(("one", "strange", "two"), 4)
+        ]
+        one, odd, two = [await runtime.submit(request) for request in requests]
+        for answer in (one, odd, two):
+            await answer.next()
+        armed = times
+        admission_crashes.append("late")
+        with await runtime.submit(generate("late", tokens=9, max_tokens=9)) as late, one, odd, two:
+            assert [len([delta async for delta in answer]) for answer in (late, one, two)] == [9, 49, 49]
+            if times == 1:
+                assert len([delta async for delta in odd]) == 49
+            else:
+                with pytest.raises(RequestFailed) as failed:
+                    _ = [delta async for delta in odd]
+                assert failed.value.problem.code == "request_crashes_engine"
+        assert runtime.health().ready
 
 
 async def test_a_request_that_crashes_the_scheduler_on_its_arrival_is_answered(opened: Opened) -> None:

@@ -7,6 +7,7 @@ suspect is tried alone, and a sequence whose content was convicted is refused.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable
 
 import attrs
@@ -34,23 +35,33 @@ class CrashHandover:
     cache: PrefixCache
     counters: SchedulerCounters
     preemption: Preemption
+    taken: deque[Sequence] = attrs.field(factory=deque, init=False)
+    """Sequences of the scheduler before this one that are not queued yet. Should this one crash meanwhile, the first is the suspect, and the
+    next scheduler has all."""
 
     def take_up(self, now: float) -> None:
         """Queue the sequences of the scheduler before this one. Those whose content was convicted are refused, and one for which the device
         had no memory."""
-        for sequence in self.recovery.take_up():
-            if self.recovery.blame.condemns(sequence.standing, sequence.num_output_tokens, now):
-                self.refuse(sequence, now)
-                continue
-            if self.recovery.allocations.refuses(sequence.standing):
-                sequence.fail(no_memory(sequence.num_tokens))
-                self.counters.add(requests_errored=1)
-                continue
-            if sequence.started:
-                self.recovery.note_resumed()
-            tokens, request = bytes(sequence.chain.tokens), sequence.request
-            sequence.chain = self.cache.chain(tokens, request.cache_salt, request.cache_scope)
-            self.queue.append(sequence)
+        self.taken.extend(self.recovery.take_up())
+        while self.taken:
+            self._take(self.taken[0], now)
+
+    def _take(self, sequence: Sequence, now: float) -> None:
+        if self.recovery.blame.condemns(sequence.standing, sequence.num_output_tokens, now):
+            self.taken.popleft()
+            self.refuse(sequence, now)
+            return
+        if self.recovery.allocations.refuses(sequence.standing):
+            self.taken.popleft()
+            sequence.fail(no_memory(sequence.num_tokens))
+            self.counters.add(requests_errored=1)
+            return
+        tokens, request = bytes(sequence.chain.tokens), sequence.request
+        sequence.chain = self.cache.chain(tokens, request.cache_salt, request.cache_scope)
+        self.queue.append(sequence)
+        self.taken.popleft()
+        if sequence.started:
+            self.recovery.note_resumed()
 
     def refuse(self, sequence: Sequence, now: float) -> None:
         log.warning("request %s is refused: its content made the engine crash", sequence.request.request_id)
@@ -89,9 +100,9 @@ class CrashHandover:
             self.batch.rows.pop(handled.id, None)
             self.recovery.blame.quarantine.add(handled.standing.content, now)
             self.refuse(handled, now)
-        elif admitted is not None:
-            involved = (involvement(admitted, fresh=True, planned_tokens=admitted.num_output_tokens),)
-        carried = (*self.batch.rows.values(), *self.queue)
+        elif (suspect := self.taken[0] if self.taken else admitted) is not None:
+            involved = (involvement(suspect, fresh=True, planned_tokens=suspect.num_output_tokens),)
+        carried = (*self.batch.rows.values(), *self.queue, *self.taken)
         for sequence in carried:
             sequence.carry_over()
         left = LeftBehind(
@@ -104,6 +115,7 @@ class CrashHandover:
         )
         self.batch.rows.clear()
         self.queue.clear()
+        self.taken.clear()
         self.counters.add(requests_errored=self.recovery.hand_over(left))
 
     def _keep_aborted(self, unanswered: tuple[Plan, ...]) -> None:
