@@ -26,16 +26,14 @@ READY = " is ready at "
 PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
 """Limits that are lifted: a slow machine shall be measured, not refused."""
 MLX_LM_SERVER = """
-from http.server import ThreadingHTTPServer
-from trouper import lifeline
+from trouper import connection_queue, lifeline
 lifeline.end_with_launcher()
+connection_queue.lengthen()
 import trouper.engine
 from mlx_lm.server import main
-ThreadingHTTPServer.request_queue_size = 1024
 main()
 """
-"""Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same library. Python's queue of 5 connections
-is too short for streams that begin together: Linux drops what it has no place for, and resets those connections seconds later."""
+"""Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same library."""
 
 
 class ServerFailed(Exception):
