@@ -110,7 +110,16 @@ def test_clear_leaves_what_is_not_ours(stored: tuple[RunStore, list[RunInfo]]) -
     put(store)  # A server that was running goes on.
 
 
-@pytest.mark.parametrize("command", [("ls",), ("stats",), ("verify",), ("clear", "--yes")])
+def test_verify_of_a_directory_that_is_not_there_finds_nothing_sound(tmp_path: Path) -> None:
+    """Exit code 0 would hide a misspelt name. Where none is named, a server has perhaps kept nothing yet."""
+    outcome = call(RunStore(tmp_path / "none", NAMESPACE), "verify")
+    assert outcome.exit_code == USAGE_ERROR
+    assert f"there is no directory {tmp_path / 'none'}" in outcome.output and "--ssd-cache-dir" in outcome.output
+    unnamed = CliRunner().invoke(cli.main, ["cache", "verify"], env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert (unnamed.exit_code, unnamed.output) == (0, "0 files, 0 bytes: none damaged\n")
+
+
+@pytest.mark.parametrize("command", [("ls",), ("stats",), ("clear", "--yes")])
 def test_a_directory_that_is_not_there_holds_nothing(command: tuple[str, ...], tmp_path: Path) -> None:
     outcome = call(RunStore(tmp_path / "none", NAMESPACE), *command)
     assert outcome.exit_code == 0

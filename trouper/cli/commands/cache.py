@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,6 +18,7 @@ from trouper.cli.exits import DAMAGE_FOUND, refuse
 from trouper.cli.flags import flag
 from trouper.cli.listing import print_listing
 from trouper.cli.settings_file import configured
+from trouper.protocol.paths import exists
 from trouper.protocol.settings import Settings
 from trouper.storage import cache_inspection
 
@@ -27,14 +28,16 @@ def cache() -> None:
     """What servers keep on disk: look at it, check it, remove it. A server may use it meanwhile."""
 
 
-def _of_directory(command: Callable[..., None]) -> Callable[..., None]:
-    """The flag that `serve` has, and one line for what is wrong with it."""
+def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> Callable[..., None]:
+    """The flag that `serve` has, and one line for what is wrong with it. `must_exist`: a directory that is named must be there."""
     field = attrs.fields(Settings).ssd_cache_dir
 
     @wraps(command)
     def run_on(ssd_cache_dir: Path | None, **given: Any) -> None:
         directory = Settings(ssd_cache_dir=ssd_cache_dir).blocks_dir
         assert directory is not None, "--no-ssd is not a flag of these"
+        if must_exist and ssd_cache_dir is not None and not exists(directory):
+            refuse(f"there is no directory {directory}; --ssd-cache-dir names one that a server has used")
         try:
             command(directory, **given)
         except OSError as error:
@@ -75,9 +78,9 @@ def cache_stats(directory: Path) -> None:
 
 @cache.command("verify")
 @click.option("--remove", is_flag=True, help="Remove what is damaged. A server does so when it comes across it.")
-@_of_directory
+@partial(_of_directory, must_exist=True)
 def verify_cache(directory: Path, remove: bool) -> None:
-    """Read every file and compare it with its checksums. Exit code 1 if one is damaged."""
+    """Read every file and compare it with its checksums. Exit code 1 if one is damaged, 2 if the directory that is named is not there."""
     files = cache_inspection.runs(directory)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
