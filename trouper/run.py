@@ -16,7 +16,7 @@ from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
-from trouper.protocol.model import Engine
+from trouper.protocol.model import Engine, Measured
 from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.problems import ModelUnusable
@@ -63,22 +63,22 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
 
 
 class WeightSizes:
-    """Bytes of models' weights, before they are loaded. A model whose files do not answer has one thread, which may hang for ever."""
+    """Bytes and dates of models before they are loaded. A model whose files do not answer has one thread, which may hang for ever."""
 
     def __init__(self) -> None:
         self._threads: defaultdict[str | None, trio.CapacityLimiter] = defaultdict(lambda: trio.CapacityLimiter(1))
 
-    async def measure(self, settings: Settings) -> int:
+    async def measure(self, settings: Settings) -> Measured:
         """Read the headers of a model's files, after downloading what is missing. Raises `ModelUnusable`, also if its directory does not answer
         within FILES_ANSWER_S."""
-        from trouper.engine.loading.model_loading import weights_bytes
+        from trouper.engine.loading.model_loading import measured
         from trouper.engine.loading.model_source import may_download
 
         named = (settings.model, settings.draft_model or settings.model)
         limit_s = inf if any(map(may_download, named)) else FILES_ANSWER_S
         with trio.move_on_after(limit_s):
             return await trio.to_thread.run_sync(
-                weights_bytes, settings, abandon_on_cancel=True, limiter=self._threads[settings.model]
+                measured, settings, abandon_on_cancel=True, limiter=self._threads[settings.model]
             )
         raise ModelUnusable(
             f"{settings.model} does not answer within {limit_s:g} s: its file system hangs, or a file is none"

@@ -25,7 +25,7 @@ from trouper import (
 )
 from trouper.actors.graph import run_graph
 from trouper.actors.runtime.model_manager import RETRY_S, run_model_manager
-from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
+from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, Measured, MemoryStats
 from trouper.protocol.names import names_of
 from trouper.protocol.plans import Plan
 from trouper.protocol.problems import ActorFailed
@@ -102,8 +102,8 @@ async def manager_of(
         world.may_load.set()
     each = [Settings(model=model, no_ssd=True, gather_ms=0, **settings) for model in models]  # type: ignore[arg-type]
 
-    async def measure(one: Settings) -> int:
-        return WEIGHTS[one.model or ""]
+    async def measure(one: Settings) -> Measured:
+        return Measured(WEIGHTS[one.model or ""], card().created)
 
     run = partial(
         run_model_manager,

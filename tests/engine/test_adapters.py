@@ -27,7 +27,7 @@ from trouper.engine.adaptations.single_groups import unpacked
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
 from trouper.engine.loading.adapter_loading import load_adapters, require_applied
-from trouper.engine.loading.model_loading import EvaluatedModel, load, weights_bytes
+from trouper.engine.loading.model_loading import EvaluatedModel, load, measured
 from trouper.engine.lora.adapter_changes import adding
 from trouper.engine.lora.lora_layers import LoraLinear, LowRank, adapted_layers, install, layers_not_reached
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters
@@ -189,7 +189,11 @@ def test_adapters_that_do_not_fit_beside_the_weights_are_refused_before_these_ar
         setup.loaded.card,
         Settings(model=str(setup.base), adapter=flags(setup.adapters), no_ssd=True, self_check="off"),
     )
-    assert weights_bytes(settings) - weights_bytes(attrs.evolve(settings, adapter=())) == card.adapter_bytes > 0
+    assert (
+        measured(settings).weights_bytes - measured(attrs.evolve(settings, adapter=())).weights_bytes
+        == card.adapter_bytes
+        > 0
+    )
     monkeypatch.setattr(device, "memory_limit_bytes", lambda _: card.weights_bytes)
     assert load(settings, lambda _: None).card.weights_bytes == card.weights_bytes
     monkeypatch.setattr(device, "memory_limit_bytes", lambda _: card.weights_bytes - 1)

@@ -14,7 +14,7 @@ from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.loading import checkpoint
 from trouper.engine.loading.draft_loading import FoundDraft, load_draft
-from trouper.engine.loading.model_loading import EvaluatedModel, load, weights_bytes
+from trouper.engine.loading.model_loading import EvaluatedModel, load, measured
 from trouper.engine.loading.weights import bytes_of
 from trouper.engine.self_check.starting import Candidate
 from trouper.protocol.capabilities import Capabilities
@@ -56,7 +56,9 @@ def test_weights_kv_and_fingerprint_are_of_both(target: str, tmp_path: Path) -> 
     assert both.draft is not None and both.card.draft_model == small
     assert alone.draft is None and alone.card.draft_model is None
     assert both.card.weights_bytes == alone.card.weights_bytes + bytes_of(both.draft.model)
-    assert weights_bytes(settings) == weights_bytes(Settings(model=target)) + bytes_of(both.draft.model)
+    assert measured(settings).weights_bytes == measured(Settings(model=target)).weights_bytes + bytes_of(
+        both.draft.model
+    )
     assert both.card.kv.token_bytes == alone.card.kv.token_bytes * 3 // 2, "two layers beside four"
     other = loaded(target, draft(tmp_path, seed=6))
     spaces = {cache_namespace(one.card, settings) for one in (alone, both, other)}

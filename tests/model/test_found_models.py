@@ -27,6 +27,8 @@ def found(name: str, directory: Path) -> ScannedModel:
 
 
 async def test_what_scans_find_comes_and_goes(autojump_clock: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    os.utime(tmp_path / "config.json", (0, 1_600_000_000))
     shelf = [found("middle", tmp_path), found("small", tmp_path)]
 
     async def scan() -> list[ScannedModel]:
@@ -39,6 +41,7 @@ async def test_what_scans_find_comes_and_goes(autojump_clock: object, tmp_path: 
         assert [entry.names for entry in manager.entries()] == [("small",), ("large",), ("middle",)]
         entry = manager.entries()[2]
         assert (entry.state, entry.ttl_s, entry.weights_bytes, entry.fits) == ("unloaded", 60.0, 20, True)
+        assert entry.created == 1_600_000_000, "the date of its config"
         assert entry.is_unused and not manager.entries()[0].is_unused
         lease = await manager.lease("large")
         assert manager.entries()[2].fits is False, "70 is the limit, and 60 are in use"

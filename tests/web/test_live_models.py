@@ -37,7 +37,7 @@ async def test_models_that_were_only_found_are_told_of_apart(tmp_path: Path) -> 
         [(_, before)] = told(feed.snapshot()[1])
         manager.models[2].files = ModelFiles(
             name="large", directory=tmp_path, kind="generator", architecture="llama", context_length=1, quantization="",
-            stored_bytes=60, float32_bytes=60, chats=True, used_at=0.0,
+            stored_bytes=60, float32_bytes=60, chats=True, created_at=0, used_at=0.0,
         )  # fmt: skip
         manager.control.pin("small", pinned=True)
         await trio.sleep(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -38,6 +39,16 @@ def loading_world() -> World:
     world = World()
     world.may_load.set()
     return world
+
+
+async def test_a_model_has_its_date_whether_it_is_loaded_or_not() -> None:
+    async with manager_of("large", "middle", room=70) as (manager, _), serving_manager(manager) as port:
+        runtime = manager.entries()[0].runtime
+        assert runtime is not None
+        _, _, body = await exchange(Served(port, runtime, FakeEngine(), trio.Event()), get("/v1/models"))
+    listed = json.loads(body)["data"]
+    assert {model["loaded"] for model in listed} == {True, False}
+    assert {(model["created"], model["created_at"]) for model in listed} == {(1_700_000_000, "2023-11-14T22:13:20Z")}
 
 
 async def test_waiting_for_a_model_is_a_part_of_a_requests_time(log: Log) -> None:

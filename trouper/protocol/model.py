@@ -231,6 +231,16 @@ class MemoryStats:
     """Memory of the machine in swap files; 0 where it is unknown."""
 
 
+@attrs.frozen
+class Measured:
+    """What is known of a model before it is loaded."""
+
+    weights_bytes: int
+    """Bytes of its weights in memory, those of a draft model and of adapters among them."""
+    created: int
+    """Unix time of its config, as in `ModelCard`."""
+
+
 class Engine(Protocol):
     """The engine that ModelStepper drives. The real engine owns one OS thread for life; the simulated one is async."""
 

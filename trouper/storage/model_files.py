@@ -42,6 +42,8 @@ class ModelFiles:
     """Bytes of all tensors in float32, in which a CPU computes."""
     chats: bool
     """Whether there is a chat template."""
+    created_at: int
+    """Unix time of the config, which a model has as its date in the API."""
     used_at: float
     """Unix time of the last change of the config or the weights."""
     problem: str = ""
@@ -68,6 +70,7 @@ def unreadable(name: str, directory: Path, problem: str) -> ModelFiles:
         stored_bytes=0,
         float32_bytes=0,
         chats=False,
+        created_at=0,
         used_at=0.0,
         problem=problem,
     )
@@ -96,6 +99,7 @@ def _described(name: str, directory: Path) -> ModelFiles:
         stored_bytes=stored_bytes(tensors),
         float32_bytes=float32_bytes(tensors, config),
         chats=_chats(directory),
+        created_at=created_at(directory),
         used_at=_changed_at(directory),
         problem=problem,
     )
@@ -130,6 +134,14 @@ def _chats(directory: Path) -> bool:
         return bool(read_json(directory / "tokenizer_config.json").get("chat_template"))
     except ModelUnusable:
         return False
+
+
+def created_at(directory: Path) -> int:
+    """Unix time of a model's config; 0: there is none."""
+    try:
+        return int((directory / "config.json").stat().st_mtime)
+    except (OSError, ValueError):
+        return 0
 
 
 def _changed_at(directory: Path) -> float:

@@ -67,7 +67,7 @@ def _update(manager: ModelManager, scanned: Sequence[ScannedModel], ttl_s: float
 def _renew(model: ManagedModel, found: ScannedModel) -> None:
     """Note what a scan says of a model that is known. Where the hub's cache has a new commit, its directory is another one, from which the
     model is loaded the next time."""
-    model.files = found.files
+    model.files, model.created = found.files, found.files.created_at
     if model.state in AWAY and model.settings.model != (directory := str(found.files.directory)):
         model.settings = attrs.evolve(model.settings, model=directory)
         model.weights_bytes = found.weights_bytes
@@ -85,5 +85,10 @@ def _managed(found: ScannedModel, base: Settings, ttl_s: float) -> ManagedModel:
         speculation=speculation,
     )
     return ManagedModel(
-        settings, (found.files.name,), weights_bytes=found.weights_bytes, ttl_s=ttl_s, files=found.files
+        settings,
+        (found.files.name,),
+        weights_bytes=found.weights_bytes,
+        created=found.files.created_at,
+        ttl_s=ttl_s,
+        files=found.files,
     )

@@ -34,6 +34,7 @@ from trouper.actors.runtime.model_unloading import (
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Away, Lease, ModelEntry, model_not_found
 from trouper.actors.runtime.supervision import innermost
+from trouper.protocol.model import Measured
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.names import names_of, require_names
 from trouper.protocol.paths import encodable
@@ -61,7 +62,7 @@ class ModelManager:
         nursery: trio.Nursery,
         models: Sequence[ManagedModel],
         start: StartGraph,
-        measure: Callable[[Settings], Awaitable[int]],
+        measure: Callable[[Settings], Awaitable[Measured]],
         *,
         limits: LoadLimits,
         progress: LoadProgress,
@@ -113,11 +114,9 @@ class ModelManager:
 
     def find(self, name: str | None) -> ManagedModel:
         """Return the model of a name; None: the default. Raises `RequestFailed` (404)."""
-        if name is None:
-            return self.models[0]
-        found = next((model for model in self.models if name in model.names), None)
+        found = next((model for model in self.models if name is None or name in model.names), None)
         if found is None:
-            raise model_not_found(name, self.entries())
+            raise model_not_found(name or "", self.entries())
         return found
 
     def _release(self, model: ManagedModel) -> None:
@@ -171,7 +170,7 @@ class ModelManager:
     async def _load_now(self, model: ManagedModel) -> None:
         model.state, model.ended = "loading", trio.Event()
         model.runtime = await self._started(model)
-        model.weights_bytes = model.runtime.model.weights_bytes
+        model.weights_bytes, model.created = model.runtime.model.weights_bytes, model.runtime.model.created
         if model.files is None:  # The id of one that was found is its directory, which is nobody's name for it.
             model.names = tuple(dict.fromkeys([*model.names, encodable(model.runtime.model.id)]))
         model.state, model.used_at = "ready", trio.current_time()
@@ -229,9 +228,11 @@ class ModelManager:
                 await self.changed.wait()
 
     async def measured(self, model: ManagedModel) -> int:
-        """Bytes of a model's weights. Raises `ModelUnusable`."""
+        """Bytes of a model's weights; its date is noted. Raises `ModelUnusable`."""
         try:
-            return await self._measure(model.settings)
+            found = await self._measure(model.settings)
+            model.created = found.created
+            return found.weights_bytes
         except ModelUnusable:
             raise
         except Exception as error:
@@ -268,7 +269,7 @@ async def run_model_manager(
     settings: Sequence[Settings],
     aliases: Sequence[str],
     start: StartGraph,
-    measure: Callable[[Settings], Awaitable[int]],
+    measure: Callable[[Settings], Awaitable[Measured]],
     budget_bytes: int,
     *,
     default_name: str,
@@ -279,9 +280,8 @@ async def run_model_manager(
     scan: Scan | None = None,
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
-    """Load the first model, return the model manager to the starter, load the others that fit; end when it was drained. `measure`
-    returns the bytes of a model's weights; `default_name` is the name of the model whose settings name none; `options`: of models, by what their settings name; `progress` is what `start` notes. Raises `ModelUnusable`, and
-    `SettingsInvalid` for a name without effect."""
+    """Load the first model, return the model manager to the starter, load the others that fit; end when it was drained. `default_name`: of the model
+    whose settings name none; `options`: by what settings name; `progress`: what `start` notes. Raises `ModelUnusable`, `SettingsInvalid`."""
     require_names([each.model or default_name for each in settings], aliases)
     async with trio.open_nursery() as nursery:
         models = [

@@ -34,6 +34,8 @@ class ManagedModel:
     state: State = "unloaded"
     runtime: Runtime | None = None
     weights_bytes: int = 0
+    created: int = 0
+    """Unix time of the model's config; 0 while it is unknown."""
     leases: int = 0
     """Number of leases, including those of waiting requests."""
     waiting: int = 0
@@ -150,7 +152,7 @@ def entry_of(
     """A model as clients may request it, beside those that are loaded."""
     return ModelEntry(
         model.names, model.state, model.runtime, model.waiting, model.problem,
-        pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes,
+        pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, created=model.created,
         progress=progress.of(model.settings.model) if model.state == "loading" else None,
         adapters=tuple(adapters_of(model.settings.adapter)), unloaded_adapters=model.unloaded_adapters, files=model.files,
         fits=partial(fits_now, held, model, limits),

@@ -52,6 +52,8 @@ class ModelEntry:
     """Time without requests after which the model goes to sleep; 0: never."""
     weights_bytes: int = 0
     """Bytes of the weights in memory; 0 while they are unknown."""
+    created: int = 0
+    """Unix time of its config; 0 while it is unknown: it was never loaded, nor were its files read."""
     progress: Loading | None = None
     """Progress of loading, while the model is loaded."""
     adapters: tuple[str, ...] = ()
@@ -107,6 +109,7 @@ class OneModel:
             names_of(runtime.model.id, aliases, default=True),
             "ready",
             runtime,
+            created=runtime.model.created,
         )
         self._runtime = runtime
 

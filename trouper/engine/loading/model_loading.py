@@ -33,13 +33,14 @@ from trouper.engine.self_check.starting import STAGE, Candidate, self_check
 from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
-from trouper.protocol.model import ModelCard
+from trouper.protocol.model import Measured, ModelCard
 from trouper.protocol.names import adapters_of
 from trouper.protocol.output_formats import NONE
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage.checkpoint_files import read_json
 from trouper.storage.context import context_length
+from trouper.storage.model_files import created_at
 
 
 @attrs.frozen(eq=False)
@@ -211,13 +212,13 @@ def _prepared(
     return model, config
 
 
-def weights_bytes(settings: Settings) -> int:
-    """Compute the size of the loaded weights, those of a draft model and of adapters among them. Downloads what is missing. Raises
-    `ModelUnusable`."""
+def measured(settings: Settings) -> Measured:
+    """Read what is known of a model before it is loaded. Downloads what is missing. Raises `ModelUnusable`."""
     models = [settings.model] if settings.draft_model is None else [settings.model, settings.draft_model]
-    sizes = [checkpoint.inspect(resolve(model, lambda _: None)).loaded_bytes for model in models]
-    found = [find_adapter(name, path) for name, path in adapters_of(settings.adapter).items()]
-    return sum(sizes) + bytes_together(found, 4 if device.is_cpu() else 2)
+    found = [checkpoint.inspect(resolve(model, lambda _: None)) for model in models]
+    adapters = [find_adapter(name, path) for name, path in adapters_of(settings.adapter).items()]
+    adapter_bytes = bytes_together(adapters, 4 if device.is_cpu() else 2)
+    return Measured(sum(each.loaded_bytes for each in found) + adapter_bytes, created_at(found[0].directory))
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def _card(
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     return ModelCard(
         id=settings.model or bundled_model.NAME,
-        created=int((found.directory / "config.json").stat().st_mtime),
+        created=created_at(found.directory),
         context_length=context_length(candidate.config),
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,

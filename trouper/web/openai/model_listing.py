@@ -14,11 +14,11 @@ from trouper.web.tool_support import can_call_tools
 
 def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
     """Format a model, or one of its adapters, whose `parent` is the model and whose `root` is its directory, as in vLLM. Fields that
-    are unknown before the model is loaded are left out; its date is the epoch then, as both APIs allow."""
-    name, created = listed.names[0], 0
+    are unknown before the model is loaded are left out; where the date is, it is the epoch, as both APIs allow."""
+    name, created = listed.names[0], listed.created
     sizes: dict[str, Any] = {}
     if listed.runtime is not None:
-        created, context = listed.runtime.model.created, context_of(listed.runtime)
+        context = context_of(listed.runtime)
         sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
         for card in listed.runtime.adapters:
