@@ -119,8 +119,9 @@ def without_bound(cache: PrefixCache, nbytes: int | None) -> None:
     """Blocks are stored whatever rows leave of the limit."""
 
 
-def without_drafts(sequence: Sequence, max_draft_tokens: int) -> int:
-    return original_reserved(sequence, 0) - sequence.num_draft_tokens * (not sequence.prefilling)
+def without_drafts(sequence: Sequence, max_draft_tokens: int) -> tuple[int, int]:
+    known, reserved = original_lengths(sequence, 0)
+    return known, reserved - sequence.num_draft_tokens * (not sequence.prefilling)
 
 
 def forgets_preempted(preemption: Preemption, sequence: Sequence, now: float) -> None:
@@ -128,7 +129,7 @@ def forgets_preempted(preemption: Preemption, sequence: Sequence, now: float) ->
     sequence.preempt()
 
 
-original_reserved = Sequence.num_reserved_tokens
+original_lengths = Sequence.kv_lengths
 original, original_chunk = Core.schedule, Sequence.schedule_chunk
 
 
@@ -155,7 +156,7 @@ FAULTS = [
     fault("rows outgrow memory", KvMemory, "_fit", never_relieved),
     fault("sequences enter without room", KvMemory, "admits", all_enter),
     fault("blocks are stored without room", PrefixCache, "bound", without_bound),
-    fault("drafts take no memory", Sequence, "num_reserved_tokens", without_drafts),
+    fault("drafts take no memory", Sequence, "kv_lengths", without_drafts),
     fault("a preempted sequence is lost", Preemption, "preempt", forgets_preempted),
     fault("three plans in flight", Core, "schedule", a_third_plan),
 ]

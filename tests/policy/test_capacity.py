@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trouper.actors.cache_janitor import FixedMemory
 from trouper.engine.kv.pass_shapes import EXACT, NO_CUDNN, ROUNDED
 from trouper.protocol.health import AdapterStats, CacheStats, SchedulerStats
-from trouper.protocol.kv import KvLayout, kv_capacity
+from trouper.protocol.kv import SHARED_TOKENS, KvLayout, bank_level, kv_capacity, lowest_level
 from trouper.protocol.model import MemoryStats
 
 TOKENS = st.integers(1, 2_000_000)
@@ -32,6 +32,28 @@ def test_what_a_pass_dequantizes_and_rings_hold_beyond_their_window_counts(
     assert kv.row_bytes(tokens) - plain.row_bytes(tokens) >= dequantized * tokens + slack
     fitting = kv.max_tokens(10**8)
     assert fitting is not None and kv.row_bytes(fitting) <= 10**8 < kv.row_bytes(fitting + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 9))), st.sampled_from((None, 0, 64, 512)))
+def test_rows_together_count_what_the_banks_of_their_lengths_may_hold(
+    rows: list[tuple[int, int]], first: int | None
+) -> None:
+    kv = KvLayout(token_bytes=1000, first_bank=first)
+    lengths, shared = dict[int, list[int]](), set[int]()
+    for tokens, more in rows:
+        level = bank_level(tokens + more, first) if first else 0
+        lengths.setdefault(level, []).append(tokens + more)
+        if first and lowest_level(tokens, first) != level:
+            shared.add(lowest_level(tokens, first))
+    expected = 0
+    for level, found in lengths.items():
+        longest = (first or 0) << level
+        if first == 0 or (level and longest > SHARED_TOKENS):
+            expected += sum(map(kv.row_bytes, found))
+        else:
+            together = len(found) > 1 or level in shared
+            expected += len(found) * kv.row_bytes(max(longest if together else 0, *found))
+    assert kv.batch_bytes([(tokens, tokens + more) for tokens, more in rows]) == expected
 
 
 @given(TOKENS)

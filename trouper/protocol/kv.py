@@ -120,10 +120,13 @@ class KvLayout:
         share a bank take as much as the longest row that it may hold, since a row that leaves it may have been so long; a row with a
         bank of its own takes its own capacity."""
         first, lengths, shared = self.first_bank, defaultdict[int, list[int]](list), set[int]()
-        for tokens, reserved in rows:  # All rows, in each step.
-            level = bank_level(reserved, first) if first else 0
+        for tokens, reserved in rows:  # All rows, in each step: `bank_level` and `lowest_level` without their calls.
+            if not first:
+                lengths[0].append(reserved)
+                continue
+            level = ((-(-16 * reserved // 15) - 1) // first).bit_length() if reserved > 0 else 0
             lengths[level].append(reserved)
-            if first and (lowest := lowest_level(tokens, first)) != level:
+            if (lowest := ((tokens - 1) // first).bit_length() if tokens > 0 else 0) != level:
                 shared.add(lowest)
         return sum(self._bank_bytes(level, found, shared=level in shared) for level, found in lengths.items())
 

@@ -39,7 +39,8 @@ class BatchYielding:
         rows = self._rows()
         if self._others_are_there():
             self._others_at = now
-            self._preempt(rows, now)
+            if rows:
+                self._preempt(rows, now)
         self._mark_overdue(now, runs=bool(rows))
 
     def admits(self, sequence: Sequence, now: float) -> bool:

@@ -106,12 +106,10 @@ class Recovery:
 
     def look(self, now: float) -> RecoveryStats:
         """Current counters and gauges."""
-        self.stats = attrs.evolve(
-            self.stats,
-            quarantined=self.blame.quarantine.count(now),
-            apart=self.blame.apart(now),
-            bound_bytes=self.allocations.look(now),
-        )
+        quarantined, apart = self.blame.quarantine.count(now), self.blame.apart(now)
+        bound_bytes, stats = self.allocations.look(now), self.stats
+        if (stats.quarantined, stats.apart, stats.bound_bytes) != (quarantined, apart, bound_bytes):
+            self.stats = attrs.evolve(stats, quarantined=quarantined, apart=apart, bound_bytes=bound_bytes)
         return self.stats
 
     def end(self) -> int:

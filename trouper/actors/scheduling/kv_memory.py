@@ -102,8 +102,8 @@ class KvMemory:
     def _make_way(self, limit: int, now: float) -> None:
         """Preempt rows of a lower priority than the first of the queue, if that lets it enter. Only for memory: where all rows are in
         use it waits, as in vLLM."""
-        first, rows = self.preemption.queue.first(now), self._rows()
-        if first is None or not first.is_ready or self.budget.admits(rows, first, limit):
+        first = self.preemption.queue.first(now)
+        if first is None or not first.is_ready or self.budget.admits(rows := self._rows(), first, limit):
             return
         lower = sorted((row for row in rows if row.priority > first.request.priority), key=_kept_longest)
         others = [row for row in rows if row not in lower]

@@ -33,7 +33,7 @@ RESERVE, RETURN_RESERVE = 64, 16
 """A sequence enters if this part of the limit stays free; one that was preempted needs more, so that it is not preempted at once."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class MemoryBudget:
     kv: KvLayout
     weights_bytes: int
@@ -51,7 +51,10 @@ class MemoryBudget:
     allocations: AllocationFailures
     """Its bound is one of the limit, too."""
     row_bytes_known: bool = attrs.field(init=False)
-    """Whether a row's bytes are known. Every step asks for the limit several times."""
+    """Whether a row's bytes are known."""
+    _seen: tuple[MemoryStatus, AdapterStats] | None = attrs.field(default=None, init=False)
+    """What `_lasting` follows from. Every step asks for the limit several times, and these change once in seconds."""
+    _lasting: int | None = attrs.field(default=None, init=False)
 
     @row_bytes_known.default
     def _knows_bytes(self) -> bool:
@@ -77,30 +80,35 @@ class MemoryBudget:
         """Limit on the bytes of rows and cached blocks at present. None: no bound, since the device's limit or a row's bytes are unknown."""
         if not self.row_bytes_known:
             return None
-        passing = (self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes or None)
-        return min_known(self._lasting_bytes, *passing)
+        failed, pressure = self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes
+        if failed is None and not pressure:
+            return self._lasting_bytes
+        return min_known(self._lasting_bytes, failed, pressure or None)
 
     @property
     def _lasting_bytes(self) -> int | None:
         """The limit without the bounds of a failed allocation and of the system's memory pressure, which hold for minutes only."""
         if not self.row_bytes_known:
             return None
-        room = room_bytes(
-            self.memory.latest,
-            self.adapters.latest,
-            memory_fraction=self.memory_fraction,
-            weights_bytes=self.weights_bytes,
-            margin_bytes=self.margin_bytes,
-        )
-        device = room // self.sharers
-        return min_known(self.kv_memory, device if device > 0 else None)
+        memory, adapters = self.memory.latest, self.adapters.latest
+        if self._seen is None or self._seen[0] is not memory or self._seen[1] is not adapters:
+            room = room_bytes(
+                memory,
+                adapters,
+                memory_fraction=self.memory_fraction,
+                weights_bytes=self.weights_bytes,
+                margin_bytes=self.margin_bytes,
+            )
+            device = room // self.sharers
+            self._seen, self._lasting = (memory, adapters), min_known(self.kv_memory, device if device > 0 else None)
+        return self._lasting
 
     def rows_bytes(self, rows: Iterable[Sequence], entering: Sequence | None = None) -> int:
         """Bytes that these rows may hold after the next plan, and beside them a sequence that enters: when it has prefilled what is
         known of its tokens, and sampled one. If any row may draft, all keep recurrent states of before."""
         rows = list(rows)
         drafts = any(row.records for row in rows) or (entering is not None and bool(entering.records))
-        lengths = [(row.num_bank_tokens, row.num_reserved_tokens(self.max_draft_tokens)) for row in rows]
+        lengths = [row.kv_lengths(self.max_draft_tokens) for row in rows]
         if entering is not None:
             lengths.append((entering.num_tokens, entering.num_tokens + 1))
         return self.kv.batch_bytes(lengths) + drafts * self.kv.draft_state_bytes * len(lengths)

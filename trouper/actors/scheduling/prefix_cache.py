@@ -49,7 +49,9 @@ class PrefixCache:
         self._live = LiveRows(tree.eviction)
         self.writes = WriteQueue(tree.sizes)
         self._storing = RowStoring(tree, self._live, self.writes, self._snapshot_tokens)
-        self._count = stats
+        self._count = self._published = stats
+        self._state: tuple[object, ...] = ()
+        """What `_published` was made of."""
 
     @classmethod
     def of(cls, card: ModelCard, namespace_hex: str, settings: Settings, stats: CacheStats) -> PrefixCache:
@@ -266,18 +268,25 @@ class PrefixCache:
 
     def stats(self) -> CacheStats:
         tree, eviction = self.tree, self._eviction
-        return attrs.evolve(
-            self._count,
-            blocks=eviction.blocks,
-            snapshots=eviction.snapshots,
-            bytes=eviction.bytes,
-            capacity_bytes=tree.sizes.capacity_bytes,
-            capacity_blocks=tree.sizes.max_blocks,
-            evicted_blocks=eviction.evicted_blocks,
-            evicted_snapshots=eviction.evicted_snapshots,
-            refused=eviction.refused,
-            collisions=tree.collisions,
-        )
+        state = (
+            self._count, eviction.blocks, eviction.snapshots, eviction.bytes, eviction.evicted_blocks, eviction.evicted_snapshots,
+            eviction.refused, tree.collisions,
+        )  # fmt: skip
+        if state != self._state:  # Most steps change nothing of the cache.
+            self._state = state
+            self._published = attrs.evolve(
+                self._count,
+                blocks=eviction.blocks,
+                snapshots=eviction.snapshots,
+                bytes=eviction.bytes,
+                capacity_bytes=tree.sizes.capacity_bytes,
+                capacity_blocks=tree.sizes.max_blocks,
+                evicted_blocks=eviction.evicted_blocks,
+                evicted_snapshots=eviction.evicted_snapshots,
+                refused=eviction.refused,
+                collisions=tree.collisions,
+            )
+        return self._published
 
     def _add(self, **more: int) -> None:
         self._count = attrs.evolve(self._count, **{name: getattr(self._count, name) + n for name, n in more.items()})

@@ -237,17 +237,16 @@ class Sequence:
             return self.num_prompt_tokens + self.num_scheduled_tokens - 1
         return self.num_prefill_tokens - self.num_unscheduled_tokens
 
-    @property
-    def num_bank_tokens(self) -> int:
-        """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in its KV. The last token is not."""
-        return self.num_prefill_tokens if self.prefilling else self.num_tokens - 1
-
-    def num_reserved_tokens(self, max_draft_tokens: int) -> int:
-        """Maximum number of tokens in the row's KV after the next plan, which may draft `max_draft_tokens` tokens."""
-        if self.prefilling:
-            return self.num_prefill_tokens + 1
+    def kv_lengths(self, max_draft_tokens: int) -> tuple[int, int]:
+        """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in its KV, which the last token is not;
+        and the most in its KV after the next plan, which may draft `max_draft_tokens` tokens. Asked of each row, in each step."""
+        prompt, output = self.num_prompt_tokens, self.output
+        if self.num_unscheduled_tokens > 0:
+            known = prompt + self.num_resumed_tokens
+            return known, known + 1
         drafts = self.num_draft_tokens + (max_draft_tokens if self.records else 0)
-        return min(self.num_computed_tokens + 1 + drafts, self.num_prompt_tokens + self.max_tokens)
+        reserved = min(self.num_scheduled_tokens + drafts, output.max_tokens)
+        return prompt + output.num_tokens - 1, prompt + reserved
 
     @property
     def prefilling(self) -> bool:

@@ -93,7 +93,7 @@ class Speculation:
         watch = watch and any("ngram" in row.records for row in rows)
         if watch:
             self._unwatched = 0
-        return attrs.evolve(best, watch=watch)
+        return attrs.evolve(best, watch=True) if watch else best
 
     def _best(self, rows: Sequence[Drafter]) -> Allowed:
         """The drafts with the highest expected tokens a second: one size, for the most promising rows, each by its better proposer."""
