@@ -292,10 +292,13 @@ async def refused(runtime: Runtime) -> None:
     assert (failed.value.problem.status, failed.value.problem.code) == (503, "draining")
 
 
-async def test_r13_a_drain_that_takes_too_long_ends_what_is_left(opened: Opened, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("timeout_s", [25, 0])
+async def test_r13_a_drain_that_takes_too_long_ends_what_is_left(
+    timeout_s: float, opened: Opened, autojump_clock: MockClock
+) -> None:
     async with running(pace(decode_s=10)) as runtime:
         with await runtime.submit(generate(max_tokens=100)) as answer:
-            assert not await runtime.drain(25)
+            assert not await runtime.drain(timeout_s)
             with pytest.raises(RequestFailed) as failed:
                 await whole_text(answer)
         assert failed.value.problem.status == 503

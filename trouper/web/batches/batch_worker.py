@@ -8,7 +8,7 @@ batches take turns. What ends a request decides what becomes of it:
 - A request for which the device had no memory, although it ran alone, runs at most MAX_ATTEMPTS times: each time costs restarts of the engine.
 - A request during which the engine stopped, or the process was killed, runs again, but at most MAX_ATTEMPTS times. After a kill those
   that ran run first, one at a time: so the one that kills is found, and the others get their answers.
-- Cancelled (the server leaves, the batch is cancelled or expires): the attempt does not count.
+- Cancelled (the server leaves, the model is unloaded by force, the batch is cancelled or expires): the attempt does not count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("trouper.batches")
 MAX_ATTEMPTS = 3
 """How often a request may begin without coming to an end."""
 CRASHED = "engine_stopped"
-"""Code of a response that counts as an attempt: the engine stopped while the request ran, perhaps because of it."""
+"""Code of a response that counts as an attempt if it is a 500: the engine crashed, perhaps by the request. As a 503 the server leaves."""
 NO_MEMORY = "out_of_memory"
 """Code of a response that counts as an attempt, and is the answer after the last one."""
 MIN_ROOM = 1024
@@ -138,8 +138,7 @@ class BatchWorker:
         await self._finish(batch, lines)
 
     async def _fail(self, batch: Batch, errors: list[LineError]) -> None:
-        result = batch.result_of("failed", now(), errors)
-        await on_disk(self._storage.finish, batch, result)
+        await on_disk(self._storage.finish, batch, batch.result_of("failed", now(), errors))
 
     async def _validated(self, batch: Batch) -> InputLines:
         path = self._storage.files.path(batch.spec.input_file_id)
@@ -223,7 +222,8 @@ class BatchWorker:
         try:
             response = await self._respond(batch, line, request_id)
             code = code_of(response) if response.status >= 500 else None
-            if code == CRASHED or (code == NO_MEMORY and batch.progress.attempts[number] < MAX_ATTEMPTS):
+            crashed = (response.status, code) == (500, CRASHED)
+            if crashed or (code == NO_MEMORY and batch.progress.attempts[number] < MAX_ATTEMPTS):
                 return False
             if response.status in (429, 503) and code != NO_MEMORY:
                 await batch.record(BatchRecord(returned=number))
