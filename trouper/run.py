@@ -21,7 +21,7 @@ from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
-from trouper.storage.model_scan import ModelScan
+from trouper.storage.model_scan import ModelScan, require_hub_cache
 
 FILES_ANSWER_S = 60.0
 """Time within which the headers of a model's files are read, also from a slow network."""
@@ -46,11 +46,12 @@ async def run_runtime(
 
 
 def scan_of(sources: Sequence[str]) -> Scan | None:
-    """Return what finds the models of --models-from, on a thread; None: there are no sources."""
+    """Return what finds the models of --models-from, on a thread; None: there are no sources. Raises `SettingsInvalid`."""
     from trouper.engine.platform import device
 
     if not sources:
         return None
+    require_hub_cache(sources)
     scan, is_cpu = ModelScan(sources), device.is_cpu()
 
     def found() -> list[ScannedModel]:

@@ -18,6 +18,11 @@ from tests.families import save
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.listing import print_listing
+from trouper.engine.loading import bundled_model
+from trouper.protocol.names import EMBEDDED
+from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.settings import HUB_CACHE
+from trouper.run import scan_of
 from trouper.storage import model_files
 from trouper.storage.model_scan import ModelScan
 
@@ -170,6 +175,32 @@ def test_info_takes_a_directory_as_serve_does(shelf: Path, monkeypatch: pytest.M
     assert (none.exit_code, none.output) == (
         USAGE_ERROR, f"trouper: {shelf}/owner has no config.json: it is not a model directory\n"
     )  # fmt: skip
+
+
+def test_info_takes_the_name_of_the_embedded_model_as_serve_does(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bundled_model, "is_here", lambda: True)
+    monkeypatch.setattr(bundled_model, "directory", lambda: shelf / "plain")
+    said = json.loads(call("info", EMBEDDED, "--json").output)
+    assert (said["name"], said["directory"]) == (EMBEDDED, str(shelf / "plain"))
+    monkeypatch.setattr(bundled_model, "is_here", lambda: False)
+    absent = call("info", EMBEDDED)
+    assert absent.exit_code == USAGE_ERROR and "`trouper serve` fetches it" in absent.output
+
+
+def test_a_hub_cache_that_is_a_file_is_refused(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty list with exit code 0 would hide it."""
+    file = shelf / "plain" / "config.json"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(file))
+    for command in (("ls",), ("info", "x")):
+        outcome = call(*command)
+        assert outcome.exit_code == USAGE_ERROR
+        assert f"the hub's cache {file} is no directory" in outcome.output and "HF_HUB_CACHE" in outcome.output
+    with pytest.raises(SettingsInvalid):
+        scan_of([HUB_CACHE])
+    assert call("ls", "--models-from", str(shelf)).exit_code == 0, "the cache is not asked"
 
 
 @pytest.mark.parametrize("command", [("ls",), ("ls", "--json"), ("info", "plain")])

@@ -249,6 +249,24 @@ def test_a_url_without_a_scheme_is_refused_with_one(monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.parametrize("command", [["chat", "hi"], ["top", "--once"], ["connect", "claude"], ["bench", "--out", "x"]])
+def test_a_port_that_is_none_is_told_as_serve_tells_it(command: list[str]) -> None:
+    """No server can listen there; until now none answered there."""
+    none = "must be between 0 and 65535, not 99999"
+    for arguments, variables, told in (
+        (["--port", "99999"], {}, f"--port {none}"),
+        ([], {"TROUPER_PORT": "99999"}, f"--port {none} (from TROUPER_PORT)"),
+        (
+            ["--url", "http://localhost:99999/v1"],
+            {},
+            "--url http://localhost:99999/v1: its port is no number from 0 to 65535",
+        ),
+        (["--url", "http://localhost:http"], {}, "--url http://localhost:http: its port is no number from 0 to 65535"),
+    ):
+        outcome = call(*command, *arguments, **variables)
+        assert (outcome.exit_code, outcome.stderr) == (USAGE_ERROR, f"trouper: {told}\n")
+
+
 @pytest.mark.parametrize("flag", ["--write", "--dry-run", "--run"])
 def test_a_client_to_be_set_up_must_be_named(flag: str) -> None:
     outcome = call("connect", flag)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -17,6 +18,7 @@ from trouper.cli.address import url_to
 from trouper.cli.exits import refuse
 from trouper.cli.flags import HomePath, UnsplitText
 from trouper.cli.settings_file import configured
+from trouper.cli.usage_errors import settings_error
 from trouper.protocol.api_keys import keys_in, sendable
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
@@ -91,6 +93,7 @@ def client_of(command: Command) -> Command:
     ) -> Any:
         if url and not url.lower().startswith(("http://", "https://")):
             refuse(f"--url {url}: begin it with http:// or https://, as in http://{DEFAULT.host}:{DEFAULT.port}")
+        _require_port(url, port)
         where = Where((url or url_to(host, port)).rstrip("/").removesuffix("/v1"), _key(api_key, api_key_file))
         return command(where, *more, **given)
 
@@ -106,6 +109,20 @@ def client_of(command: Command) -> Command:
     ):
         run = option(run)
     return run  # type: ignore[return-value]
+
+
+def _require_port(url: str | None, port: int) -> None:
+    """Refuse a port at which no server can be, as `trouper serve` does."""
+    if url is None:
+        try:
+            attrs.evolve(DEFAULT, port=port)
+        except SettingsInvalid as invalid:
+            refuse(settings_error(click.get_current_context(), invalid))
+        return
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        refuse(f"--url {url}: its port is no number from 0 to 65535")
 
 
 def _key(keys: tuple[str, ...], path: Path | None) -> str | None:

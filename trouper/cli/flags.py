@@ -44,7 +44,7 @@ def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]
     return click.option(
         "--" + field.name.replace("_", "-"),
         field.name,
-        type=_type(kind, each=each, repeated=repeated),
+        type=OwnChoice() if choices and kind is int else _type(kind, each=each, repeated=repeated),
         is_flag=kind is bool,
         multiple=each or repeated,
         default=() if each else field.default,
@@ -80,6 +80,18 @@ class UnsplitText(click.types.StringParamType):
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
         return (rv,)
+
+
+class OwnChoice(click.types.StringParamType):
+    """One of some numbers. A word is left to the setting, as other numbers are: it lists the choices."""
+
+    name = "choice"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:  # noqa: ARG002 - click's interface
+        try:
+            return int(str(value))
+        except ValueError:
+            return value
 
 
 class OneOfSeveral(click.types.StringParamType):

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from trouper.protocol.paths import encodable, expanded, is_directory
+from trouper.protocol.paths import encodable, exists, expanded, is_directory
+from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import HUB_CACHE
 from trouper.storage.model_files import ModelFiles, read_model_files, unreadable
 
@@ -23,6 +24,15 @@ def hub_cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+def require_hub_cache(sources: Sequence[str]) -> None:
+    """Raises `SettingsInvalid` where the hub's cache, if it is one of the sources, is there and no directory. It may be missing: nothing was
+    fetched yet."""
+    if HUB_CACHE in sources and exists(path := hub_cache()) and not is_directory(path):
+        raise SettingsInvalid(
+            f"the hub's cache {path} is no directory; HF_HUB_CACHE or HF_HOME names it", "--models-from"
+        )
 
 
 def directory_of(source: str) -> Path:

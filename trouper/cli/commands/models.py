@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import attrs
@@ -13,17 +14,19 @@ from rich.filesize import decimal
 
 from trouper.cli.exits import refuse
 from trouper.cli.listing import print_listing
+from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import HUB_CACHE, require_sources
 from trouper.storage.model_files import ModelFiles, read_model_files
-from trouper.storage.model_scan import ModelScan, directory_of
+from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cache
 
 
 def _require_directories(_: click.Context, __: click.Parameter, sources: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse a directory that is not there, as `serve` does: an empty list with exit code 0 would hide a misspelt name."""
     try:
         require_sources(sources)
+        require_hub_cache(sources)
     except SettingsInvalid as invalid:
         refuse(str(invalid))
     return sources
@@ -71,7 +74,8 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
 @SOURCES
 @AS_JSON
 def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
-    """What the files of a model say of it: one that `ls` lists, or the directory of one, as `serve --model` takes it."""
+    """What the files of a model say of it: one that `ls` lists, the directory of one, or the embedded one, as `serve --model`
+    takes it."""
     body = _body(_found(model, models_from))
     if as_json:
         click.echo(json.dumps(body))
@@ -130,11 +134,24 @@ def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:
     if found is not None:
         return found
     directory = expanded(model)
-    if not model or not is_directory(directory):  # An empty path is the current directory.
+    if model == EMBEDDED and not is_directory(directory):
+        directory = _embedded()
+    elif not model or not is_directory(directory):  # An empty path is the current directory.
         _not_there(model, sources)
     if not exists(directory / "config.json"):
         refuse(f"{model} has no config.json: it is not a model directory")
     return read_model_files(encodable(model), directory)
+
+
+def _embedded() -> Path:
+    from trouper.engine.loading import bundled_model
+
+    if not bundled_model.is_here():
+        refuse(f"{EMBEDDED}, the embedded model, is not here yet; `trouper serve` fetches it")
+    try:
+        return bundled_model.directory()
+    except ModelUnusable as unusable:
+        refuse(str(unusable))
 
 
 def _not_there(model: str, sources: tuple[str, ...]) -> NoReturn:
