@@ -12,12 +12,14 @@ from trio.testing import MockClock
 from tests.actors.bench import Opened, code, generate, heard, running, scheduling
 from trouper import ChatPrompt, InfillPrompt, RequestFailed, Runtime, TextPrompt, TokenPrompt
 from trouper.actors.scheduling.admission import Admission
+from trouper.actors.scheduling.answer_output import AnswerOutput
 from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import SchedulerStats
 from trouper.protocol.record import RequestRecord
+from trouper.protocol.replies import Finished
 from trouper.protocol.requests import CacheScope, Generate
 from trouper.protocol.watch import Watch
 
@@ -145,6 +147,36 @@ async def test_a_crash_where_requests_are_carried_over_loses_no_other(
                 with pytest.raises(RequestFailed) as failed:
                     _ = [delta async for delta in odd]
                 assert failed.value.problem.code == "request_crashes_engine"
+        assert runtime.health().ready
+
+
+async def test_a_request_whose_rest_cannot_be_sent_loses_no_other(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its token crashes the scheduler, and again does what is left of its text, where it is refused. The others are handed over all the same."""
+    append, flush = Sequence.append_token, AnswerOutput.flush
+
+    def appending(self: Sequence, *given: Any) -> Finished | None:
+        if self.request.request_id == "strange" and self.num_output_tokens == 3:
+            raise RuntimeError("its like was not thought of")
+        return append(self, *given)
+
+    def flushing(self: AnswerOutput) -> None:
+        if self.max_tokens == 51:
+            raise RuntimeError("nor was this")
+        flush(self)
+
+    monkeypatch.setattr(Sequence, "append_token", appending)
+    monkeypatch.setattr(AnswerOutput, "flush", flushing)
+    async with running() as runtime:
+        one, two = [
+            await runtime.submit(generate(name, tokens=4, max_tokens=50, cache_salt=name)) for name in ("one", "two")
+        ]
+        with await runtime.submit(generate("strange", tokens=5, max_tokens=51)) as strange, one, two:
+            assert [len([delta async for delta in answer]) for answer in (one, two)] == [50, 50]
+            with pytest.raises(RequestFailed) as failed:
+                _ = [delta async for delta in strange]
+        assert failed.value.problem.code == "request_crashes_engine"
         assert runtime.health().ready
 
 

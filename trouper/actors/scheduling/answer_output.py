@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 import attrs
 
 from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.protocol.joined_delta import joined
 from trouper.protocol.model import Tokenizer
+from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished, Progress, Scored, TokenLogprobs
+
+log = logging.getLogger("trouper.scheduler")
 
 
 @attrs.define(eq=False)
@@ -96,3 +101,12 @@ class AnswerOutput:
             delta = joined(self._unsent)
             self._unsent.clear()
             self.client.reply(delta)
+
+    def fail(self, problem: Problem) -> None:
+        """Send the terminal event. Text that cannot be sent any more does not keep it back: this may be the answer whose text has crashed the
+        scheduler, which ends now and has others to hand over."""
+        try:
+            self.flush()
+        except Exception:
+            log.exception("the rest of an answer cannot be sent")
+        self.client.fail(problem)

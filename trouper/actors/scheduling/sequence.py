@@ -202,8 +202,7 @@ class Sequence:
 
     def fail(self, problem: Problem) -> None:
         self.enter_state(State.FINISHED)
-        self.output.flush()
-        self.client.fail(problem)
+        self.output.fail(problem)
 
     # -- counters --------------------------------------------------------------------------------
 
