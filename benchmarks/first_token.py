@@ -57,7 +57,7 @@ def measure(server: servers.Server, model: Path, words: int, rounds: int) -> dic
         assert process.stdin is not None
         assert process.stdout is not None
         for seed in range(rounds + 3):
-            asked = trio.run(partial(_ask, server.port, 100 + seed, words))
+            asked = trio.run(partial(_ask, server.port, 1000 * words + seed, words))
             time.sleep(PAUSE_S)
             print(asked.prompt_tokens, file=process.stdin, flush=True)
             pairs.append((asked.times[0] - asked.sent, float(process.stdout.readline())))

@@ -41,6 +41,7 @@ class DrivenCore:
         disk: bool = True,
         capabilities: Capabilities = EVERYTHING,
         draft_context: int | None = None,
+        min_restored_tokens: int = 0,
         **settings: Any,
     ) -> None:
         self.watches = CoreWatches(
@@ -59,7 +60,7 @@ class DrivenCore:
         self.settings = Settings(**{**defaults, **settings})
         model_card = attrs.evolve(
             card(kv=kv), context_length=CONTEXT, capabilities=capabilities, draft_context=draft_context,
-            draft_model=self.settings.draft_model,
+            draft_model=self.settings.draft_model, min_restored_tokens=min_restored_tokens,
         )  # fmt: skip
         model = LoadedModel(model_card, ByteTokenizer())
         self.core = Core(

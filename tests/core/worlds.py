@@ -138,7 +138,8 @@ class CoreWorld:
             last_viewed_at=Watch(float("-inf")),
             batch=Watch[BatchStats](NOTHING_SHOWN),
         )
-        model = LoadedModel(card(kv=kv), ByteTokenizer())
+        shortest = dice.choice((0, 0, 0, 6, 24))
+        model = LoadedModel(attrs.evolve(card(kv=kv), min_restored_tokens=shortest), ByteTokenizer())
         disk = DiskSeam(send=self._order, known=lambda: None)
         self.orders: list[Write | Read] = []
         self.parts: deque[Loaded] = deque()

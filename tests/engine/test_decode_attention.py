@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
@@ -22,7 +23,7 @@ from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.heads import HEADS
 from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
-from trouper.engine.kv.compiled_pass import CompiledPasses, TracedRegion, Untraceable
+from trouper.engine.kv.compiled_pass import CompiledPasses, TracedPrompt, TracedRegion, Untraceable
 from trouper.engine.kv.decode_kernel import Heads, KernelCall
 from trouper.engine.kv.model_caches import state_slots
 from trouper.engine.kv.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
@@ -121,6 +122,42 @@ def test_a_pass_that_verifies_drafts_is_compiled() -> None:
     assert {width_of(structure) for structure, each in passes.items() if not each.fault} > {1}
 
 
+def lone_prompts(engine: StepEngine, *prompts: Sequence[int]) -> list[list[int]]:
+    """The first tokens after each prompt, alone on the engine: what its pass gives, and what follows from the KV that it leaves."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        row = RowId(number)
+        admit = Admit(row, np.array(prompt, "<i4").tobytes(), Sampling(temperature=0.0))
+        plans = [Plan(0, admit=(admit,), prefill=(Chunk(row, len(prompt)),)), *[Plan(0, decode=(row,))] * 3]
+        found.append([token for plan in plans for token in engine.collect(engine.launch(plan)).tokens])
+        engine.collect(engine.launch(Plan(0, drop=(row,))))
+    return found
+
+
+PROMPTS = [range(3, 3 + length) for length in (20, 33, 31, 40, 7, 2, 64, 32, 31)]
+
+
+@some_families
+def test_r1_a_lone_prompt_has_the_same_first_token_when_its_pass_is_compiled(name: str) -> None:
+    engine = StepEngine(model_of(name), VOCABULARY, shapes=ONE_BANK)
+    assert lone_prompts(engine, *PROMPTS) == lone_prompts(StepEngine(model_of(name), VOCABULARY), *PROMPTS)
+
+
+def test_passes_over_lone_prompts_are_compiled_by_width() -> None:
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
+    lone_prompts(engine, *PROMPTS)
+    passes = {kind: each for kind, each in compiled(engine)._compiled.items() if is_of_prompts(kind)}
+    assert sorted(width_of(kind) for kind in passes) == [32, 64]
+    assert [each.fault for each in passes.values()] == ["", ""]
+
+
+def test_a_prompt_beside_buffers_is_not_compiled() -> None:
+    """Its row reads a cached prefix, or others decode."""
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
+    Driver(engine).play([Request([5, 6, 7], 12), Request([8, 9, 10, 11, 12], 12), Request([8, 9, 10, 11, 12], 12)])
+    assert not any(map(is_of_prompts, compiled(engine)._compiled))
+
+
 @pytest.mark.parametrize(("name", "shapes"), [("llama", ONE_BANK), ("llama", ROUNDED), ("qwen3_next", ONE_BANK)])
 def test_the_first_two_passes_of_a_kind_are_said_to_prepare(name: str, shapes: Shapes) -> None:
     """Also those that are never compiled: attention with masks, recurrent states."""
@@ -208,6 +245,10 @@ def width_of(structure: Any) -> int:
     return cast(int, structure[1])
 
 
+def is_of_prompts(structure: Any) -> bool:
+    return cast(tuple[Any, ...], structure)[0] == "prompt"
+
+
 def rows_of_structures(engine: StepEngine) -> list[int]:
     """Number of rows in the first bank of each compiled structure."""
     return [cast(tuple[int, ...], structure)[0] for structure in compiled(engine)._compiled]
@@ -289,6 +330,21 @@ def test_what_a_traced_region_does_not_have_has_a_name() -> None:
             getattr(region, attribute)
     with pytest.raises(Untraceable):
         region.flat_indices(2, 256)
+
+
+def test_what_differs_between_prompts_is_not_in_a_traced_region() -> None:
+    traced = Region(0, np.zeros(1, np.int32), np.array([3], np.int32), 32, BY_LENGTH)
+    region = TracedPrompt(traced)
+    assert region.causal and region.keys == 32 and region.positions.shape == (1, 32)
+    for attribute in ("counts", "last", "clamped_positions"):
+        with pytest.raises(Untraceable, match="reads"):
+            getattr(region, attribute)
+
+
+def test_the_warm_up_compiles_passes_over_lone_prompts() -> None:
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
+    warm_up(engine, VOCABULARY, 100, 0)
+    assert {width_of(kind) for kind in compiled(engine)._compiled if is_of_prompts(kind)} == {32, 64, 96}
 
 
 def test_the_warm_up_knows_whole_buffers() -> None:

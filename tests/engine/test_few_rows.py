@@ -82,7 +82,7 @@ def test_an_embedding_that_computes_logits(calls: list[tuple[WeightFormat, int]]
         (linear(), rows_of(1, 1)),
         (linear(), mx.zeros((8, 1, INPUTS), mx.float32)),
         (linear(mx.float32), mx.zeros((8, 1, INPUTS), mx.float32)),
-        (linear(), rows_of(2**28 // (INPUTS * OUTPUTS * 2) + 1)),
+        (linear(), rows_of(linear_layers.MAX_BYTES // (INPUTS * OUTPUTS * 2) + 1)),
         (linear(inputs=20), mx.zeros((4, 20), mx.bfloat16)),
         (linear().to_quantized(64, 4), rows_of(1)),
         (linear().to_quantized(64, 4), rows_of(33)),

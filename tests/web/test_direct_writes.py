@@ -786,6 +786,23 @@ async def test_heartbeats_come_while_the_engine_is_held(direct: list[Written]) -
     assert (text_of(body), ended) == (usual, True)
 
 
+async def test_the_limit_between_tokens_holds_from_the_first_one_on(direct: list[Written]) -> None:
+    """Also if the stream's task began to sleep before it, when the limit of the first token was the next."""
+    gate = Gate()
+    engine, texts = FakeEngine(before_step=gate.before), list[bytes]()
+    async with serving(engine, {"token_timeout_s": 0.3}, heartbeat_s=3600) as served:
+        async with await served.connect() as client:
+            with gate.shut():
+                await client.send_all(post("/v1/completions", STREAM | {"max_tokens": 4000}, named("mine")))
+                with trio.fail_after(PATIENCE_S):
+                    texts.append(await client.receive_some())  # The head, which does not wait for long.
+            await eventually(lambda: len(direct) > 0)
+            with gate.shut():
+                body, ended = read_by_h11(b"".join(texts) + await receive_all(client))
+        await eventually(lambda: served.busy == 0)
+    assert ended and chunks_of(body)[-1]["error"]["code"] == "token_timeout"
+
+
 async def test_the_limit_between_tokens_ends_a_stream(direct: list[Written]) -> None:
     gate = Gate()
     engine = FakeEngine(before_step=gate.before)

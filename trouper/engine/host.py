@@ -19,7 +19,7 @@ from trouper import heap
 from trouper.engine import FAST_BLAS
 from trouper.engine.distributed import rank_group
 from trouper.engine.engine_threads import THREADS, EngineThread
-from trouper.engine.kv.pass_shapes import CHUNK_STEP
+from trouper.engine.kv.pass_shapes import PREPARED_CARD
 from trouper.engine.launched_step import Launched
 from trouper.engine.loading import bundled_model
 from trouper.engine.loading.model_loading import EvaluatedModel, load
@@ -113,7 +113,7 @@ class MlxEngine:
         card = attrs.evolve(self._loaded.card, logits_processors=tuple(sorted(self._processors)))
         self._adapters[:] = [adapter.name for adapter in card.adapters]
         if device.prepares_shapes():
-            card = attrs.evolve(card, drafts_by_default=False, chunk_step=CHUNK_STEP)
+            card = attrs.evolve(card, **PREPARED_CARD)
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
         log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, card.device)
         if device.prepares_shapes():

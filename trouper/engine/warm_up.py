@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
-from trouper.engine.kv.pass_shapes import CHUNK_STEP, Shapes
+from trouper.engine.kv.pass_shapes import CHUNK_STEP, LONE_STEP, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
@@ -23,9 +23,9 @@ MAX_PLANNED_PREFILL = 2**16
 
 
 def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0, step: int = CHUNK_STEP) -> None:
-    """Run prefill, decoding, both in one step, greedy and random sampling, drafts, a row that grows, and attention of one row at each
-    capacity up to `context` tokens, and in chunks of `chunk` tokens, and of `step` tokens, as prompts have beside streams. All rows
-    are dropped at the end."""
+    """Run prefill, decoding, both in one step, greedy and random sampling, drafts, a row that grows, lone prompts of each width, and
+    attention of one row at each capacity up to `context` tokens, and in chunks of `chunk` tokens, and of `step` tokens, as prompts have
+    beside streams. All rows are dropped at the end."""
     rows = [RowId(index) for index in range(len(PROMPTS))]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
     admits = [
@@ -52,6 +52,7 @@ def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 
     _run(engine, Plan(7, decode=(late,)))
     _run(engine, Plan(8, decode=(late,)))
     _run(engine, Plan(9, drop=(late,)))
+    _lone_prompts(engine, vocabulary, context)
     if calls and context:
         _plan_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))
         for width in dict.fromkeys((chunk, min(chunk, step))):
@@ -91,6 +92,18 @@ def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> Non
     for _ in range(GROWING_STEPS):
         _run(engine, Plan(0, decode=(*others, *sizes)))
     _run(engine, Plan(0, drop=tuple(sizes), decode=others))
+
+
+def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
+    """Run a prompt of each width of a lone one's pass, twice: the second one is compiled."""
+    shapes = engine.shapes
+    last = min(shapes.pass_tokens, context or shapes.pass_tokens)
+    for tokens in range(LONE_STEP, last + 1, LONE_STEP) if shapes.length_kernel else ():
+        for number in range(2):
+            row = RowId(number)
+            admit = _admit(row, tokens, Sampling(temperature=0.0), vocabulary)
+            _run(engine, Plan(0, admit=(admit,), prefill=(Chunk(row, tokens),)))
+            _run(engine, Plan(0, drop=(row,)))
 
 
 def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:

@@ -174,6 +174,8 @@ class ModelCard:
     """Number of processes that compute the model together."""
     chunk_step: int = 1
     """Multiple of tokens at which chunks of a prompt end where they can, since the device prepares each new length."""
+    min_restored_tokens: int = 0
+    """Minimum number of cached tokens that are restored: a pass computes fewer in the time that it takes anyway."""
     drafts_by_default: bool = True
     """Whether rows draft by prompt lookup where the request and the settings do not say."""
     logits_processors: tuple[str, ...] = ()

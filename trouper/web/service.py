@@ -243,8 +243,8 @@ class Service(CurrentKey):
         if not stream:
             choices = await collect_all(answers)
             return await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
-        nursery = cast("trio.Nursery", self._state["nursery"])
-        return as_events(EventStream(dialect, answers, self.settings.heartbeat_s, nursery, self._direct()))
+        nursery, heartbeat_s = cast("trio.Nursery", self._state["nursery"]), self.settings.heartbeat_s
+        return as_events(await EventStream(dialect, answers, heartbeat_s, nursery, self._direct()).waited())
 
     def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:
         """Return what writes the text of a stream around the layers between: where the guard lends its writer, and the body of the

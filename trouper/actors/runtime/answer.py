@@ -90,7 +90,6 @@ class Answer:
             match reply:
                 case Started():
                     self._start(reply)
-                    self._limits.enter("prefill")
                 case Embedded(vector=vector):
                     self.embedding = vector
                 case Scored(logprobs=logprobs):
@@ -107,6 +106,15 @@ class Answer:
                 case Accepted():
                     raise AssertionError("accepted twice")
         return self.finished
+
+    async def wait_next(self) -> None:
+        """Wait until `next` has something to return or raise. Safe to cancel."""
+        while self.finished is None and self._unreturned is None:
+            reply = await self.receive_reply()
+            if isinstance(reply, Started):
+                self._start(reply)
+            else:
+                self._unreturned = reply
 
     def next_nowait(self) -> Delta | None:
         """A Delta that already arrived, else None. It lets a writer combine several Deltas, and is never a terminal event."""
@@ -180,6 +188,10 @@ class Answer:
     # -- progress and end --------------------------------------------------------------------------
 
     def _start(self, started: Started) -> None:
+        self._note_start(started)
+        self._limits.enter("prefill")
+
+    def _note_start(self, started: Started) -> None:
         self.cached_tokens, self._disk_tokens = started.cached_tokens, started.disk_tokens
         self.admitted_at = started.at
 
@@ -205,7 +217,7 @@ class Answer:
             while True:
                 match self._unreturned or self._replies.receive_nowait():
                     case Started() as started:
-                        self._start(started)
+                        self._note_start(started)
                     case Delta(tokens=tokens, at=at):
                         self._unread_tokens += len(tokens)
                         self._note_token_time(at)

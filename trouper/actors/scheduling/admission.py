@@ -95,11 +95,9 @@ class Admission:
         found = self.cache.look(sequence.chain)
         if self._reads(sequence, found):
             return None
-        if found.primary is None:
-            return found
-        until = self._waits_until(sequence, found, found.primary)
-        if until is None:
-            return found
+        until = None if found.primary is None else self._waits_until(sequence, found, found.primary)
+        if found.primary is None or until is None:
+            return found if found.tokens >= self.card.min_restored_tokens else self.cache.nothing(sequence.chain)
         if sequence.primary is None:
             self.cache.waits()
         sequence.wait_for_prefix(found.primary, until)
@@ -110,6 +108,8 @@ class Admission:
         """Order a read from disk, once, if that brings more than the primary. While a suspect waits nobody else runs, so it does not
         wait for a disk, which may hang."""
         if sequence.read is not None or found.missing_tokens <= found.gain or sequence.standing.suspect:
+            return False
+        if found.tokens + found.missing_tokens < self.card.min_restored_tokens:
             return False
         read = self.disk.load(found, self.prefill_budget.prefill_rate)
         if read is not None:

@@ -1,8 +1,9 @@
-"""Decode passes whose graph is built once by `mx.compile`, and then only instantiated.
+"""Passes whose graph is built once by `mx.compile`, and then only instantiated: over decoding rows, and over a lone short prompt.
 
 Building the graph of a pass takes 1.4 to 1.8 ms of Python a step (28 layers), a third of a step on a fast GPU, and holds Python's
 lock meanwhile. A pass can be compiled if nothing in it depends on the lengths of rows but arrays: where attention gets whole
-buffers and lengths (`decode_attention.py`). Its structure is then the number of rows and the shapes of the buffers.
+buffers and lengths (`decode_attention.py`). Its structure is then the number of rows and the shapes of the buffers. The first pass over a
+prompt depends on nothing but its width: the row has no tokens yet, and its buffers are made in the pass.
 
 - The first pass of a structure is an ordinary one. It shows which arrays of its regions the model reads: the compiled function
   gets these as inputs. The second one soon after is compiled: a structure that lasts for one step is not worth that.
@@ -57,10 +58,21 @@ class TracedRegion(Region):
         raise Untraceable(f"the pass reads {name} of its rows")
 
 
+class TracedPrompt(Region):
+    """Region of the first pass over a prompt while it is traced. How many of its tokens are the row's own is not known."""
+
+    def __init__(self, traced: Region) -> None:
+        self.__dict__ |= traced.__dict__
+        del self.__dict__["counts"]
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what differs between prompts."""
+        raise Untraceable(f"the pass reads {name} of its prompt")
+
+
 @attrs.frozen(eq=False)
-class DecodePass:
-    """A pass over decoding rows. `regions`: of each bank, and if there are several then of all rows. `leaves`: the caches of each
-    bank."""
+class Pass:
+    """A pass of the model. `regions`: of each bank, and if there are several then of all rows. `leaves`: the caches of each bank."""
 
     regions: Sequence[Region]
     leaves: Sequence[Sequence[SlotCache]]
@@ -68,18 +80,20 @@ class DecodePass:
     @property
     def kind(self) -> Hashable:
         """What two passes have in common if the device prepares the same for them, and if they may share a compiled function."""
-        shapes = (tuple(buffer.shape for leaf in leaves for buffer in leaf.buffers) for leaves in self.leaves)
-        adapters = self.regions[-1].adapters
-        adapted = () if adapters is None else ("adapters", adapters.version)
-        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
+        raise NotImplementedError
 
     @property
     def traceable(self) -> bool:
         """Whether it depends on arrays alone, so that it may be compiled."""
-        return all(
-            region.by_length and all(leaf.has_room(region.stop, region.room) for leaf in leaves)
-            for region, leaves in zip(self.regions, self.leaves, strict=False)
-        )
+        raise NotImplementedError
+
+    def inputs(self) -> list[list[Name]]:
+        """Names of the arrays of each region that the pass has read."""
+        raise NotImplementedError
+
+    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
+        """Regions for the trace. `arrays`: the inputs of each."""
+        raise NotImplementedError
 
     @property
     def caches(self) -> list[SlotCache]:
@@ -92,6 +106,51 @@ class DecodePass:
             leaf.buffers = parts
 
 
+class DecodePass(Pass):
+    """A pass over decoding rows; or over chunks of prompts, which is never compiled."""
+
+    @property
+    def kind(self) -> Hashable:
+        shapes = (tuple(buffer.shape for leaf in leaves for buffer in leaf.buffers) for leaves in self.leaves)
+        adapters = self.regions[-1].adapters
+        adapted = () if adapters is None else ("adapters", adapters.version)
+        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
+
+    @property
+    def traceable(self) -> bool:
+        return all(
+            region.by_length and all(leaf.has_room(region.stop, region.room) for leaf in leaves)
+            for region, leaves in zip(self.regions, self.leaves, strict=False)
+        )
+
+    def inputs(self) -> list[list[Name]]:
+        return [region.arrays_read() for region in self.regions]
+
+    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
+        return [TracedRegion(region, inputs) for region, inputs in zip(self.regions, arrays, strict=True)]
+
+
+class PromptPass(Pass):
+    """The first pass over the prompt of a lone row, whose bank has no buffers yet."""
+
+    @property
+    def kind(self) -> Hashable:
+        [region] = self.regions
+        made = ((leaf.slots, leaf.capacity_for(region.room)) for leaf in self.caches)
+        return "prompt", region.width, *made
+
+    @property
+    def traceable(self) -> bool:
+        [region] = self.regions
+        return region.level and region.adapters is None and not any(leaf.buffers for leaf in self.caches)
+
+    def inputs(self) -> list[list[Name]]:
+        return [[]]
+
+    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:  # noqa: ARG002 - it has none.
+        return [TracedPrompt(region) for region in self.regions]
+
+
 Build = Callable[[Sequence[Region], mx.array], mx.array]
 """Builds the model's pass over tokens (n, width) in the slots of these regions; returns logits (n, width, vocabulary)."""
 
@@ -101,7 +160,7 @@ Traced = Callable[[mx.array, list[list[mx.array]], list[list[mx.array]]], tuple[
 
 
 class CompiledPasses:
-    """The compiled decode passes of a model, and how often passes of each kind ran.
+    """The compiled passes of a model, and how often passes of each kind ran.
 
     preparing: whether the device prepared something in the passes since `begin_step`, so that their duration says nothing of later ones.
     """
@@ -122,17 +181,17 @@ class CompiledPasses:
         """What was prepared before is no matter of the passes that follow."""
         self.preparing = False
 
-    def note(self, ordinary: DecodePass) -> None:
+    def note(self, ordinary: Pass) -> None:
         """Count a pass that is not compiled, such as one over chunks of prompts, or of a row alone."""
         self.preparing |= self._counting and self._count(ordinary.kind) <= PREPARING
 
-    def run(self, build: Build, decode: DecodePass, tokens: mx.array, *, may_compile: bool = True) -> mx.array:
+    def run(self, build: Build, wanted: Pass, tokens: mx.array, *, may_compile: bool = True) -> mx.array:
         """Run the pass: instantiated if it is compiled, compiled now if a recent pass was of the same kind, else built. The caches
         then have new buffers."""
-        if not (may_compile and decode.traceable):
-            self.note(decode)
-            return build(decode.regions, tokens)
-        kind = decode.kind
+        if not (may_compile and wanted.traceable):
+            self.note(wanted)
+            return build(wanted.regions, tokens)
+        kind = wanted.kind
         if (names := self._seen.pop(kind, None)) is not None:
             self._compiled[kind] = CompiledPass(names)
             if len(self._compiled) > MAX_COMPILED:
@@ -142,11 +201,11 @@ class CompiledPasses:
         if compiled is not None:
             self._compiled.move_to_end(kind)
             if not compiled.fault:
-                return compiled(build, decode, tokens)
+                return compiled(build, wanted, tokens)
             self.fault = compiled.fault
-        logits = build(decode.regions, tokens)
+        logits = build(wanted.regions, tokens)
         if compiled is None:
-            self._seen[kind] = [region.arrays_read() for region in decode.regions]
+            self._seen[kind] = wanted.inputs()
             if len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
         return logits
@@ -165,44 +224,43 @@ class CompiledPass:
     def __init__(self, names: list[list[Name]]) -> None:
         """`names`: the arrays of each region that are inputs."""
         self._names = names
-        self._call: list[tuple[Build, DecodePass]] = []
+        self._call: list[tuple[Build, Pass]] = []
         """The call in hand, if any: to keep it would keep all rows' KV."""
         self._function = mx.compile(_traced(names, self._call))
         self.fault = ""
         """Why the pass cannot be traced; "" if it can."""
 
-    def __call__(self, build: Build, decode: DecodePass, tokens: mx.array) -> mx.array:
+    def __call__(self, build: Build, wanted: Pass, tokens: mx.array) -> mx.array:
         """Instantiate the pass, or build it as usual, if it cannot be traced."""
-        buffers = [leaf.buffers for leaf in decode.caches]
+        buffers = [leaf.buffers for leaf in wanted.caches]
         arrays = [
-            [region.array(name) for name in names] for region, names in zip(decode.regions, self._names, strict=True)
+            [region.array(name) for name in names] for region, names in zip(wanted.regions, self._names, strict=True)
         ]
-        self._call.append((build, decode))
+        self._call.append((build, wanted))
         try:
             logits, changed = self._function(tokens, arrays, buffers)
         except Exception as error:  # noqa: BLE001 - any architecture's code over arrays without values: it is the answer
             self.fault = line_of(error)
-            decode.put(buffers)
-            return build(decode.regions, tokens)
+            wanted.put(buffers)
+            return build(wanted.regions, tokens)
         finally:
             self._call.clear()
-        decode.put(changed)
+        wanted.put(changed)
         return logits
 
 
-def _traced(names: list[list[Name]], call: list[tuple[Build, DecodePass]]) -> Traced:
+def _traced(names: list[list[Name]], call: list[tuple[Build, Pass]]) -> Traced:
     """The function that is traced. It refers to no object that refers to it: such a cycle would keep the model's weights, which
     are constants of the trace, until a garbage collection."""
 
     def run(
         tokens: mx.array, arrays: list[list[mx.array]], buffers: list[list[mx.array]]
     ) -> tuple[mx.array, list[list[mx.array]]]:
-        [(build, decode)] = call
-        decode.put([list(parts) for parts in buffers])
-        regions = [
-            TracedRegion(region, dict(zip(known, values, strict=True)))
-            for region, known, values in zip(decode.regions, names, arrays, strict=True)
-        ]
-        return build(regions, tokens), [leaf.buffers for leaf in decode.caches]
+        [(build, wanted)] = call
+        wanted.put([list(parts) for parts in buffers])
+        regions = wanted.traced_regions(
+            [dict(zip(known, values, strict=True)) for known, values in zip(names, arrays, strict=True)]
+        )
+        return build(regions, tokens), [leaf.buffers for leaf in wanted.caches]
 
     return run

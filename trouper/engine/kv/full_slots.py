@@ -69,7 +69,7 @@ class FullSlots(SlotCache):
         """Make the buffers for one slot from its row's first tokens: for each buffer consecutive pieces (heads, any, dim).
         This takes one copy, where making buffers and writing into them take three."""
         assert not self.buffers and self.slots == 1, "somebody's KV would be lost"
-        capacity = self._capacity(max(room, self.expected_tokens))
+        capacity = self.capacity_for(room)
         for pieces in parts:
             heads, _, dim = pieces[0].shape
             padding = capacity - sum(piece.shape[1] for piece in pieces)

@@ -9,6 +9,7 @@ layers have the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 
@@ -19,6 +20,8 @@ STEP = CAPACITY_STEP
 """Number of tokens by which buffers grow."""
 WIDTH_STEP = 8
 """Number of tokens by which padded passes differ."""
+LONE_STEP = 32
+"""Number of tokens by which passes over lone prompts differ, so that each of them is compiled: eight widths up to `Shapes.pass_tokens`."""
 VECTOR_TOKENS = 2048
 """Maximum length of buffers for which MLX's own kernel decodes faster than cuDNN. On an H200 (4B shape, one row): 4.5 ms against
 5.0 at 300 to 1,800 tokens, 8.5 against 5.2 at 20,000."""
@@ -29,6 +32,13 @@ CHUNK_STEP = 512
 """Multiple of tokens at which chunks of long prompts end, so that lengths recur: cuDNN plans for each, 40 ms."""
 COPIED_WIDTH = 64
 """Minimum width of a pass whose keys are copied. Drafts are fewer: a copy at each step would cost more than it spares."""
+MIN_RESTORED_TOKENS = 64
+"""Minimum number of cached tokens that are restored. To restore KV into 28 layers takes 2.5 to 3 ms of launching on an H200 and an H100, in
+which a GPU computes more tokens than these: it reads the weights anyway. And a row without KV has a compiled pass."""
+PREPARED_CARD: dict[str, Any] = {
+    "drafts_by_default": False, "chunk_step": CHUNK_STEP, "min_restored_tokens": MIN_RESTORED_TOKENS,
+}  # fmt: skip
+"""What the card of a model says on devices that prepare each new shape."""
 MAX_KERNEL_WIDTH, MAX_KERNEL_SCORES = 33, 100_000
 """Limits of attention by lengths for several tokens of each row: their number, and theirs times all rows' tokens. Beyond, the tensor
 cores that attention with a mask uses are worth more than a compiled pass. A layer on an H200 (4B shape), by lengths and with a mask: 8
@@ -74,6 +84,10 @@ class Shapes:
     def width(self, tokens: int) -> int:
         """Width of a pass in which a row runs at most `tokens` tokens. 1 stays 1: decoding has kernels of its own."""
         return kv_capacity(tokens, WIDTH_STEP) if self.rounded and tokens > 1 else tokens
+
+    def lone_width(self, tokens: int) -> int:
+        """Width of the only pass over a short prompt, which is compiled where decoding is (`compiled_pass.py`)."""
+        return -(-tokens // LONE_STEP) * LONE_STEP if self.length_kernel and tokens > 1 else self.width(tokens)
 
     def keys(self, tokens: int) -> int:
         """Number of key positions of each row that attention reads, where rows hold at most `tokens` tokens; the mask hides the

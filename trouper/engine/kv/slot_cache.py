@@ -120,6 +120,10 @@ class SlotCache:
     def _capacity(self, tokens: int) -> int:
         return self.shapes.capacity(tokens + self.phase + self.lead) - self.phase
 
+    def capacity_for(self, tokens: int) -> int:
+        """Number of positions of buffers that are made for `tokens` tokens."""
+        return self._capacity(max(tokens, self.expected_tokens))
+
     def _used_tokens(self, tokens: int) -> int:
         """Number of positions of its slot that a row of `tokens` tokens uses."""
         return tokens
@@ -136,7 +140,7 @@ class SlotCache:
         slots = max(self.slots, slots)
         if self.has_room(slots, tokens):
             return  # The usual case, in nearly every pass of every layer.
-        capacity = self._capacity(max(tokens, self.expected_tokens))
+        capacity = self.capacity_for(tokens)
         buffers: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
         self.buffers = [
             _grown(buffer, slots, capacity, part, spares=self.spares)

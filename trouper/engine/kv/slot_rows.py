@@ -18,7 +18,7 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
-from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass
+from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass, PromptPass
 from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import layout_of
@@ -166,7 +166,15 @@ class SlotRows:
         return body_of(self._model)
 
     def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
-        return self._forward_alone(row, tokens)[:, -1, :]
+        if self.length(row) or self._states or not self._shapes.length_kernel:
+            return self._forward_alone(row, tokens)[:, -1, :]
+        segments, counts = [self._alone(row)], np.array([len(tokens)], np.int32)
+        ids = padded(mx.array([tokens]), self._shapes.lone_width(len(tokens)))
+        regions = self._regions(segments, counts, ids.shape[1])
+        prompt = PromptPass(regions, [segments[0].bank.buffers.own])
+        logits = self._logits(segments, counts, self._compiled.run(partial(self._build, segments), prompt, ids))
+        add_tokens(segments, counts)
+        return logits[:, len(tokens) - 1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
         segments, counts = batch(self._banks), np.ones(tokens.shape[0], np.int32)
@@ -216,8 +224,10 @@ class SlotRows:
         self._states.keep_tokens(1 + more)
 
     def _forward_alone(self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None) -> mx.array:
-        segment = Segment(self._banks[row], self._banks[row].slots.slot(row), slice(0, 1))
-        return self._forward([segment], mx.array([tokens]), np.array([len(tokens)], np.int32), part)
+        return self._forward([self._alone(row)], mx.array([tokens]), np.array([len(tokens)], np.int32), part)
+
+    def _alone(self, row: RowId) -> Segment:
+        return Segment(self._banks[row], self._banks[row].slots.slot(row), slice(0, 1))
 
     def _forward(
         self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, part: nn.Module | None = None

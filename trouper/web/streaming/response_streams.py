@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Self
 
 import attrs
 import trio
@@ -99,6 +100,12 @@ async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> 
     return made[0]
 
 
+HEAD_WAIT_S = 0.005
+"""How long the head of a response waits for the first token. To make and send it takes 1 ms of Python's lock, which the engine's thread
+needs now, to build the prompt's pass. A GPU evaluates that pass 5 ms later, without the lock: on an H100 a prompt of 53 tokens has its first
+token after 16 ms in place of 20."""
+
+
 class EventStream(ResponseBody):
     """The body of a streamed response. Closing it aborts the answers, synchronously."""
 
@@ -120,6 +127,13 @@ class EventStream(ResponseBody):
         self._began = False
         self._begun: set[int] = set()
         """Indices of answers whose prompt log-probabilities were written."""
+
+    async def waited(self) -> Self:
+        """Wait a moment for a single answer, before the response begins (`HEAD_WAIT_S`). Returns the body."""
+        if len(self._answers) == 1:
+            with trio.move_on_after(HEAD_WAIT_S):
+                await self._answers[0].wait_next()
+        return self
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         if len(self._answers) > 1:

@@ -67,12 +67,12 @@ class DirectStream:
         self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
         self._follows = False
         """Whether StepDelivery may write."""
-        self._noted = False
+        self._noted = self._decodes = False
         self._written_at = 0.0
         self._untaken = b""
         """What the socket did not take of the last write."""
         self._error: Exception | None = None
-        self._woken = trio.Event()
+        self._woken, self._sleep = trio.Event(), trio.CancelScope()
 
     async def run(self) -> bool:
         """Return when something else than text has to be written, or the answer's time is over. False: nothing was written for
@@ -83,7 +83,7 @@ class DirectStream:
                 heartbeat_at, now = self._written_at + self._heartbeat_s, trio.current_time()
                 if now >= min(heartbeat_at, self._answer.deadline):
                     return now < heartbeat_at
-                with trio.move_on_at(min(heartbeat_at, self._answer.deadline)):
+                with trio.CancelScope(deadline=min(heartbeat_at, self._answer.deadline)) as self._sleep:
                     await self._woken.wait()
             await self._finish_write()
         except BaseException:
@@ -119,6 +119,9 @@ class DirectStream:
             return
         try:
             while not self._untaken and (deltas := self._answer.take_deltas(MAX_EVENTS)):
+                if not self._decodes:  # The limit between tokens may end before the first one's.
+                    self._decodes = True
+                    self._sleep.deadline = min(self._sleep.deadline, self._answer.deadline)
                 if data := self._context.run(self._text, joined(deltas)):
                     self._untaken = self._writer.write_now(data)
                     self._written_at = trio.current_time()
