@@ -189,6 +189,24 @@ async def test_d11_f27_a_late_step_is_published_and_taken_back(opened: Opened, a
         assert bench.stats.latest.stalled_since is None
 
 
+async def test_an_answer_is_late_by_its_own_time(opened: Opened, autojump_clock: trio.abc.Clock) -> None:
+    """However long the steps before it took together."""
+    async with scheduling(opened, stall_timeout_s=5) as bench:
+        await bench.ask(max_tokens=50)
+        for _ in range(9):
+            await bench.new_plans()
+            await trio.sleep(0.3)
+            await bench.answer()
+        began = trio.current_time()
+        found = list[float | None]()
+        for pause_s in (4.99, 0.02):
+            await trio.sleep(pause_s)
+            found.append(bench.stats.latest.stalled_since)
+        assert found == [None, began]
+        await bench.play()
+        assert bench.stats.latest.stalled_since is None
+
+
 async def test_a_process_that_was_paused_has_no_stuck_device(opened: Opened, mock_clock: MockClock) -> None:
     """The clock says that a step took an hour, but the device had none of it."""
 

@@ -80,14 +80,31 @@ class Scheduler:
     def __init__(self, edges: SchedulerEdges, settings: Settings, core: Core) -> None:
         self._edges, self._settings, self._core = edges, settings, core
         self._gathering = Gathering(settings.gather_ms / 1000)
+        self._piece_s = settings.stall_timeout_s / PIECES
+        self._owed_since = inf
+        """When the wait for the answer to the oldest plan began; inf: nobody waits."""
+        self._look = trio.CancelScope()
+        """Around the steps. It ends them when an answer might be late, and is not armed for each: where a step's caches are cold, that
+        takes 0.1 ms."""
 
     async def run(self) -> None:
-        """Plans are sent before an answer is waited for, so that the engine always has the next one."""
+        """Do the steps, and between them look whether an answer is late."""
         core = self._core
         core.take_up(trio.current_time())
         core.publish()  # The scheduler before this one may have left figures of a cache that is gone.
         if core.must_prove_engine:
             await self._prove_engine()
+        while True:
+            with trio.CancelScope(deadline=self._owed_since + self._piece_s) as self._look:
+                await self._do_steps()
+                return
+            if trio.current_time() >= self._owed_since + self._piece_s:
+                core.update(await self._late(PIECES - 1), trio.current_time())
+
+    async def _do_steps(self) -> None:
+        """Plans are sent before an answer is waited for, so that the engine always has the next one. Each wait may be cancelled, and the
+        steps begun again."""
+        core = self._core
         while True:
             self._take_requests()
             core.drop_aborted(trio.current_time())
@@ -95,7 +112,9 @@ class Scheduler:
             core.publish()
             if core.plans_in_flight:
                 core.update(await self._owed(), trio.current_time())
-            elif core.accepts or core.waiting:
+                continue
+            self._look.deadline = inf
+            if core.accepts or core.waiting:
                 await self._next_request()
             elif not (core.disk.busy and await self._receive_by(trio.current_time() + FLUSH_S)):
                 return
@@ -104,7 +123,8 @@ class Scheduler:
         for plan in self._core.proof(trio.current_time()):
             self._edges.plans.send_nowait(plan)
         while self._core.plans_in_flight:
-            self._core.proved(await self._owed())
+            self._owed_since = trio.current_time()
+            self._core.proved(await self._late(PIECES))
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -166,24 +186,35 @@ class Scheduler:
                 return
 
     async def _owed(self) -> Stepped:
-        """The answer to the oldest plan. A late one is published, so that readiness is progress (D11, F27)."""
-        since, limit_s = trio.current_time(), self._settings.stall_timeout_s
-        if (stepped := await self._receive_within(limit_s)) is not None:
+        """The answer to the oldest plan, if it is not late."""
+        if self._owed_since == inf:
+            self._owed_since = trio.current_time()
+            if self._look.deadline == inf:
+                self._look.deadline = self._owed_since + self._piece_s
+        stepped = await self._edges.results.receive()
+        self._owed_since = inf
+        return stepped
+
+    async def _late(self, pieces: int) -> Stepped:
+        """The answer to the oldest plan, which has so many pieces of its time left. If it takes longer, that is published, so that
+        readiness is progress (D11, F27)."""
+        since, self._owed_since, limit_s = self._owed_since, inf, self._settings.stall_timeout_s
+        if (stepped := await self._receive_within(self._piece_s, pieces)) is not None:
             return stepped
         log.error("the engine has not finished a step for %g s", limit_s)
         self._core.stalled(max(since, trio.current_time() - 2 * limit_s))
         self._core.publish()
-        if (stepped := await self._receive_within((STUCK_FACTOR - 1) * limit_s)) is not None:
+        if (stepped := await self._receive_within((STUCK_FACTOR - 1) * self._piece_s, PIECES)) is not None:
             return stepped
         self._core.fail_all(
             Problem(503, "the device does not answer", "server_error", code="device_stuck", retry_after_s=30)
         )
         return await self._edges.results.receive()
 
-    async def _receive_within(self, seconds: float) -> Stepped | None:
+    async def _receive_within(self, piece_s: float, pieces: int) -> Stepped | None:
         """An answer, or None if there was none in this time. It counts in pieces: for the device of a process that was paused (SIGSTOP, a
         container, a virtual machine) no time has passed, though the clock says so, and at most a piece of it counts."""
-        for _ in range(PIECES):
-            with trio.move_on_after(seconds / PIECES):
+        for _ in range(pieces):
+            with trio.move_on_after(piece_s):
                 return await self._edges.results.receive()
         return None
