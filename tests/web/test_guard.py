@@ -36,6 +36,8 @@ from tests.web.serving import (
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
 from trouper.web.app import create_app
+from trouper.web.http.guard import MAX_JOINED
+from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.server import _Server, serve_http
 
 
@@ -265,6 +267,48 @@ async def test_no_file_left_to_accept_with(caplog: pytest.LogCaptureFixture) -> 
                 assert (await receive_all(client)).startswith(b"HTTP/1.1 204")
             nursery.cancel_scope.cancel()
     assert "cannot accept" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sent", "writes"),
+    [
+        ([b"ab"], [b"ab"]),
+        ([b"a", b"b"], [b"a", b"b"]),
+        ([b"a" * (MAX_JOINED + 1)], [b"", b"a" * (MAX_JOINED + 1)]),
+        ([], [b""]),
+    ],
+)
+async def test_the_head_of_a_response_with_a_length_goes_out_with_its_body(
+    monkeypatch: pytest.MonkeyPatch, sent: list[bytes], writes: list[bytes]
+) -> None:
+    """And before a connection ends whose app has failed in between."""
+    length = len(b"".join(sent)) or 9
+    written, write = list[bytes](), SocketWriter.write
+
+    async def noted(writer: SocketWriter, data: bytes) -> None:
+        written.append(data)
+        await write(writer, data)
+
+    async def answer(_scope: Any, _receive: Any, send: Any, *_: Any) -> None:
+        headers = [(b"content-length", str(length).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for data in sent:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        if sent:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    monkeypatch.setattr(SocketWriter, "write", noted)
+    server = _Server(cast(Any, answer), Config(), ServerSettings())
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.accept, listener, nursery)
+            async with await trio.open_tcp_stream(*listener.socket.getsockname()) as client:
+                await client.send_all(get("/"))
+                head, _, body = (await receive_all(client)).partition(b"\r\n\r\n")
+            nursery.cancel_scope.cancel()
+    assert (head[:12], body) == (b"HTTP/1.1 200", b"".join(sent))
+    assert [data.removeprefix(head + b"\r\n\r\n") for data in written] == writes
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:

@@ -53,7 +53,7 @@ class Cors:
     def preflight(self, request: Request) -> Response | None:
         """Return the response to a preflight; None for other requests. Called for requests that were not refused,
         before keys are checked: a preflight carries none."""
-        if not head_of(request).is_preflight:
+        if request.method != "OPTIONS" or not head_of(request).is_preflight:
             return None
         response = Response(b"", 204)
         requested = request.headers.get("Access-Control-Request-Headers", "")

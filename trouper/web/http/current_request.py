@@ -66,7 +66,10 @@ class CurrentRequest:
     @property
     def read_past(self) -> ReadPast:
         """The names of this request that are read past, unless the server is strict."""
-        return cast("ReadPast", self._state.setdefault("read_past", ReadPast()))
+        state = self._state
+        if "read_past" not in state:
+            state["read_past"] = ReadPast()
+        return cast("ReadPast", state["read_past"])
 
     @property
     def report(self) -> Report:

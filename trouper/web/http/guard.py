@@ -30,7 +30,7 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.typing import AppWrapper, ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 
 from trouper.protocol.settings import ServerSettings
@@ -39,6 +39,8 @@ from trouper.web.openai.errors import error_body, http_problem
 
 log = logging.getLogger("trouper.web")
 MAX_RECEIVE = 2**16
+MAX_JOINED = 2**16
+"""Number of bytes of a body beyond which it is not copied behind its head."""
 MAX_PIPELINED = 16
 """Maximum number of reads that wait behind a response; a client that sends more does not pipeline but floods."""
 LINGER_S = 1.0
@@ -54,6 +56,9 @@ class NotHttp1(Exception):
 
 class PlainHttp(H11Protocol):
     """An HTTP/1.1 protocol without upgrades."""
+
+    _head = b""
+    """Head of a response whose body comes next."""
 
     @property
     def listening(self) -> bool:
@@ -76,6 +81,33 @@ class PlainHttp(H11Protocol):
         except NotHttp1:
             await self._send_error_response(505)
             await self.send(Closed())
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        """Send an event. The head of a response that has a length waits for the body, so that both are one write."""
+        try:
+            data = self.connection.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.connection.their_state != h11.ERROR:
+                raise
+            return
+        if type(event) is h11.Response and any(name == b"content-length" for name, _ in event.headers):
+            self._head = data
+            return
+        if len(data) > MAX_JOINED:
+            await self._send_head()
+        head, self._head = self._head, b""
+        if head or data:
+            await self.send(RawData(data=head + data))
+
+    async def _send_head(self) -> None:
+        """Send the head that waits for its body, if one does."""
+        if self._head:
+            head, self._head = self._head, b""
+            await self.send(RawData(data=head))
+
+    async def _maybe_recycle(self) -> None:
+        await self._send_head()  # The app has failed before the body.
+        await super()._maybe_recycle()
 
     async def _send_error_response(self, status_code: int) -> None:
         message = REFUSALS.get(status_code, "this is no valid request of HTTP/1.1")

@@ -28,21 +28,31 @@ class SocketWriter:
         """Send a chunk of a chunked body (RFC 9112, 7.1), and return what the socket did not take of it: all, if another write is
         in progress, or if the client has disconnected, which the next `write` finds."""
         framed = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        if self._lock.locked():
-            return framed
-        try:
-            return framed[os.write(self._stream.socket.fileno(), framed) :]
-        except OSError:  # BlockingIOError is one: the socket's buffer is full.
-            return framed
+        return framed if self._lock.locked() else framed[self._taken(framed) :]
 
     async def write(self, data: bytes) -> None:
         """Send all of the data, or end the connection: the peer has disconnected or reads nothing, and only cancelling
-        everything ends what waits for it."""
-        async with self._lock:
-            for start in range(0, len(data), MAX_WRITE):
+        everything ends what waits for it. Mostly the socket takes all at once: then other tasks run once, and not at the lock, at a time
+        limit and at Trio's own write."""
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+        try:
+            for start in range(self._taken(data), len(data), MAX_WRITE):
                 if not await self._write_bit(memoryview(data)[start : start + MAX_WRITE]):
                     self.cut()
                     return
+        finally:
+            self._lock.release()
+        await trio.lowlevel.checkpoint()
+
+    def _taken(self, data: bytes) -> int:
+        """Number of bytes that the socket takes at once."""
+        try:
+            return os.write(self._stream.socket.fileno(), data)
+        except OSError:  # BlockingIOError is one: the socket's buffer is full.
+            return 0
 
     async def _write_bit(self, data: memoryview) -> bool:
         with trio.move_on_after(self._timeout_s):
