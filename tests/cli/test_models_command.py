@@ -187,14 +187,19 @@ def test_info_takes_the_name_of_the_embedded_model_as_serve_does(
     assert (said["name"], said["directory"]) == (EMBEDDED, str(shelf / "plain"))
     monkeypatch.setattr(bundled_model, "is_here", lambda: False)
     absent = call("info", EMBEDDED)
-    assert absent.exit_code == USAGE_ERROR and "`trouper serve` fetches it" in absent.output
+    assert absent.exit_code == USAGE_ERROR and f"`trouper models pull {EMBEDDED}` fetches it" in absent.output
+    monkeypatch.setattr(bundled_model, "directory", lambda *_: shelf / "plain")
+    pulled = call("pull", EMBEDDED)
+    assert (pulled.exit_code, pulled.stdout.splitlines()[-1].split(":")[0]) == (0, EMBEDDED)
+    own = call("pull", str(shelf / "plain"))
+    assert own.exit_code == USAGE_ERROR and "is no model of the hub" in own.output
 
 
 def test_a_hub_cache_that_is_a_file_is_refused(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty list with exit code 0 would hide it."""
     file = shelf / "plain" / "config.json"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(file))
-    for command in (("ls",), ("info", "x")):
+    for command in (("ls",), ("info", "x"), ("pull", "owner/tiny")):
         outcome = call(*command)
         assert outcome.exit_code == USAGE_ERROR
         assert f"the hub's cache {file} is no directory" in outcome.output and "HF_HUB_CACHE" in outcome.output

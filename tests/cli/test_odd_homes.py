@@ -249,6 +249,14 @@ def test_a_url_without_a_scheme_is_refused_with_one(monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.parametrize("url", ["http://", "https:///v1", "http://:8000"])
+def test_a_url_without_a_host_is_refused(url: str) -> None:
+    outcome = call("top", "--once", "--url", url)
+    assert (outcome.exit_code, outcome.stderr) == (
+        USAGE_ERROR, f"trouper: --url {url}: it names no host, as http://127.0.0.1:8000 does\n"
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("command", [["chat", "hi"], ["top", "--once"], ["connect", "claude"], ["bench", "--out", "x"]])
 def test_a_port_that_is_none_is_told_as_serve_tells_it(command: list[str]) -> None:
     """No server can listen there; until now none answered there."""

@@ -93,7 +93,7 @@ def client_of(command: Command) -> Command:
     ) -> Any:
         if url and not url.lower().startswith(("http://", "https://")):
             refuse(f"--url {url}: begin it with http:// or https://, as in http://{DEFAULT.host}:{DEFAULT.port}")
-        _require_port(url, port)
+        _require_place(url, port)
         where = Where((url or url_to(host, port)).rstrip("/").removesuffix("/v1"), _key(api_key, api_key_file))
         return command(where, *more, **given)
 
@@ -111,18 +111,24 @@ def client_of(command: Command) -> Command:
     return run  # type: ignore[return-value]
 
 
-def _require_port(url: str | None, port: int) -> None:
-    """Refuse a port at which no server can be, as `trouper serve` does."""
-    if url is None:
+def _require_place(url: str | None, port: int) -> None:
+    """Refuse a port at which no server can be, as `trouper serve` does, and a URL without a host."""
+    if not url:
         try:
             attrs.evolve(DEFAULT, port=port)
         except SettingsInvalid as invalid:
             refuse(settings_error(click.get_current_context(), invalid))
         return
     try:
-        _ = urlsplit(url).port
+        parts = urlsplit(url)
+    except ValueError as error:  # Half of an IPv6 address.
+        refuse(f"--url {url}: {error}")
+    try:
+        _ = parts.port
     except ValueError:
         refuse(f"--url {url}: its port is no number from 0 to 65535")
+    if not parts.hostname:
+        refuse(f"--url {url}: it names no host, as http://{DEFAULT.host}:{DEFAULT.port} does")
 
 
 def _key(keys: tuple[str, ...], path: Path | None) -> str | None:

@@ -97,16 +97,17 @@ def _shown(name: str, value: Any) -> str:
 @models.command("pull")
 @click.argument("model")
 def pull_model(model: str) -> None:
-    """Fetch a model from the hub into its cache: the files that `serve --model` would fetch."""
+    """Fetch a model from the hub into its cache, or the embedded one: the files that `serve --model` would fetch."""
     from trouper.engine.loading.checkpoint import inspect
     from trouper.engine.loading.model_source import resolve, source_of
 
     try:
-        if not isinstance(source_of(model, "MODEL"), str):
+        require_hub_cache((HUB_CACHE,))
+        if isinstance(source_of(model, "MODEL"), Path):
             refuse(f"{model} is no model of the hub; give its id (owner/name)")
         directory = resolve(model, lambda line: click.echo(line, err=True), flag="MODEL")
         found = inspect(directory)
-    except ModelUnusable as unusable:
+    except (ModelUnusable, SettingsInvalid) as unusable:
         refuse(str(unusable))
     click.echo(f"{model}: {found.architecture}, {decimal(found.loaded_bytes)} in memory, in {directory}")
 
@@ -147,7 +148,7 @@ def _embedded() -> Path:
     from trouper.engine.loading import bundled_model
 
     if not bundled_model.is_here():
-        refuse(f"{EMBEDDED}, the embedded model, is not here yet; `trouper serve` fetches it")
+        refuse(f"{EMBEDDED}, the embedded model, is not here yet; `trouper models pull {EMBEDDED}` fetches it")
     try:
         return bundled_model.directory()
     except ModelUnusable as unusable:
