@@ -102,21 +102,25 @@ class CrashHandover:
             self.refuse(handled, now)
         elif (suspect := self.taken[0] if self.taken else admitted) is not None:
             involved = (involvement(suspect, fresh=True, planned_tokens=suspect.num_output_tokens),)
-        carried = (*self.batch.rows.values(), *self.queue, *self.taken)
-        for sequence in carried:
-            sequence.carry_over()
         left = LeftBehind(
-            carried=carried,
+            carried=self._carried(),
             involved=involved,
             certain=handled is not None,
             closed=closed,
             problem=problem,
             used_bytes=used_bytes,
         )
+        self.counters.add(requests_errored=self.recovery.hand_over(left))
+
+    def _carried(self) -> tuple[Sequence, ...]:
+        """Take all sequences out of this scheduler, as the next one gets them."""
+        carried = (*self.batch.rows.values(), *self.queue, *self.taken)
+        for sequence in carried:
+            sequence.carry_over()
         self.batch.rows.clear()
         self.queue.clear()
         self.taken.clear()
-        self.counters.add(requests_errored=self.recovery.hand_over(left))
+        return carried
 
     def _keep_aborted(self, unanswered: tuple[Plan, ...]) -> None:
         """Carry aborted sequences over if the crash may have been theirs; finish the others."""
