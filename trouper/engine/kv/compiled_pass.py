@@ -185,13 +185,13 @@ class CompiledPasses:
         """Count a pass that is not compiled, such as one over chunks of prompts, or of a row alone."""
         self.preparing |= self._counting and self._count(ordinary.kind) <= PREPARING
 
-    def run(self, build: Build, wanted: Pass, tokens: mx.array, *, may_compile: bool = True) -> mx.array:
+    def run(self, build: Build, model_pass: Pass, tokens: mx.array, *, may_compile: bool = True) -> mx.array:
         """Run the pass: instantiated if it is compiled, compiled now if a recent pass was of the same kind, else built. The caches
         then have new buffers."""
-        if not (may_compile and wanted.traceable):
-            self.note(wanted)
-            return build(wanted.regions, tokens)
-        kind = wanted.kind
+        if not (may_compile and model_pass.traceable):
+            self.note(model_pass)
+            return build(model_pass.regions, tokens)
+        kind = model_pass.kind
         if (names := self._seen.pop(kind, None)) is not None:
             self._compiled[kind] = CompiledPass(names)
             if len(self._compiled) > MAX_COMPILED:
@@ -201,11 +201,11 @@ class CompiledPasses:
         if compiled is not None:
             self._compiled.move_to_end(kind)
             if not compiled.fault:
-                return compiled(build, wanted, tokens)
+                return compiled(build, model_pass, tokens)
             self.fault = compiled.fault
-        logits = build(wanted.regions, tokens)
+        logits = build(model_pass.regions, tokens)
         if compiled is None:
-            self._seen[kind] = wanted.inputs()
+            self._seen[kind] = model_pass.inputs()
             if len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
         return logits
@@ -230,22 +230,23 @@ class CompiledPass:
         self.fault = ""
         """Why the pass cannot be traced; "" if it can."""
 
-    def __call__(self, build: Build, wanted: Pass, tokens: mx.array) -> mx.array:
+    def __call__(self, build: Build, model_pass: Pass, tokens: mx.array) -> mx.array:
         """Instantiate the pass, or build it as usual, if it cannot be traced."""
-        buffers = [leaf.buffers for leaf in wanted.caches]
+        buffers = [leaf.buffers for leaf in model_pass.caches]
         arrays = [
-            [region.array(name) for name in names] for region, names in zip(wanted.regions, self._names, strict=True)
+            [region.array(name) for name in names]
+            for region, names in zip(model_pass.regions, self._names, strict=True)
         ]
-        self._call.append((build, wanted))
+        self._call.append((build, model_pass))
         try:
             logits, changed = self._function(tokens, arrays, buffers)
         except Exception as error:  # noqa: BLE001 - any architecture's code over arrays without values: it is the answer
             self.fault = line_of(error)
-            wanted.put(buffers)
-            return build(wanted.regions, tokens)
+            model_pass.put(buffers)
+            return build(model_pass.regions, tokens)
         finally:
             self._call.clear()
-        wanted.put(changed)
+        model_pass.put(changed)
         return logits
 
 
@@ -256,11 +257,11 @@ def _traced(names: list[list[Name]], call: list[tuple[Build, Pass]]) -> Traced:
     def run(
         tokens: mx.array, arrays: list[list[mx.array]], buffers: list[list[mx.array]]
     ) -> tuple[mx.array, list[list[mx.array]]]:
-        [(build, wanted)] = call
-        wanted.put([list(parts) for parts in buffers])
-        regions = wanted.traced_regions(
+        [(build, model_pass)] = call
+        model_pass.put([list(parts) for parts in buffers])
+        regions = model_pass.traced_regions(
             [dict(zip(known, values, strict=True)) for known, values in zip(names, arrays, strict=True)]
         )
-        return build(regions, tokens), [leaf.buffers for leaf in wanted.caches]
+        return build(regions, tokens), [leaf.buffers for leaf in model_pass.caches]
 
     return run
