@@ -93,7 +93,7 @@ def client_of(command: Command) -> Command:
     ) -> Any:
         if url and not url.lower().startswith(("http://", "https://")):
             refuse(f"--url {url}: begin it with http:// or https://, as in http://{DEFAULT.host}:{DEFAULT.port}")
-        _require_place(url, port)
+        _require_reachable(url, port)
         where = Where((url or url_to(host, port)).rstrip("/").removesuffix("/v1"), _key(api_key, api_key_file))
         return command(where, *more, **given)
 
@@ -111,7 +111,7 @@ def client_of(command: Command) -> Command:
     return run  # type: ignore[return-value]
 
 
-def _require_place(url: str | None, port: int) -> None:
+def _require_reachable(url: str | None, port: int) -> None:
     """Refuse a port at which no server can be, as `trouper serve` does, and a URL without a host."""
     if not url:
         try:
