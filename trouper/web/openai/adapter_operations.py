@@ -21,6 +21,8 @@ from trouper.web.http.request_schema import TEXT, Json
 from trouper.web.service import Service
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+AdapterPath = Annotated[str, Meta(min_length=1, max_length=4096)]
+"""As long as a path may be on Linux."""
 ENDPOINT = partial(Endpoint, tag="Models", method="POST", answer=TEXT, content_type="text/plain", also=(404, 503, 507))
 EXAMPLE: Json = {"lora_name": "sql", "lora_path": "/adapters/sql"}
 
@@ -28,7 +30,7 @@ EXAMPLE: Json = {"lora_name": "sql", "lora_path": "/adapters/sql"}
 class LoadAdapterRequest(Body, kw_only=True, frozen=True):
     essential: ClassVar[frozenset[str]] = frozenset({"load_inplace"})
     lora_name: Name
-    lora_path: Name
+    lora_path: AdapterPath
     load_inplace: Flag = False
     model: Model | None = None
 
