@@ -72,7 +72,7 @@ async def test_a_full_queue_refuses_before_there_is_a_response() -> None:
 LONG = {"input": "x", "ignore_eos": True, "max_output_tokens": 3000}
 
 
-@pytest.mark.parametrize("how", ["cancel", "request", "delete"])
+@pytest.mark.parametrize("how", ["cancel", "request", "id in the body", "delete"])
 async def test_a_response_in_the_background_is_cancelled(how: str) -> None:
     async with serving(FakeEngine(before_step=pace)) as served:
         _, made = await ask(served, LONG | {"background": True}, "/v1/responses", "X-Request-Id: mine\r\n")
@@ -83,6 +83,8 @@ async def test_a_response_in_the_background_is_cancelled(how: str) -> None:
                 assert cancelled.status == "cancelled" and cancelled.error is None
         elif how == "request":
             assert (await ask(served, {}, "/v1/requests/mine/cancel"))[0] == 200
+        elif how == "id in the body":  # It is not the request's own, as that of a chat is.
+            assert (await ask(served, {}, f"/v1/requests/{made['id']}/cancel"))[0] == 200
         else:
             await by_client(served, lambda client: client.responses.delete(made["id"]))
             assert (await exchange(served, get(f"/v1/responses/{made['id']}")))[0] == 404

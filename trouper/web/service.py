@@ -93,7 +93,7 @@ class Service(CurrentKey):
         self.models = models
         self._background = background
         self.request_log = request_log or RequestLog()
-        self._running = RunningAnswers()
+        self.running = RunningAnswers()
         self.delivery = StepDelivery()
         """Runs where `serve_http` does: a nursery of another program would not end before it."""
         self._tool_support = ToolSupport(self)
@@ -222,7 +222,7 @@ class Service(CurrentKey):
             self.request_log.note(served.origin, record)
 
         answer = await served.runtime.send(generate, ended, reservation.admit)
-        self.at_end(self._running.add(self.key_identity, self.request_id, answer))
+        self.at_end(self.running.add(self.key_identity, self.request_id, answer))
         return answer
 
     def _name_parts(self, generates: Sequence[Generate]) -> None:
@@ -237,7 +237,7 @@ class Service(CurrentKey):
     def cancel(self, request_id: str) -> bool:
         """Cancel the answers of a request of this key (of any, with `admin`), given the id of its X-Request-Id header or of its response
         body. Clients that wait for these answers get an error."""
-        return self._running.cancel(request_id, None if self.has_right("admin") else self.key_identity)
+        return self.running.cancel(request_id, None if self.has_right("admin") else self.key_identity)
 
     async def respond(self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:

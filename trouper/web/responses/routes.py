@@ -215,6 +215,7 @@ class Responses:
             owner=self._service.key_identity,
         )
         self._live[response_id] = live
+        self._service.at_end(self._service.running.add(live.owner, response_id, answer))
         self._service.at_end(self._forget, response_id)
         return live
 
@@ -231,8 +232,7 @@ class Responses:
 
     def _ended(self, response_id: str, before: Turn | None) -> None:
         """Move a running response to the store. A response that was deleted meanwhile is dropped."""
-        live = self._live.pop(response_id, None)
-        if live is not None and live.stored:
+        if (live := self._live.pop(response_id, None)) is not None and live.stored:
             self._store.add(StoredResponse(live.dialect.response(), live.input, before, live.log, live.owner))
 
     def _forget(self, response_id: str) -> None:
