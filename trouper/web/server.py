@@ -108,6 +108,7 @@ class _Server:
 
     async def accept(self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery) -> None:
         """Accept connections while there is room; further ones wait in the kernel's backlog."""
+        fault = ""
         async with listener:
             while True:
                 await self._room.acquire()
@@ -117,9 +118,11 @@ class _Server:
                     self._room.release()
                     if not _passes(error):
                         raise
-                    log.warning("cannot accept a connection: %s", error)
+                    if fault != (fault := str(error)):
+                        log.warning("cannot accept connections, which is tried again: %s", error)
                     await trio.sleep(0.1)
                 else:
+                    fault = ""
                     connections.start_soon(self._hold, stream)
 
     async def _hold(self, stream: trio.SocketStream) -> None:
