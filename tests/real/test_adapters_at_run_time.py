@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.real.serving import running
 from tests.real.test_adapters import cached, complete, serving
 from tests.real.test_preemption import fine_capacities
 from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, run_models
+from trouper.protocol.problems import ModelUnusable
 
 NAMES = ("one", "two", "three")
 PROMPTS = prompts((20, 33, 47))
@@ -153,6 +155,15 @@ async def test_rows_that_run_are_not_disturbed_and_end_before_their_adapter(file
         assert answers == undisturbed and unloaded.is_set()
         assert [card.name for card in runtime.adapters] == ["two", "three"]
         assert await tokens_of(runtime, wish(PROMPTS[0], "two", 40)) == undisturbed["two"]
+
+
+async def test_an_adapter_of_a_model_that_is_unloaded_meanwhile_is_no_crash(files: Path) -> None:
+    """Found by use: an adapter and its model were unloaded at once, and one of the two was a 500 of an internal error."""
+    async with running(str(files / "base"), adapter=flags([files / "one"]), self_check="off") as runtime:
+        pass
+    for change in (partial(runtime.load_adapter, "two", str(files / "two")), partial(runtime.unload_adapter, "one")):
+        with pytest.raises(ModelUnusable, match="the model was unloaded meanwhile"):
+            await change()
 
 
 async def test_an_aborted_row_is_gone_before_its_adapter(files: Path) -> None:

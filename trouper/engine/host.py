@@ -30,7 +30,7 @@ from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
-from trouper.engine.side_work import SideWork
+from trouper.engine.side_work import SideWork, model_unloaded
 from trouper.engine.spec_decode.draft_model import UNLIMITED
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
@@ -171,7 +171,8 @@ class MlxEngine:
         return await self._adapter_changes().unload(name)
 
     def _adapter_changes(self) -> AdaptersAtRunTime:
-        assert self._loaded is not None, "load() comes first"
+        if self._loaded is None:
+            raise model_unloaded()
         return AdaptersAtRunTime(
             settings=self._settings, loaded=self._loaded, group=self._group, names=self._adapters, side=self._side, wake=self._wake,
             changed=self._bound_memory,
@@ -211,9 +212,8 @@ class MlxEngine:
                 raise OutOfDeviceMemory(first_line_of(error)) from error
             raise
         finally:
-            engine.starting = (
-                None  # The callback refers to the engine, which only the garbage collector would free then.
-            )
+            # The callback refers to the engine, which only the garbage collector would free then.
+            engine.starting = None
             del engine
             mx.clear_cache()
 

@@ -19,6 +19,11 @@ Pieces = Generator[bool, None, T]
 """Yields between two pieces: True if the next one must wait for another plan."""
 
 
+def model_unloaded() -> ModelUnusable:
+    """What ends a job whose engine has ended."""
+    return ModelUnusable("the model was unloaded meanwhile", "try again")
+
+
 @attrs.define(eq=False)
 class SideJob(Generic[T]):
     """A job, and its outcome once it is done."""
@@ -60,7 +65,7 @@ class SideWork:
         """Have a job done by the session that runs, or by the next one, and wait. `wake` lets a session without plans look. Raises what the
         job raises, and `ModelUnusable` if the engine ends before."""
         if self._has_ended():
-            raise ModelUnusable("the model is being unloaded", "try again")
+            raise model_unloaded()
         job = SideJob(pieces, trio.lowlevel.current_trio_token())
         self._jobs.append(job)
         if self._has_ended():  # On its own thread, since the first look.
@@ -89,5 +94,5 @@ class SideWork:
         while self._jobs:
             job = self._jobs.popleft()
             job.pieces.close()
-            job.error = ModelUnusable("the model was unloaded meanwhile", "try again")
+            job.error = model_unloaded()
             job.token.run_sync_soon(job.done.set)
