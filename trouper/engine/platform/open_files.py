@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 MODULE = "mlx_lm.utils"
-WANTED = 2048
+LARGE_MODEL_FILES = 2048
 """What a large model with many files may need; as in mlx-lm."""
 
 
@@ -56,7 +56,7 @@ def _limit_kept() -> Iterator[None]:
     finally:
         resource.setrlimit = setrlimit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    needed = LARGE_MODEL_FILES if hard == resource.RLIM_INFINITY else min(LARGE_MODEL_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
         with suppress(ValueError, OSError):  # A container may forbid it: then the limit is what it is.
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
