@@ -107,11 +107,12 @@ class Scheduler:
         core = self._core
         while True:
             self._take_requests()
-            core.drop_aborted(trio.current_time())
-            self._send_plans()
+            now = trio.current_time()
+            core.drop_aborted(now)
+            self._send_plans(now)
             core.publish()
             if core.plans_in_flight:
-                core.update(await self._owed(), trio.current_time())
+                core.update(await self._owed(now), trio.current_time())
                 continue
             self._look.deadline = inf
             if core.accepts or core.waiting:
@@ -178,19 +179,19 @@ class Scheduler:
 
     # -- plans and answers -----------------------------------------------------------------------
 
-    def _send_plans(self) -> None:
+    def _send_plans(self, now: float) -> None:
         """Keep the engine two plans ahead while there is work."""
-        while (plan := self._core.schedule(trio.current_time())) is not None:
+        while (plan := self._core.schedule(now)) is not None:
             self._edges.plans.send_nowait(plan)
             if not plan.has_work:
                 return
 
-    async def _owed(self) -> Stepped:
+    async def _owed(self, now: float) -> Stepped:
         """The answer to the oldest plan, if it is not late."""
         if self._owed_since == inf:
-            self._owed_since = trio.current_time()
+            self._owed_since = now
             if self._look.deadline == inf:
-                self._look.deadline = self._owed_since + self._piece_s
+                self._look.deadline = now + self._piece_s
         stepped = await self._edges.results.receive()
         self._owed_since = inf
         return stepped

@@ -36,8 +36,8 @@ class BatchYielding:
 
     def yield_rows(self, now: float) -> None:
         """Preempt rows of batches, or let a request of a batch become overdue. Comes first in a plan."""
-        rows = self._rows()
-        if self._others_are_there():
+        rows, others = self._rows()
+        if others or self.preemption.queue.has_others:
             self._others_at = now
             if rows:
                 self._preempt(rows, now)
@@ -47,15 +47,13 @@ class BatchYielding:
         """Whether a waiting sequence may have a row, as far as batches are concerned."""
         if not sequence.of_batch or now - self._others_at >= RESUME_S:
             return True
-        return len(self._rows()) < self.settings.batch_min_rows
+        return len(self._rows()[0]) < self.settings.batch_min_rows
 
-    def _rows(self) -> list[Sequence]:
-        return [row for row in self.preemption.batch.rows.values() if row.of_batch and not row.dropped]
-
-    def _others_are_there(self) -> bool:
-        return self.preemption.queue.has_others or any(
-            not row.of_batch and not row.dropped for row in self.preemption.batch.rows.values()
-        )
+    def _rows(self) -> tuple[list[Sequence], bool]:
+        """Rows of batches that no plan drops, and whether there are others."""
+        running = [row for row in self.preemption.batch.rows.values() if not row.dropped]
+        rows = [row for row in running if row.of_batch]
+        return rows, len(rows) < len(running)
 
     def _preempt(self, rows: list[Sequence], now: float) -> None:
         """Preempt rows beyond those that batches keep. One more, if another request waits for a row and all are in use. One that waits

@@ -64,7 +64,8 @@ class KvMemory:
         """Bound cached blocks to what rows leave, among them rows that the plan in composition drops: it stores before that."""
         limit = self.budget.limit_bytes
         if limit is not None:
-            limit = max(0, limit - self.row_bytes - self.budget.rows_bytes(self.batch.dropping))
+            dropping = self.batch.dropping
+            limit = max(0, limit - self.row_bytes - (self.budget.rows_bytes(dropping) if dropping else 0))
         self.cache.bound(limit)
 
     def _rows(self) -> list[Sequence]:
