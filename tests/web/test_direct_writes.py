@@ -391,6 +391,25 @@ async def test_what_waits_together_is_one_chunk_up_to_a_limit(mock_clock: MockCl
         assert [len(chunk) for chunk in flow.received().split(b"|")] == [MAX_EVENTS, MAX_EVENTS, 3]
 
 
+async def test_a_reply_is_looked_for_once(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> None:
+    """A look that finds nothing costs an exception, for each token of each stream."""
+    looks, look = list[Answer](), Answer.next_nowait
+
+    def noted(answer: Answer) -> Delta | None:
+        looks.append(answer)
+        return look(answer)
+
+    async with flowing() as flow:
+        monkeypatch.setattr(Answer, "next_nowait", noted)
+        await flow.reply("a")
+        await flow.reply("b", "c")
+        assert (flow.received(), len(looks)) == (b"a|bc", 3)
+        flow.submission.reply(Delta("d", (1,)))
+        flow.submission.end(Finished("stop", 5))
+        await wait_all_tasks_blocked()
+        assert (flow.received(), flow.given) == (b"d", [b"(ending)(closing)"])
+
+
 def test_joined_deltas_have_everything_and_each_of_them() -> None:
     deltas = [
         Delta(text, tuple(text.encode()), tuple(TokenLogprobs(token, -1.0) for token in text.encode()), at)

@@ -20,6 +20,8 @@ from trouper.web.http.socket_writer import SocketWriter
 
 MAX_EVENTS = 256
 """Maximum number of deltas or events in one write, so that a client that reads again after a pause gets its text in small pieces."""
+EVERYTHING = 2**62
+"""A number of replies that no answer has."""
 STREAMS_AT_ONCE = 64
 """Number of streams after which other tasks run, the scheduler among them."""
 
@@ -34,7 +36,8 @@ class StepDelivery:
     def note(self, stream: DirectStream) -> None:
         """Note that the stream has something to write. Called in the task of whoever sends replies: it neither blocks nor raises."""
         self._noted.append(stream)
-        self._idle.unpark()
+        if len(self._noted) == 1:  # Else an earlier one has woken the task, or it is about to look.
+            self._idle.unpark()
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -67,7 +70,9 @@ class DirectStream:
         self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
         self._follows = False
         """Whether StepDelivery may write."""
-        self._noted = self._decodes = False
+        self._decodes = False
+        self._arrived = 0
+        """Number of replies that arrived since `deliver` looked last."""
         self._written_at = 0.0
         self._untaken = b""
         """What the socket did not take of the last write."""
@@ -98,6 +103,7 @@ class DirectStream:
     def _begin(self) -> None:
         self._woken, self._written_at, self._follows = trio.Event(), trio.current_time(), True
         self._answer.follow(self._note)
+        self._arrived = EVERYTHING  # What came before counts, too.
         self.deliver()
 
     async def _finish_write(self) -> None:
@@ -108,17 +114,19 @@ class DirectStream:
             self._untaken = b""
 
     def _note(self) -> None:
-        if not self._noted:
-            self._noted = True
+        self._arrived += 1
+        if self._arrived == 1:
             self._delivery.note(self)
 
     def deliver(self) -> None:
-        """Write what has arrived. An error is raised in the stream's own task, so that it ends this stream alone."""
-        self._noted = False
+        """Write what has arrived. An error is raised in the stream's own task, so that it ends this stream alone. To look for more than
+        has arrived would cost an exception for each token."""
+        arrived, self._arrived = self._arrived, 0
         if not self._follows:
             return
         try:
-            while not self._untaken and (deltas := self._answer.take_deltas(MAX_EVENTS)):
+            while arrived and not self._untaken and (deltas := self._answer.take_deltas(min(arrived, MAX_EVENTS))):
+                arrived -= len(deltas)
                 if not self._decodes:  # The limit between tokens may end before the first one's.
                     self._decodes = True
                     self._sleep.deadline = min(self._sleep.deadline, self._answer.deadline)
