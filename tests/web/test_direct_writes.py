@@ -511,9 +511,9 @@ async def test_a_stream_that_is_cancelled_in_the_middle_of_a_chunk_is_cut(mock_c
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.run)
             await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()  # It hears so after this step's text was written.
             submission.reply(Delta("x" * HUGE, (1,)))
             stream.deliver()
-            nursery.cancel_scope.cancel()
         assert one.cuts
         submission.reply(Delta("y", (1,)))
         stream.deliver()
@@ -534,8 +534,8 @@ async def test_a_stream_that_is_cancelled_between_chunks_is_not_cut(mock_clock: 
             await wait_all_tasks_blocked()
             submission.reply(Delta("x", (1,)))
             stream.deliver()
+            submission.reply(Delta("y", (1,)))
             nursery.cancel_scope.cancel()
-        submission.reply(Delta("y", (1,)))
         stream.deliver()
         assert (one.received(), one.cuts) == (b"1\r\nx\r\n", [])
     submission.close()
