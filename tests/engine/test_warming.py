@@ -18,7 +18,7 @@ from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
-from trouper.protocol.plans import Stepped
+from trouper.protocol.plans import Plan, Stepped
 
 
 @pytest.mark.parametrize("shapes", [EXACT, attrs.evolve(ROUNDED, mask_elements=2**16)])
@@ -70,3 +70,35 @@ def test_the_first_long_prompt_meets_nothing_new() -> None:
     beside_streams = {end for width, end in lengths if width == 64}
     assert beside_streams >= {engine.shapes.keys(end) for end in range(128, 1025, 64)}, "with masks as arrays"
     assert beside_streams >= set(range(1024 + 64, 1200, 64)), "a chunk of 64 has a mask as an array until then"
+
+
+@pytest.mark.parametrize("at", [0, 3, 20])
+def test_too_little_memory_for_all_of_it_is_said_and_no_failure(
+    at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process has the device's memory: the model was loaded, and short requests can be served."""
+    model = build("llama")
+    engine, launched = StepEngine(model, VOCABULARY), list[Plan]()
+
+    def launch(plan: Plan) -> Launched:
+        launched.append(plan)
+        if len(launched) > at:
+            raise RuntimeError("cudaMallocAsync(&data, size, stream) failed: out of memory")
+        return StepEngine.launch(engine, plan)
+
+    monkeypatch.setattr(engine, "launch", launch)
+    warm_up(engine, VOCABULARY, context=1024)
+    assert len(launched) == at + 1
+    [record] = [record for record in caplog.records if record.name == trouper.engine.warm_up.__name__]
+    assert "out of memory" in record.getMessage() and record.levelname == "WARNING"
+
+
+def test_another_failure_of_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = StepEngine(build("llama"), VOCABULARY)
+
+    def launch(_: Plan) -> Launched:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine, "launch", launch)
+    with pytest.raises(RuntimeError, match="illegal"):
+        warm_up(engine, VOCABULARY)

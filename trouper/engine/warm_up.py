@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
 from trouper.engine.kv.pass_shapes import CHUNK_STEP, LONE_STEP, Shapes
+from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
+log = logging.getLogger(__name__)
 PROMPTS = (40, 17, 90)
 """Lengths of the prompts in tokens. Different lengths, since a batch of such rows needs masks."""
 DRAWN = Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, seed=1)
@@ -25,7 +29,22 @@ MAX_PLANNED_PREFILL = 2**16
 def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0, step: int = CHUNK_STEP) -> None:
     """Run prefill, decoding, both in one step, greedy and random sampling, drafts, a row that grows, lone prompts of each width, and
     attention of one row at each capacity up to `context` tokens, and in chunks of `chunk` tokens, and of `step` tokens, as prompts have
-    beside streams. All rows are dropped at the end."""
+    beside streams. All rows are dropped at the end. Where memory does not suffice, since other processes have it, the remainder is left
+    to requests, and the engine must not be used any more."""
+    try:
+        _run_all(engine, vocabulary, context, chunk, step)
+    except (RuntimeError, MemoryError) as error:
+        text = f"{type(error).__name__}: {error}"
+        if not is_out_of_memory(text):
+            raise
+        log.warning(
+            "the device has too little memory for the longest passes (%s): does another process use it? "
+            "What was not prepared is when a request needs it",
+            first_line_of(error),
+        )
+
+
+def _run_all(engine: StepEngine, vocabulary: int, context: int, chunk: int, step: int) -> None:
     rows = [RowId(index) for index in range(len(PROMPTS))]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
     admits = [
