@@ -46,9 +46,10 @@ class StepDelivery:
                 await self._idle.park()
             streams, self._noted = self._noted, []
             for start in range(0, len(streams), STREAMS_AT_ONCE):
+                if start:
+                    await trio.lowlevel.checkpoint()
                 for stream in streams[start : start + STREAMS_AT_ONCE]:
                     stream.deliver()
-                await trio.lowlevel.checkpoint()
 
 
 class DirectStream:
