@@ -232,7 +232,7 @@ class Graph:
             disk_answer_s=ANSWER_S if self._ranks is None else inf,  # LeaderDisk answers with whole reads, and has a limit of its own.
             watches=CoreWatches(
                 stats=watches.stats, memory=watches.memory, directory=watches.directory, last_viewed_at=watches.last_viewed_at,
-                batch=watches.batch, ranks=watches.ranks, adapters=watches.adapters, leaves=watches.leaves,
+                batch=watches.batch, ranks=watches.ranks, adapters=watches.adapters, draining=watches.draining,
             ),
         )  # fmt: skip
         async with trio.open_nursery() as group:

@@ -192,7 +192,7 @@ class Runtime:
         """Refuse new requests (503), let the admitted ones finish, then end. `leaving`: the server goes on without this model. False: the time ran out and the remaining
         requests got an error event. Either way every actor has ended when this returns."""
         self.draining, self.leaving = True, leaving
-        self._watches.leaves.publish(True)
+        self._watches.draining.publish(True)
         self._requests.close()
         with trio.move_on_after(timeout_s):
             await self.finished.wait()

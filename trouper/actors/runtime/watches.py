@@ -66,7 +66,7 @@ class Watches:
     adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
     """Published by the `Runtime`, before an adapter is loaded."""
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
-    leaves: Watch[bool] = attrs.field(factory=lambda: Watch(False))
+    draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
     """Whether the graph was told to end: the requests that it ends then did nothing wrong, nor did the engine. Published by the `Runtime`."""
     intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
     group: Watch[ActorStats] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))

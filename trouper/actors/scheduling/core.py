@@ -231,7 +231,7 @@ class Core:
         if lost := self._watches.ranks.latest.lost:
             return rank_lost(lost)
         message = "the engine stopped before the answer was complete"
-        status, retry_s = (503, 1) if self._watches.leaves.latest or not self._open else (500, None)
+        status, retry_s = (503, 1) if self._watches.draining.latest or not self._open else (500, None)
         return Problem(status, message, "server_error", None, code="engine_stopped", retry_after_s=retry_s)
 
     # -- plans -----------------------------------------------------------------------------------

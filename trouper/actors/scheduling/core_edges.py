@@ -24,7 +24,7 @@ class CoreWatches:
     batch: Watch[BatchStats]
     adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
-    leaves: Watch[bool] = attrs.field(factory=lambda: Watch(False))
+    draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
 
 
 @attrs.frozen(kw_only=True, eq=False)
