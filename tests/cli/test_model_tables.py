@@ -126,7 +126,7 @@ def test_a_draft_model_of_a_flag_counts_more() -> None:
         ("[models.a]\naliases = [1]", "aliases: must be a name or a list of names, not [1]"),
         ("[models.a]\naliases = ''", "aliases: must be a name or a list of names, not ''"),
         ("[models.a]\npath = ' '", "path: must be a directory or a hub id, not ' '"),
-        ("[models.a]\nkv-bits = 'x'", "kv-bits: 'x' is not a valid integer"),
+        ("[models.a]\nkv-bits = 'x'", "--kv-bits must be 8, 4 or 0, not x"),
         ("[models.a]\nkv-bits = 3", '[models."a"]: --kv-bits must be 8, 4 or 0, not 3'),
         ("[models.a]\ndraft-model = ['b']", "draft-model: must be one text, not ['b']"),
         ("[models.a]\nspeculation = 'draft_model'", '[models."a"]: --speculation draft_model needs --draft-model'),

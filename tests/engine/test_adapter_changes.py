@@ -196,7 +196,7 @@ async def test_a_fault_is_the_jobs_and_the_end_is_told() -> None:
         await trio.testing.wait_all_tasks_blocked()
         side.work(planned=True)
         side.close()
-    with pytest.raises(ModelUnusable, match="being unloaded; try again"):
+    with pytest.raises(ModelUnusable, match="unloaded meanwhile; try again"):
         await side.run(endless(), passes)
 
 
