@@ -151,6 +151,39 @@ def test_passes_over_lone_prompts_are_compiled_by_width() -> None:
     assert [each.fault for each in passes.values()] == ["", ""]
 
 
+def test_a_lone_prompt_is_written_into_its_own_slot() -> None:
+    """Another row may have a slot, and nothing in it yet."""
+    rows, _ = rows_for(model_of("llama"), PLAIN, shapes=ONE_BANK)
+    assert isinstance(rows, SlotRows)
+    prompt, written = [5, 6, 7, 8], list[list[mx.array]]()
+    for row in [RowId(1), RowId(1), RowId(0), RowId(0), RowId(1)]:
+        for opened in (RowId(0), RowId(1)):
+            rows.open(opened, len(prompt))
+        mx.eval(rows.first(row, prompt))
+        written.append([mx.contiguous(part) for part in rows.copies.read(row, 0, len(prompt))])
+        rows.drop([RowId(0), RowId(1)])
+    kinds = [kind for kind in rows._compiled._compiled if is_of_prompts(kind)]
+    assert len(kinds) == 2, "of either slot"
+    for parts in written[1:]:
+        assert all(mx.array_equal(part, first) for part, first in zip(parts, written[0], strict=True))
+
+
+def test_a_lone_prompt_beside_kv_of_a_row_that_waits_keeps_it() -> None:
+    rows, _ = rows_for(model_of("llama"), PLAIN, shapes=ONE_BANK)
+    assert isinstance(rows, SlotRows)
+    for row in (RowId(0), RowId(1)):
+        rows.open(row, 5)
+    mx.eval(rows.prefill({RowId(0): [5, 6, 7, 8]}) or [])
+    before = [mx.contiguous(part) for part in rows.copies.read(RowId(0), 0, 4)]
+    for _ in range(3):
+        mx.eval(rows.first(RowId(1), [5, 6, 7, 8]))
+        rows.drop([RowId(1)])
+        rows.open(RowId(1), 5)
+    after = rows.copies.read(RowId(0), 0, 4)
+    assert all(mx.array_equal(*parts) for parts in zip(before, after, strict=True))
+    assert not any(map(is_of_prompts, rows._compiled._compiled))
+
+
 def test_a_prompt_beside_buffers_is_not_compiled() -> None:
     """Its row reads a cached prefix, or others decode."""
     engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)

@@ -137,7 +137,7 @@ class PromptPass(Pass):
     def kind(self) -> Hashable:
         [region] = self.regions
         made = ((leaf.slots, leaf.capacity_for(region.room)) for leaf in self.caches)
-        return "prompt", region.width, *made
+        return "prompt", region.width, region.start, *made
 
     @property
     def traceable(self) -> bool:
