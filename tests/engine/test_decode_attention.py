@@ -222,9 +222,10 @@ def test_a_pass_of_a_row_alone_is_said_to_prepare_by_its_own_kind(name: str) -> 
 
 
 def test_a_device_that_prepares_nothing_never_says_so() -> None:
-    driver = Driver(StepEngine(model_of("llama"), VOCABULARY))
-    driver.play([Request([5, 6, 7], 12)])
-    assert not driver.engine._rows.preparing
+    engine, row = StepEngine(model_of("llama"), VOCABULARY), RowId(0)
+    admit = Admit(row, np.arange(1, 6, dtype="<i4").tobytes(), Sampling(temperature=0.0))
+    plans = [Plan(0, admit=(admit,), prefill=(Chunk(row, 5),)), *(Plan(step, decode=(row,)) for step in range(1, 4))]
+    assert not any(engine.collect(engine.launch(plan)).preparing for plan in plans)
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])
