@@ -26,7 +26,7 @@ from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.lora.adapters_at_run_time import AdaptersAtRunTime
 from trouper.engine.platform import device
 from trouper.engine.platform.blas_threads import BlasThreads
-from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
+from trouper.engine.platform.error_text import first_line_of, lacks_memory
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
@@ -208,7 +208,7 @@ class MlxEngine:
         try:
             self._answer(engine, plans, results)
         except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(f"{type(error).__name__}: {error}"):
+            if lacks_memory(error):
                 raise OutOfDeviceMemory(first_line_of(error)) from error
             raise
         finally:

@@ -9,7 +9,7 @@ import numpy as np
 
 from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
 from trouper.engine.kv.pass_shapes import CHUNK_STEP, LONE_STEP, Shapes
-from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
+from trouper.engine.platform.error_text import first_line_of, lacks_memory
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
@@ -34,8 +34,7 @@ def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 
     try:
         _run_all(engine, vocabulary, context, chunk, step)
     except (RuntimeError, MemoryError) as error:
-        text = f"{type(error).__name__}: {error}"
-        if not is_out_of_memory(text):
+        if not lacks_memory(error):
             raise
         log.warning(
             "the device has too little memory for the longest passes (%s): does another process use it? "
@@ -114,10 +113,12 @@ def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> Non
 
 
 def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
-    """Run a prompt of each width of a lone one's pass, twice: the second one is compiled."""
-    shapes = engine.shapes
+    """Run a prompt of each width of a lone one's pass, twice: the second one is compiled. Not where none is (`SlotRows.first`)."""
+    shapes, allows = engine.shapes, engine.capabilities.allows
+    if not (shapes.length_kernel and allows("banks") and allows("prefill_together")):
+        return
     last = min(shapes.pass_tokens, context or shapes.pass_tokens)
-    for tokens in range(LONE_STEP, last + 1, LONE_STEP) if shapes.length_kernel else ():
+    for tokens in range(LONE_STEP, last + 1, LONE_STEP):
         for number in range(2):
             row = RowId(number)
             admit = _admit(row, tokens, Sampling(temperature=0.0), vocabulary)

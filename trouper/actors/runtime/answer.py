@@ -108,7 +108,7 @@ class Answer:
         return self.finished
 
     async def wait_next(self) -> None:
-        """Wait until `next` has something to return or raise. Safe to cancel."""
+        """Wait until a reply has arrived besides that the request has started, and leave it to `next`. Safe to cancel."""
         while self.finished is None and self._unreturned is None:
             reply = await self.receive_reply()
             if isinstance(reply, Started):

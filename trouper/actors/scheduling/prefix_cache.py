@@ -15,6 +15,7 @@ so that whatever else the same plan needs room for cannot evict it, and the node
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 
@@ -50,7 +51,7 @@ class PrefixCache:
         self.writes = WriteQueue(tree.sizes)
         self._storing = RowStoring(tree, self._live, self.writes, self._snapshot_tokens)
         self._count = self._published = stats
-        self._state: tuple[object, ...] = ()
+        self._state: tuple[CacheStats, dict[str, Any]] | None = None
         """What `_published` was made of."""
 
     @classmethod
@@ -268,24 +269,19 @@ class PrefixCache:
 
     def stats(self) -> CacheStats:
         tree, eviction = self.tree, self._eviction
-        state = (
-            self._count, eviction.blocks, eviction.snapshots, eviction.bytes, eviction.evicted_blocks, eviction.evicted_snapshots,
-            eviction.refused, tree.collisions,
-        )  # fmt: skip
-        if state != self._state:  # Most steps change nothing of the cache.
-            self._state = state
-            self._published = attrs.evolve(
-                self._count,
-                blocks=eviction.blocks,
-                snapshots=eviction.snapshots,
-                bytes=eviction.bytes,
-                capacity_bytes=tree.sizes.capacity_bytes,
-                capacity_blocks=tree.sizes.max_blocks,
-                evicted_blocks=eviction.evicted_blocks,
-                evicted_snapshots=eviction.evicted_snapshots,
-                refused=eviction.refused,
-                collisions=tree.collisions,
-            )
+        gauges: dict[str, Any] = {
+            "blocks": eviction.blocks,
+            "snapshots": eviction.snapshots,
+            "bytes": eviction.bytes,
+            "capacity_bytes": tree.sizes.capacity_bytes,
+            "capacity_blocks": tree.sizes.max_blocks,
+            "evicted_blocks": eviction.evicted_blocks,
+            "evicted_snapshots": eviction.evicted_snapshots,
+            "refused": eviction.refused,
+            "collisions": tree.collisions,
+        }
+        if (state := (self._count, gauges)) != self._state:  # Most steps change nothing of the cache.
+            self._state, self._published = state, attrs.evolve(self._count, **gauges)
         return self._published
 
     def _add(self, **more: int) -> None:

@@ -166,15 +166,8 @@ class SlotRows:
         return body_of(self._model)
 
     def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
-        if self.length(row) or self._states or not self._shapes.length_kernel:
-            return self._forward_alone(row, tokens)[:, -1, :]
-        segments, counts = [self._alone(row)], np.array([len(tokens)], np.int32)
-        ids = padded(mx.array([tokens]), self._shapes.lone_width(len(tokens)))
-        regions = self._regions(segments, counts, ids.shape[1])
-        prompt = PromptPass(regions, [segments[0].bank.buffers.own])
-        logits = self._logits(segments, counts, self._compiled.run(partial(self._build, segments), prompt, ids))
-        add_tokens(segments, counts)
-        return logits[:, len(tokens) - 1, :]
+        fresh = not self.length(row) and not self._states and self._shapes.length_kernel
+        return self._forward_alone(row, tokens, compiled=fresh)[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
         segments, counts = batch(self._banks), np.ones(tokens.shape[0], np.int32)
@@ -223,23 +216,28 @@ class SlotRows:
         add_tokens(batch(self._banks), more)
         self._states.keep_tokens(1 + more)
 
-    def _forward_alone(self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None) -> mx.array:
-        return self._forward([self._alone(row)], mx.array([tokens]), np.array([len(tokens)], np.int32), part)
-
-    def _alone(self, row: RowId) -> Segment:
-        return Segment(self._banks[row], self._banks[row].slots.slot(row), slice(0, 1))
+    def _forward_alone(
+        self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None, *, compiled: bool = False
+    ) -> mx.array:
+        segment = Segment(self._banks[row], self._banks[row].slots.slot(row), slice(0, 1))
+        counts = np.array([len(tokens)], np.int32)
+        return self._forward([segment], mx.array([tokens]), counts, part, compiled=compiled)
 
     def _forward(
-        self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, part: nn.Module | None = None
-    ) -> mx.array:
+        self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, part: nn.Module | None = None,
+        *, compiled: bool = False,
+    ) -> mx.array:  # fmt: skip
         """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own, and add these to
-        the rows' lengths. Returns logits (n, width, vocabulary), or what `part`, a part of the model, returns."""
+        the rows' lengths. `compiled`: it is the first pass over a lone prompt, and is compiled if it can be. Returns logits (n, width, vocabulary), or what
+        `part`, a part of the model, returns."""
         width = tokens.shape[1]
-        tokens = padded(tokens, width if self._states else self._shapes.width(width))
+        rounded = self._shapes.lone_width(width) if compiled else self._shapes.width(width)
+        tokens = padded(tokens, width if self._states else rounded)
         regions = self._regions(segments, counts, tokens.shape[1])
-        self._compiled.note(DecodePass(regions, [segment.bank.buffers.own for segment in segments]))
+        own = [segment.bank.buffers.own for segment in segments]
+        one = PromptPass(regions, own) if compiled else DecodePass(regions, own)
         self._states.begin(rows_of(segments), None)
-        outputs = self._build(segments, regions, tokens, part)
+        outputs = self._compiled.run(partial(self._build, segments, part=part), one, tokens, may_compile=compiled)
         logits = self._logits(segments, counts, outputs)
         add_tokens(segments, counts)
         return (logits if part is None else outputs)[:, :width]

@@ -15,7 +15,7 @@ from trouper.engine.loading.adapter_loading import find_adapters, fingerprint_of
 from trouper.engine.loading.model_loading import EvaluatedModel
 from trouper.engine.lora.adapter_changes import Names, adding, planning, removing
 from trouper.engine.lora.lora_layers import adapter_bytes
-from trouper.engine.platform.error_text import first_line_of, is_out_of_memory
+from trouper.engine.platform.error_text import first_line_of, lacks_memory
 from trouper.engine.side_work import Pieces, SideWork
 from trouper.protocol.model import AdapterCard, AdapterPlan
 from trouper.protocol.problems import ModelUnusable, OutOfDeviceMemory
@@ -54,7 +54,7 @@ class AdaptersAtRunTime:
         try:
             rank, _ = await self.side.run(self._noted(adding(loaded.model, self.names, found, check)), self.wake)
         except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(f"{type(error).__name__}: {error}"):
+            if lacks_memory(error):
                 raise OutOfDeviceMemory(first_line_of(error)) from error
             raise
         return AdapterCard(name=name, directory=str(found.directory), rank=rank, fingerprint=digest)

@@ -19,6 +19,11 @@ def line_of(error: Exception) -> str:
     return kind + (text if len(text) <= 300 else text[:300] + " ...")
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be allocated."""
+    return is_out_of_memory(f"{type(error).__name__}: {error}")
+
+
 def is_out_of_memory(text: str) -> bool:
     """Whether the text of an error says that memory could not be allocated."""
     return any(sign in text.lower() for sign in OUT_OF_MEMORY)
