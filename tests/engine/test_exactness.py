@@ -115,7 +115,7 @@ class TestGreedy:
 
     @some_families
     def test_r1_a_lone_prompt_in_one_pass(self, name: str) -> None:
-        driver = Driver(engine_of(name, attrs.evolve(EXACT, pass_tokens=1000)), chunk=1000)
+        driver = Driver(engine_of(name, attrs.evolve(EXACT, lone_tokens=1000)), chunk=1000)
         for request, wanted in greedy_requests(name):
             assert_equal_as_far(name, [request], [row.tokens for row in driver.play([request])], [wanted])
 
@@ -159,7 +159,7 @@ class TestSeeded:
 
 
 def test_only_a_short_prompt_that_nothing_runs_with_takes_one_pass() -> None:
-    engine = engine_of("llama", attrs.evolve(EXACT, pass_tokens=16))
+    engine = engine_of("llama", attrs.evolve(EXACT, lone_tokens=8))
 
     def alone(step: int, *lengths: int, decode: tuple[RowId, ...] = ()) -> dict[RowId, list[int]]:
         """Of prompts of these lengths, which are all admitted and prefilled in one step."""
@@ -174,10 +174,10 @@ def test_only_a_short_prompt_that_nothing_runs_with_takes_one_pass() -> None:
         engine.launch(Plan(step, drop=(*rows, *decode)) if decode or step < 3 else Plan(step, decode=tuple(rows)))
         return launched.prefilled.alone
 
-    assert alone(0, 16) == {RowId(0): list(range(1, 17))}
-    assert alone(1, 17) == {}
+    assert alone(0, 8) == {RowId(0): list(range(1, 9))}
+    assert alone(1, 9) == {}
     assert alone(2, 5, 6) == {}
-    assert alone(3, 16) == {RowId(30): list(range(1, 17))}
+    assert alone(3, 8) == {RowId(30): list(range(1, 9))}
     assert alone(4, 5, decode=(RowId(30),)) == {}
 
 

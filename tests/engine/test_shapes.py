@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trouper.engine.kv.pass_shapes import ACCELERATED, EXACT, NO_CUDNN, ROUNDED, Shapes
+from trouper.engine.kv.pass_shapes import ACCELERATED, EXACT, LONE_WIDTHS, NO_CUDNN, ROUNDED, Shapes
 
 KINDS = (EXACT, ACCELERATED, ROUNDED)
 counts_of_rows = st.lists(st.one_of(st.just(0), st.integers(1, 3000)), max_size=8)
@@ -41,6 +42,18 @@ def test_what_is_looked_at_is_there(shapes: Shapes) -> None:
 def test_decoding_is_not_padded(shapes: Shapes) -> None:
     assert shapes.width(1) == 1
     assert all(tokens <= shapes.width(tokens) for tokens in range(1, 300))
+
+
+def test_each_lone_prompt_has_a_width_that_was_prepared() -> None:
+    compiled = attrs.evolve(ROUNDED, length_kernel=True)
+    for tokens in range(2, compiled.lone_tokens + 1):
+        width = compiled.lone_width(tokens)
+        assert width in LONE_WIDTHS
+        assert tokens <= width < tokens + 64
+    assert compiled.lone_width(1) == 1
+    beyond = compiled.lone_tokens + 1
+    assert compiled.lone_width(beyond) == compiled.width(beyond)
+    assert all(ROUNDED.lone_width(tokens) == ROUNDED.width(tokens) for tokens in (1, 33, 500))
 
 
 @given(st.sampled_from(KINDS), counts_of_rows)

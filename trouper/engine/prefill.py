@@ -43,12 +43,12 @@ def run_chunks(
     states: Mapping[RowId, RowState],
     chunks: Sequence[Chunk],
     modules: EmbeddingModules,
-    pass_tokens: int = 0,
+    lone_tokens: int = 0,
 ) -> Prefilled:
     """Run the chunks and advance each row's `prefilled`. A prompt's last token is left to the decode pass, so that no logits are
     computed for the other tokens, unless the request asks for prompt logprobs. `modules`: what pooled vectors pass.
 
-    A row that nothing else runs with leaves up to `pass_tokens` tokens, which is what a pass costs, to `Prefilled.alone`: its first
+    A row that nothing else runs with leaves up to `lone_tokens` tokens to `Prefilled.alone` (see `Shapes.lone_tokens`): its first
     token then takes one pass. On a GPU where launching takes the time, two passes over a short prompt take nearly twice as long."""
     embedded = _embed(rows, states, chunks, modules)
     lone = len(chunks) == 1 and not rows.decoding
@@ -67,7 +67,7 @@ def run_chunks(
         tokens = state.prompt[state.prefilled : min(end, len(state.prompt) - 1)]
         if len(tokens) and state.prompt_logprobs is not None:
             scores += _score(rows, chunk.row, state, end)
-        elif lone and end == len(state.prompt) and len(tokens) < pass_tokens:
+        elif lone and end == len(state.prompt) and len(tokens) < lone_tokens:
             alone[chunk.row] = state.prompt[state.prefilled : end].tolist()
         elif len(tokens):
             shared[chunk.row] = tokens.tolist()

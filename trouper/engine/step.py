@@ -128,7 +128,7 @@ class StepEngine:
         self._rows.begin_step()
         self._change_blocks_and_rows(plan)
         self.proposals.keep_up()
-        prefilled = run_chunks(self._rows, self._state, plan.prefill, self._modules, self.shapes.pass_tokens)
+        prefilled = run_chunks(self._rows, self._state, plan.prefill, self._modules, self.shapes.lone_tokens)
         alone = prefilled.alone
         self._promote([row for row in prefilled.complete if row not in alone])
         self._rows.move_outgrown()

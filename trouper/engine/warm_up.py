@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
-from trouper.engine.kv.pass_shapes import CHUNK_STEP, LONE_STEP, Shapes
+from trouper.engine.kv.pass_shapes import CHUNK_STEP, LONE_WIDTHS, Shapes
 from trouper.engine.platform.error_text import first_line_of, lacks_memory
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
@@ -117,9 +117,8 @@ def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
     shapes, allows = engine.shapes, engine.capabilities.allows
     if not (shapes.length_kernel and allows("banks") and allows("prefill_together")):
         return
-    last = min(shapes.pass_tokens, context or shapes.pass_tokens)
-    for tokens in range(LONE_STEP, last + 1, LONE_STEP):
-        for number in range(2):
+    for tokens in LONE_WIDTHS:
+        for number in range(2 if tokens <= (context or tokens) else 0):
             row = RowId(number)
             admit = _admit(row, tokens, Sampling(temperature=0.0), vocabulary)
             _run(engine, Plan(0, admit=(admit,), prefill=(Chunk(row, tokens),)))

@@ -25,7 +25,7 @@ from trouper.engine.kv.region import ADAPTERS, Name, Region
 from trouper.engine.kv.slot_cache import SlotCache
 from trouper.engine.platform.error_text import line_of
 
-MAX_COMPILED = 32
+MAX_COMPILED = 48
 """Maximum number of compiled structures. Each keeps the traced graph, about 1 MB for 28 layers."""
 MAX_SEEN = 4
 """Maximum number of structures that are remembered before one of them recurs."""
