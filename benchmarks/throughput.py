@@ -105,6 +105,8 @@ class Subjects:
 def round_of(subjects: Subjects, chosen: argparse.Namespace, streams: int, seed: int) -> Row:
     row: Row = {}
     for name in chosen.subjects:
+        if streams not in streams_of(name, chosen):
+            continue
         if name in LOOPS:
             found = subjects.loops[name].measure(streams, chosen.prompt, chosen.tokens)
             row[name] = found.get("tokens_per_s", found.get("error"))
@@ -119,6 +121,11 @@ def round_of(subjects: Subjects, chosen: argparse.Namespace, streams: int, seed:
                 found = measure(server, streams, chosen.tokens, subjects.clients, seed)
                 row[f"{name}, one core busy"] = rate(found, chosen.tokens)
     return row
+
+
+def streams_of(name: str, chosen: argparse.Namespace) -> list[int]:
+    """The numbers of streams with which a subject is measured."""
+    return list((name in OTHER_SERVERS and chosen.others_at) or chosen.streams)
 
 
 def rate(found: Row, tokens: int) -> float | str:
@@ -177,6 +184,13 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(
             peers.flag(peer), metavar="PYTHON", help="interpreter of an environment that has it (see above)"
         )
+    parser.add_argument(
+        "--others-at",
+        type=int,
+        nargs="+",
+        metavar="STREAMS",
+        help="measure other servers with these numbers of streams alone",
+    )
     parser.add_argument("--busy", action="store_true", help="measure beside a process that takes one core, too")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
@@ -227,8 +241,8 @@ def main() -> None:
                 stack.callback(running.close)
             opened = open_servers(stack, chosen, model)
             subjects = Subjects(loops, opened, stack.enter_context(Clients(chosen.clients)))
-            for server in opened.values():
-                measure(server, max(chosen.streams), 16, subjects.clients, 1)
+            for name, server in opened.items():
+                measure(server, max(streams_of(name, chosen)), 16, subjects.clients, 1)
             for streams in chosen.streams:
                 rounds = [round_of(subjects, chosen, streams, 100 * n + streams) for n in range(chosen.rounds)]
                 made.append({"shape": shape, "streams": streams, **summary(rounds)})

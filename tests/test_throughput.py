@@ -35,6 +35,15 @@ def test_a_round_counts_if_no_answer_ended_early() -> None:
     assert throughput.summary(rounds[:1])["vllm_mlx"] == early
 
 
+def test_others_may_have_fewer_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["throughput", "--streams", "1", "8", "128", "--others-at", "8"])
+    chosen = throughput.arguments()
+    assert throughput.streams_of("http", chosen) == throughput.streams_of("bare", chosen) == [1, 8, 128]
+    assert throughput.streams_of("mlx_lm", chosen) == [8]
+    monkeypatch.setattr(sys, "argv", ["throughput", "--streams", "1", "8"])
+    assert throughput.streams_of("mlx_lm", throughput.arguments()) == [1, 8]
+
+
 @pytest.mark.parametrize(("subject", "flag"), [("vllm_mlx_installed", "--vllm-mlx"), ("rapid_mlx", "--rapid-mlx")])
 def test_a_peer_needs_an_interpreter(
     subject: str, flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
