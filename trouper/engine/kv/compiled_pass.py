@@ -41,9 +41,16 @@ class Untraceable(Exception):
     """The pass depends on more than arrays."""
 
 
-class TracedRegion(Region):
-    """Region of a decode pass while it is traced: its arrays are inputs, and it has no lengths on the host, from which `Region`
-    computes them."""
+class PartialRegion(Region):
+    """Region of a pass while it is traced. It lacks what differs between passes of a kind, and what `Region` computes from that."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what it lacks."""
+        raise Untraceable(f"the pass reads {name} of its rows")
+
+
+class TracedRegion(PartialRegion):
+    """Of a decode pass: its arrays are inputs, and it has no lengths on the host."""
 
     def __init__(self, traced: Region, arrays: dict[Name, mx.array]) -> None:
         self.start, self.stop, self.width, self.room = 0, traced.stop, traced.width, 0
@@ -53,21 +60,13 @@ class TracedRegion(Region):
         self.__dict__ |= {name: array for name, array in arrays.items() if isinstance(name, str) and name != ADAPTERS}
         self.adapters = None if traced.adapters is None else traced.adapters.traced(arrays[ADAPTERS])
 
-    def __getattr__(self, name: str) -> Any:
-        """Called for what is no input, and for what others are computed from."""
-        raise Untraceable(f"the pass reads {name} of its rows")
 
-
-class TracedPrompt(Region):
-    """Region of the first pass over a prompt while it is traced. How many of its tokens are the row's own is not known."""
+class TracedPrompt(PartialRegion):
+    """Of the first pass over a prompt. How many of its tokens are the row's own is not known."""
 
     def __init__(self, traced: Region) -> None:
         self.__dict__ |= traced.__dict__
         del self.__dict__["counts"]
-
-    def __getattr__(self, name: str) -> Any:
-        """Called for what differs between prompts."""
-        raise Untraceable(f"the pass reads {name} of its prompt")
 
 
 @attrs.frozen(eq=False)
