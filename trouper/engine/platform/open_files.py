@@ -7,44 +7,24 @@ starts, and takes from a server what `--max-connections` needs where it is highe
 from __future__ import annotations
 
 import resource
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-MODULE = "mlx_lm.utils"
+from trouper.engine.platform.import_hook import around_import
+
 LARGE_MODEL_FILES = 2048
 """What a large model with many files may need; as in mlx-lm."""
 
 
 def keep_limit() -> None:
     """Let the import of mlx-lm, whenever it comes, leave the limit alone. To be called before it."""
-    if MODULE not in sys.modules:
-        sys.meta_path.insert(0, _Finder())
+    around_import("mlx_lm.utils", _with_limit_kept)
 
 
-class _Finder(MetaPathFinder):
-    """Finds that one module, once, and has it run without the call."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def run_with_limit_kept(module: ModuleType) -> None:
-            with _limit_kept():
-                run(module)
-
-        spec.loader.exec_module = run_with_limit_kept  # type: ignore[method-assign]
-        return spec
+def _with_limit_kept(run: Callable[[], None], _: ModuleType) -> None:
+    with _limit_kept():
+        run()
 
 
 @contextmanager
