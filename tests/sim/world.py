@@ -129,8 +129,7 @@ class World:
 
 
 def _what_waits(answer: Answer) -> Iterator[Reply]:
-    if answer._unreturned is not None:
-        yield answer._unreturned
+    yield from answer._unread
     while True:
         try:
             yield answer._replies.receive_nowait()

@@ -391,23 +391,33 @@ async def test_what_waits_together_is_one_chunk_up_to_a_limit(mock_clock: MockCl
         assert [len(chunk) for chunk in flow.received().split(b"|")] == [MAX_EVENTS, MAX_EVENTS, 3]
 
 
-async def test_a_reply_is_looked_for_once(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> None:
-    """A look that finds nothing costs an exception, for each token of each stream."""
-    looks, look = list[Answer](), Answer.next_nowait
-
-    def noted(answer: Answer) -> Delta | None:
-        looks.append(answer)
-        return look(answer)
-
+async def test_replies_pass_the_channel_while_they_are_followed(mock_clock: MockClock) -> None:
+    """To go through it costs a token of a stream more than all else until it is written. The end follows the text all the same."""
     async with flowing() as flow:
-        monkeypatch.setattr(Answer, "next_nowait", noted)
         await flow.reply("a")
-        await flow.reply("b", "c")
-        assert (flow.received(), len(looks)) == (b"a|bc", 3)
+        flow.submission.reply(Delta("b", (1,)))
+        flow.submission.reply(Delta("c", (1,)))
+        assert flow.submission.replies.statistics().current_buffer_used == 0
+        await wait_all_tasks_blocked()
+        assert flow.received() == b"a|bc"
         flow.submission.reply(Delta("d", (1,)))
         flow.submission.end(Finished("stop", 5))
         await wait_all_tasks_blocked()
         assert (flow.received(), flow.given) == (b"d", [b"(ending)(closing)"])
+
+
+@pytest.mark.parametrize("first", ["close", "follow"])
+async def test_a_closed_answer_is_not_followed(first: str, mock_clock: MockClock) -> None:
+    """What is replied would reach nobody, and the scheduler would take it for read, in each step."""
+    submission, answer = asked()
+    if first == "close":
+        answer.close()
+    answer.follow(lambda: None)
+    answer.close()
+    assert not submission.reply(Delta("x", (1,)))
+    assert submission.aborted
+    assert not answer._unread
+    submission.close()
 
 
 def test_joined_deltas_have_everything_and_each_of_them() -> None:
@@ -513,10 +523,10 @@ async def test_a_stream_that_is_cancelled_in_the_middle_of_a_chunk_is_cut(mock_c
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()  # It hears so after this step's text was written.
             submission.reply(Delta("x" * HUGE, (1,)))
-            stream.deliver()
+            stream.deliver(trio.current_time())
         assert one.cuts
         submission.reply(Delta("y", (1,)))
-        stream.deliver()
+        stream.deliver(trio.current_time())
         received = one.received()
         assert 0 < len(received) < HUGE
         assert b"y" not in received
@@ -533,10 +543,10 @@ async def test_a_stream_that_is_cancelled_between_chunks_is_not_cut(mock_clock: 
             nursery.start_soon(stream.run)
             await wait_all_tasks_blocked()
             submission.reply(Delta("x", (1,)))
-            stream.deliver()
+            stream.deliver(trio.current_time())
             submission.reply(Delta("y", (1,)))
             nursery.cancel_scope.cancel()
-        stream.deliver()
+        stream.deliver(trio.current_time())
         assert (one.received(), one.cuts) == (b"1\r\nx\r\n", [])
     submission.close()
     answer.close()
@@ -579,7 +589,7 @@ async def test_other_tasks_run_between_the_streams_of_a_large_step() -> None:
     ran: list[str] = []
 
     class Counted(DirectStream):
-        def deliver(self) -> None:
+        def deliver(self, now: float) -> None:
             ran.append("stream")
 
     async def other() -> None:

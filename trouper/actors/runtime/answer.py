@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
@@ -52,9 +53,13 @@ class Answer:
     _unread_tokens: int = 0
     """Number of tokens that arrived and were not read before the answer was closed."""
     _cancelled: bool = False
-    _unreturned: Reply | None = None
-    """A received reply that was not returned to the reader yet."""
     _arrivals: Arrivals = attrs.field(factory=Arrivals)
+    _unread: deque[Reply] = attrs.field(init=False)
+    """Replies that come before those in the channel."""
+
+    @_unread.default
+    def _unread_of_arrivals(self) -> deque[Reply]:
+        return self._arrivals.unread
 
     @property
     def queued(self) -> bool:
@@ -94,8 +99,9 @@ class Answer:
                     self.embedding = vector
                 case Scored(logprobs=logprobs):
                     self.prompt_logprobs = logprobs
-                case Delta(tokens=tokens):
-                    self._read_tokens(len(tokens), reply.at)
+                case Delta():
+                    self._count_tokens(reply)
+                    self._limits.enter("decode", trio.current_time())
                     return reply
                 case Finished():
                     self.finished = reply
@@ -109,37 +115,37 @@ class Answer:
 
     async def wait_next(self) -> None:
         """Wait until a reply has arrived besides that the request has started, and leave it to `next`. Safe to cancel."""
-        while self.finished is None and self._unreturned is None:
+        while self.finished is None and not self._unread:
             reply = await self.receive_reply()
             if isinstance(reply, Started):
                 self._start(reply)
             else:
-                self._unreturned = reply
+                self._unread.appendleft(reply)
 
     def next_nowait(self) -> Delta | None:
         """A Delta that already arrived, else None. It lets a writer combine several Deltas, and is never a terminal event."""
-        if self._unreturned is None and self.finished is None:
-            try:
-                self._unreturned = self._replies.receive_nowait()
-            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
-                return None
-        if not isinstance(self._unreturned, Delta):
-            return None
-        delta, self._unreturned = self._unreturned, None
-        self._read_tokens(len(delta.tokens), delta.at)
-        return delta
+        if self.finished is None:
+            with suppress(trio.EndOfChannel, trio.ClosedResourceError):
+                self._receive_waiting()
+        deltas = self.take_deltas(1, trio.current_time())
+        return deltas[0] if deltas else None
 
-    def take_deltas(self, limit: int) -> list[Delta]:
-        """The Deltas that already arrived, at most `limit`."""
-        deltas: list[Delta] = []
-        while len(deltas) < limit and (delta := self.next_nowait()) is not None:
+    def take_deltas(self, limit: int, now: float) -> list[Delta]:
+        """The Deltas that already arrived at an answer that is followed, at most `limit`. `now`: trio.current_time(), of which one look
+        does for all streams."""
+        unread, deltas = self._unread, list[Delta]()
+        while unread and len(deltas) < limit and isinstance(delta := unread[0], Delta):
+            unread.popleft()
             deltas.append(delta)
+            self._count_tokens(delta)
+        if deltas:
+            self._limits.enter("decode", now)
         return deltas
 
     @property
     def has_other(self) -> bool:
-        """Whether `next` has something else than a Delta: the last look for Deltas found another reply, or the answer was cancelled."""
-        return self._unreturned is not None or self._cancelled
+        """Whether `next` has something else than a Delta, once all of these were taken: another reply, or that the answer was cancelled."""
+        return bool(self._unread) or self._cancelled
 
     @property
     def deadline(self) -> float:
@@ -149,7 +155,16 @@ class Answer:
     def follow(self, follower: Callable[[], None] | None) -> None:
         """Call `follower` with each reply that arrives, in the sender's task: it neither blocks nor raises. None: nobody. For a
         reader that takes what has arrived without waiting, such as one of many streams."""
-        self._arrivals.follower = follower
+        self._arrivals.follower = None
+        if follower is None:
+            return
+        try:
+            while True:
+                self._unread.append(self._replies.receive_nowait())
+        except (trio.WouldBlock, trio.EndOfChannel):
+            self._arrivals.follower = follower
+        except trio.ClosedResourceError:  # The answer was closed: nothing arrives any more.
+            pass
 
     def __aiter__(self) -> Answer:
         return self
@@ -163,7 +178,8 @@ class Answer:
     def close(self) -> None:
         """Abort the request, if it has not ended. Synchronous and idempotent; an abort cannot be lost."""
         ended, self._ended = self._ended, None
-        last = None if ended is None else self._unread()
+        last = None if ended is None else self._read_rest()
+        self._arrivals.follower = None
         self._replies.close()
         if ended is not None:
             ended(self._record(last))
@@ -173,9 +189,10 @@ class Answer:
         if self.finished is None:
             self._cancelled = True
             self.problem = self.problem or CANCELLED
+            follower = self._arrivals.follower
             self.close()
-            if self._arrivals.follower is not None:
-                self._arrivals.follower()
+            if follower is not None:
+                follower()
 
     def __enter__(self) -> Self:
         return self
@@ -189,16 +206,15 @@ class Answer:
 
     def _start(self, started: Started) -> None:
         self._note_start(started)
-        self._limits.enter("prefill")
+        self._limits.enter("prefill", trio.current_time())
 
     def _note_start(self, started: Started) -> None:
         self.cached_tokens, self._disk_tokens = started.cached_tokens, started.disk_tokens
         self.admitted_at = started.at
 
-    def _read_tokens(self, count: int, at: float) -> None:
-        self.completion_tokens += count
-        self._note_token_time(at)
-        self._limits.enter("decode")
+    def _count_tokens(self, delta: Delta) -> None:
+        self.completion_tokens += len(delta.tokens)
+        self._note_token_time(delta.at)
 
     def _note_token_time(self, at: float) -> None:
         if self.first_token_at is None:
@@ -210,12 +226,12 @@ class Answer:
         self.close()
         return RequestFailed(problem)
 
-    def _unread(self) -> Finished | Failed | None:
+    def _read_rest(self) -> Finished | Failed | None:
         """Read the remaining replies for the record, so that a slow reader does not make the recorded answer shorter than it was."""
         last: Finished | Failed | None = None
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             while True:
-                match self._unreturned or self._replies.receive_nowait():
+                match self._unread.popleft() if self._unread else self._replies.receive_nowait():
                     case Started() as started:
                         self._note_start(started)
                     case Delta(tokens=tokens, at=at):
@@ -225,7 +241,6 @@ class Answer:
                         self.accepted = accepted
                     case Finished() | Failed() as end:
                         last = end
-                self._unreturned = None
         return last
 
     def _record(self, unread: Finished | Failed | None) -> RequestRecord:
@@ -260,14 +275,13 @@ class Answer:
         passed = -inf
         try:
             self._receive_waiting()
-            while (deadline := self._limits.next_deadline(reply_waits=self._unreturned is not None)).at > passed:
+            while (deadline := self._limits.next_deadline(reply_waits=bool(self._unread))).at > passed:
                 with trio.move_on_at(deadline.at):
-                    if self._unreturned is None:
-                        self._unreturned = await self._replies.receive()
-                    else:
+                    if self._unread:
                         await trio.lowlevel.checkpoint()
-                    reply, self._unreturned = self._unreturned, None
-                    return reply
+                    else:
+                        self._unread.append(await self._replies.receive())
+                    return self._unread.popleft()
                 passed = deadline.at
         except trio.EndOfChannel:
             raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
@@ -278,6 +292,6 @@ class Answer:
         raise self._failed(deadline.problem)
 
     def _receive_waiting(self) -> None:
-        if self._unreturned is None:
+        if not self._unread:
             with suppress(trio.WouldBlock):
-                self._unreturned = self._replies.receive_nowait()
+                self._unread.append(self._replies.receive_nowait())

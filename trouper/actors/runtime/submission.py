@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import attrs
@@ -20,9 +21,13 @@ class Arrivals:
     """Beside a reply channel: what both of its ends know of replies that have arrived."""
 
     follower: Callable[[], None] | None = None
-    """Called when a reply has arrived, if no task waits for it. Called in the sender's task, so it neither blocks nor raises."""
+    """Called when a reply has arrived, if no task waits for it. Called in the sender's task, so it neither blocks nor raises. None as soon
+    as the client closes the channel."""
+    unread: deque[Reply] = attrs.field(factory=deque)
+    """Replies that the client reads before those in the channel. While it follows, all of them: the channel, which could wake a task,
+    would cost each token as much as the rest of its way to the client."""
     taken: bool = False
-    """Whether the channel took a Delta since `Submission.aborted` was last asked: then it is open, and need not be looked at."""
+    """Whether a Delta was sent since `Submission.aborted` was last asked: then the channel is open, and need not be looked at."""
     when_let_go: Callable[[], None] | None = None
     """Called once when the owner lets go of the request. A client may have left long before: until then a plan may have its row."""
 
@@ -78,14 +83,17 @@ class Submission:
     def reply(self, event: Reply) -> bool:
         """Send a reply. False once the request is aborted. Never blocks: the channel has room for a whole answer, and WouldBlock is a
         bug."""
-        try:
-            self.replies.send_nowait(event)
-        except trio.BrokenResourceError:
-            self.arrivals.taken = False
-            return False
-        self.arrivals.taken = type(event) is Delta
-        if (follower := self.arrivals.follower) is not None:
+        arrivals = self.arrivals
+        if (follower := arrivals.follower) is not None:
+            arrivals.unread.append(event)
             follower()
+        else:
+            try:
+                self.replies.send_nowait(event)
+            except trio.BrokenResourceError:
+                arrivals.taken = False
+                return False
+        arrivals.taken = type(event) is Delta
         return True
 
     def accept(self, max_tokens: int) -> None:

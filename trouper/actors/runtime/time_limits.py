@@ -51,9 +51,9 @@ class TimeLimits:
     phase: Phase = "queue"
     _phase_began: float = attrs.field(default=attrs.Factory(lambda self: self.began, takes_self=True))
 
-    def enter(self, phase: Phase) -> None:
-        """Begin a phase, or the wait for the next token."""
-        self.phase, self._phase_began = phase, trio.current_time()
+    def enter(self, phase: Phase, now: float) -> None:
+        """Begin a phase, or the wait for the next token, at trio.current_time() `now`."""
+        self.phase, self._phase_began = phase, now
 
     def next_deadline(self, *, reply_waits: bool = False) -> Deadline:
         """The limit that comes first, unless there is progress before it. `reply_waits`: a reply has arrived in time and its reader

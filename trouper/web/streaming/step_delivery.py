@@ -20,8 +20,6 @@ from trouper.web.http.socket_writer import SocketWriter
 
 MAX_EVENTS = 256
 """Maximum number of deltas or events in one write, so that a client that reads again after a pause gets its text in small pieces."""
-EVERYTHING = 2**62
-"""A number of replies that no answer has."""
 STREAMS_AT_ONCE = 64
 """Number of streams after which other tasks run, the scheduler among them."""
 
@@ -48,8 +46,9 @@ class StepDelivery:
             for start in range(0, len(streams), STREAMS_AT_ONCE):
                 if start:
                     await trio.lowlevel.checkpoint()
+                now = trio.current_time()
                 for stream in streams[start : start + STREAMS_AT_ONCE]:
-                    stream.deliver()
+                    stream.deliver(now)
 
 
 class DirectStream:
@@ -72,8 +71,8 @@ class DirectStream:
         self._follows = False
         """Whether StepDelivery may write."""
         self._decodes = False
-        self._arrived = 0
-        """Number of replies that arrived since `deliver` looked last."""
+        self._noted = False
+        """Whether StepDelivery is about to look."""
         self._written_at = 0.0
         self._untaken = b""
         """What the socket did not take of the last write."""
@@ -102,10 +101,10 @@ class DirectStream:
         return True
 
     def _begin(self) -> None:
-        self._woken, self._written_at, self._follows = trio.Event(), trio.current_time(), True
+        now = trio.current_time()
+        self._woken, self._written_at, self._follows = trio.Event(), now, True
         self._answer.follow(self._note)
-        self._arrived = EVERYTHING  # What came before counts, too.
-        self.deliver()
+        self.deliver(now)  # What came before.
 
     async def _finish_write(self) -> None:
         if self._error is not None:
@@ -115,25 +114,23 @@ class DirectStream:
             self._untaken = b""
 
     def _note(self) -> None:
-        self._arrived += 1
-        if self._arrived == 1:
+        if not self._noted:
+            self._noted = True
             self._delivery.note(self)
 
-    def deliver(self) -> None:
-        """Write what has arrived. An error is raised in the stream's own task, so that it ends this stream alone. To look for more than
-        has arrived would cost an exception for each token."""
-        arrived, self._arrived = self._arrived, 0
+    def deliver(self, now: float) -> None:
+        """Write what has arrived. An error is raised in the stream's own task, so that it ends this stream alone."""
+        self._noted = False
         if not self._follows:
             return
         try:
-            while arrived and not self._untaken and (deltas := self._answer.take_deltas(min(arrived, MAX_EVENTS))):
-                arrived -= len(deltas)
+            while not self._untaken and (deltas := self._answer.take_deltas(MAX_EVENTS, now)):
                 if not self._decodes:  # The limit between tokens may end before the first one's.
                     self._decodes = True
                     self._sleep.deadline = min(self._sleep.deadline, self._answer.deadline)
                 if data := self._context.run(self._text, joined(deltas)):
                     self._untaken = self._writer.write_now(data)
-                    self._written_at = trio.current_time()
+                    self._written_at = now
         except Exception as error:  # noqa: BLE001 - raised again by `run`.
             self._error = error
         if self._untaken or self._error is not None or self._answer.has_other:
