@@ -56,6 +56,42 @@ class BankStats:
     """Bytes of the buffers, used or not, and of the rows' recurrent states."""
 
 
+class BatchLengths:
+    """Lengths of rows by the level of their bank. What the rows take together follows from these, also with one more row, without
+    another look at all of them."""
+
+    def __init__(self, first_bank: int | None, rows: Iterable[tuple[int, int]] = ()) -> None:
+        """`first_bank` as in `KvLayout`; `rows` as in its `batch_bytes`."""
+        self._first_bank = first_bank
+        self.by_level = defaultdict[int, list[int]](list)
+        """Tokens that each row may have soon."""
+        self.shared = set[int]()
+        """Levels of banks in which rows may be that will soon be in another."""
+        self._add(rows)
+
+    def with_row(self, tokens: int, reserved: int) -> BatchLengths:
+        """These rows and one more."""
+        batch = BatchLengths(self._first_bank)
+        batch.by_level.update({level: lengths.copy() for level, lengths in self.by_level.items()})
+        batch.shared |= self.shared
+        batch._add(((tokens, reserved),))
+        return batch
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_level.values()))
+
+    def _add(self, rows: Iterable[tuple[int, int]]) -> None:
+        first, by_level, shared = self._first_bank, self.by_level, self.shared
+        for tokens, reserved in rows:  # All rows, in each step: `bank_level` and `lowest_level` without their calls.
+            if not first:
+                by_level[0].append(reserved)
+                continue
+            level = ((-(-16 * reserved // 15) - 1) // first).bit_length() if reserved > 0 else 0
+            by_level[level].append(reserved)
+            if (lowest := ((tokens - 1) // first).bit_length() if tokens > 0 else 0) != level:
+                shared.add(lowest)
+
+
 @attrs.frozen(kw_only=True)
 class KvLayout:
     """Properties of a model's KV that the prefix cache depends on."""
@@ -119,16 +155,13 @@ class KvLayout:
         """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
         share a bank take as much as the longest row that it may hold, since a row that leaves it may have been so long; a row with a
         bank of its own takes its own capacity."""
-        first, lengths, shared = self.first_bank, defaultdict[int, list[int]](list), set[int]()
-        for tokens, reserved in rows:  # All rows, in each step: `bank_level` and `lowest_level` without their calls.
-            if not first:
-                lengths[0].append(reserved)
-                continue
-            level = ((-(-16 * reserved // 15) - 1) // first).bit_length() if reserved > 0 else 0
-            lengths[level].append(reserved)
-            if (lowest := ((tokens - 1) // first).bit_length() if tokens > 0 else 0) != level:
-                shared.add(lowest)
-        return sum(self._bank_bytes(level, found, shared=level in shared) for level, found in lengths.items())
+        return self.bytes_of(BatchLengths(self.first_bank, rows))
+
+    def bytes_of(self, batch: BatchLengths) -> int:
+        """`batch_bytes` of these rows."""
+        return sum(
+            self._bank_bytes(level, lengths, shared=level in batch.shared) for level, lengths in batch.by_level.items()
+        )
 
     def _bank_bytes(self, level: int, lengths: Sequence[int], *, shared: bool) -> int:
         largest = self.first_bank << level if self.first_bank else 0

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Ordered
 import attrs
 
 from trouper.actors.scheduling.found_prefix import Found
-from trouper.actors.scheduling.memory_budget import MemoryBudget
+from trouper.actors.scheduling.memory_budget import CountedRows, MemoryBudget
 from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
@@ -36,6 +36,12 @@ class KvMemory:
     counters: SchedulerCounters
     row_bytes: int = 0
     """Bytes that rows may hold after the plan in composition."""
+    _counted: CountedRows = attrs.field(init=False)
+    """The rows of which `row_bytes` follows: none is looked at again for each sequence that may enter beside them."""
+
+    @_counted.default
+    def _count_none(self) -> CountedRows:
+        return self.budget.count(())
 
     # -- rows that run ---------------------------------------------------------------------------
 
@@ -43,7 +49,7 @@ class KvMemory:
         """Make room for what rows may hold after the next plan, and for the first of the queue if its priority is higher than that of
         rows. Comes before the plan stores anything."""
         rows = self._rows()
-        self.row_bytes = self.budget.rows_bytes(rows)
+        self._count(rows)
         limit = self.budget.limit_bytes
         if limit is not None:
             if self.row_bytes + self.cache.bytes > limit:
@@ -65,8 +71,15 @@ class KvMemory:
         limit = self.budget.limit_bytes
         if limit is not None:
             dropping = self.batch.dropping
-            limit = max(0, limit - self.row_bytes - (self.budget.rows_bytes(dropping) if dropping else 0))
+            limit = max(0, limit - self.row_bytes - (self._bytes_of(dropping) if dropping else 0))
         self.cache.bound(limit)
+
+    def _count(self, rows: Ordered[Sequence]) -> None:
+        self._counted = self.budget.count(rows)
+        self.row_bytes = self.budget.rows_bytes(self._counted)
+
+    def _bytes_of(self, rows: Ordered[Sequence]) -> int:
+        return self.budget.rows_bytes(self.budget.count(rows))
 
     def _rows(self) -> list[Sequence]:
         """Rows that no plan drops."""
@@ -97,21 +110,22 @@ class KvMemory:
         before = self.row_bytes
         self.preemption.preempt(row, now)
         self.counters.add(preemptions=1)
-        self.row_bytes = self.budget.rows_bytes(self._rows())
+        self._count(self._rows())
         return before - self.row_bytes
 
     def _make_way(self, limit: int, now: float) -> None:
         """Preempt rows of a lower priority than the first of the queue, if that lets it enter. Only for memory: where all rows are in
         use it waits, as in vLLM."""
         first = self.preemption.queue.first(now)
-        if first is None or not first.is_ready or self.budget.admits(rows := self._rows(), first, limit):
+        if first is None or not first.is_ready or self.budget.admits(self._counted, first, limit):
             return
+        rows = self._rows()
         lower = sorted((row for row in rows if row.priority > first.request.priority), key=_kept_longest)
         others = [row for row in rows if row not in lower]
         isolated = any(row.standing.isolated for row in (first, *rows))
-        if isolated or not lower or not self.budget.admits(others, first, limit):
+        if isolated or not lower or not self.budget.admits(self.budget.count(others), first, limit):
             return
-        while lower and not self.budget.admits([*others, *lower], first, limit):
+        while lower and not self.budget.admits(self._counted, first, limit):
             self._preempt(lower.pop(), now)
 
     # -- rows that enter -------------------------------------------------------------------------
@@ -125,12 +139,13 @@ class KvMemory:
             return True
         if not self.row_bytes:
             return idle or self.budget.allocations.bound_bytes is None
-        return self.budget.admits(self._rows(), sequence, limit)
+        return self.budget.admits(self._counted, sequence, limit)
 
     def enter(self, sequence: Sequence, found: Found) -> Found | None:
         """Make room for a sequence that enters now, but evict nothing that it restores. Returns what it can restore, which is less than
         `found` where row and blocks do not fit together; None: it must wait, since others use too many blocks."""
-        limit, row_bytes = self.budget.limit_bytes, self.budget.rows_bytes(self._rows(), sequence)
+        limit, counted = self.budget.limit_bytes, self.budget.with_entering(self._counted, sequence)
+        row_bytes = self.budget.rows_bytes(counted)
         if limit is not None:
             room = max(0, limit - row_bytes)
             found = self.cache.cut(sequence.chain, found, room)
@@ -140,7 +155,7 @@ class KvMemory:
             self.cache.unpin(restored)
             if excess > 0 and self.row_bytes:
                 return None
-        self.row_bytes = row_bytes
+        self._counted, self.row_bytes = counted, row_bytes
         return found
 
 

@@ -8,7 +8,7 @@ If that leaves nothing, the estimate is of no use: there is no bound by bytes, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from typing import Self
 
 import attrs
@@ -17,7 +17,7 @@ from trouper.actors.scheduling.allocation_failures import AllocationFailures
 from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import AdapterStats, MemoryStatus
-from trouper.protocol.kv import KvLayout
+from trouper.protocol.kv import BatchLengths, KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import Problem
 from trouper.protocol.requests import ChatPrompt, Generate
@@ -31,6 +31,15 @@ LOGIT_BYTES = 12
 """Bytes of one logit of a row: in float32, with penalties applied and with noise added."""
 RESERVE, RETURN_RESERVE = 64, 16
 """A sequence enters if this part of the limit stays free; one that was preempted needs more, so that it is not preempted at once."""
+
+
+@attrs.frozen(eq=False)
+class CountedRows:
+    """What follows of rows for the memory that they may hold after the next plan."""
+
+    lengths: BatchLengths
+    drafts: bool = attrs.field(kw_only=True)
+    """Whether any of them may draft."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -103,20 +112,24 @@ class MemoryBudget:
             self._seen, self._lasting = (memory, adapters), min_known(self.kv_memory, device if device > 0 else None)
         return self._lasting
 
-    def rows_bytes(self, rows: Iterable[Sequence], entering: Sequence | None = None) -> int:
-        """Bytes that these rows may hold after the next plan, and beside them a sequence that enters: when it has prefilled what is
-        known of its tokens, and sampled one. If any row may draft, all keep recurrent states of before."""
-        rows = list(rows)
-        drafts = any(row.records for row in rows) or (entering is not None and bool(entering.records))
+    def count(self, rows: Ordered[Sequence]) -> CountedRows:
+        """Count what these rows may hold after the next plan."""
         lengths = [row.kv_lengths(self.max_draft_tokens) for row in rows]
-        if entering is not None:
-            lengths.append((entering.num_tokens, entering.num_tokens + 1))
-        return self.kv.batch_bytes(lengths) + drafts * self.kv.draft_state_bytes * len(lengths)
+        return CountedRows(BatchLengths(self.kv.first_bank, lengths), drafts=any(row.records for row in rows))
 
-    def admits(self, rows: Iterable[Sequence], entering: Sequence, limit: int) -> bool:
+    def with_entering(self, rows: CountedRows, entering: Sequence) -> CountedRows:
+        """Count a sequence that enters beside these rows: when it has prefilled what is known of its tokens, and sampled one."""
+        lengths = rows.lengths.with_row(entering.num_tokens, entering.num_tokens + 1)
+        return CountedRows(lengths, drafts=rows.drafts or bool(entering.records))
+
+    def rows_bytes(self, rows: CountedRows) -> int:
+        """Bytes that these rows may hold after the next plan. If any row may draft, all keep recurrent states of before."""
+        return self.kv.bytes_of(rows.lengths) + rows.drafts * self.kv.draft_state_bytes * len(rows.lengths)
+
+    def admits(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
         """Whether a waiting sequence may enter beside these rows: some of the limit must stay free."""
         reserve = limit // (RETURN_RESERVE if entering.started else RESERVE)
-        return self.rows_bytes(rows, entering) + reserve <= limit
+        return self.rows_bytes(self.with_entering(rows, entering)) + reserve <= limit
 
     def restrict(self, sequence: Sequence) -> Problem | None:
         """Reduce the length of an answer that would outgrow the limit even if the sequence ran alone. Returns a problem if not even the

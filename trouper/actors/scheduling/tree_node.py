@@ -13,17 +13,19 @@ from trouper.protocol.blocks import TOKEN_BYTES
 from trouper.protocol.plans import BlockId
 
 _tokens = itemgetter(0)
+SOON = 16 * TOKEN_BYTES
+"""Bytes that are compared as a number: NumPy takes ten times as long for so few."""
 
 
 def common(a: bytes, b: bytes) -> int:
-    """Number of tokens in the common prefix of two token strings."""
+    """Number of tokens in the common prefix of two token strings. Most that are compared differ soon, or not at all."""
     size = min(len(a), len(b))
     a, b = a[:size], b[:size]
     if a == b:
         return size // TOKEN_BYTES
-    if size <= 16 * TOKEN_BYTES:
-        differ = int.from_bytes(a, "big") ^ int.from_bytes(b, "big")
-        return (size - (differ.bit_length() + 7) // 8) // TOKEN_BYTES
+    if (begin := a[:SOON]) != b[:SOON]:
+        differ = int.from_bytes(begin, "big") ^ int.from_bytes(b[:SOON], "big")
+        return (len(begin) - (differ.bit_length() + 7) // 8) // TOKEN_BYTES
     return int(np.argmax(np.frombuffer(a, ">i4") != np.frombuffer(b, ">i4")))
 
 

@@ -60,6 +60,8 @@ class LiveRows:
         prompt = chain.part(last.end, limit)
         for row in self._rows.get(last, {}).values():
             shared = last.end + common(prompt, row.chain.part(last.end, limit))
+            if shared <= tokens:
+                continue
             computed, promised = min(shared, row.num_computed_tokens), min(shared, row.num_prefill_tokens - 1)
             if tails and tokens >= last.end and computed > match.tokens:
                 match = LiveMatch(computed, row)
