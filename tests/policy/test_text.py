@@ -30,11 +30,10 @@ def streamed(pieces: list[bytes], stops: tuple[str, ...]) -> tuple[list[str], st
     stream, shown = TextStream(stops), []
     for used, piece in enumerate(pieces, 1):
         part = stream.push(piece)
-        shown.append(part.text)
-        if part.stop is not None:
-            return shown, part.stop, used
-    rest = stream.flush()
-    return [*shown, rest.text], rest.stop, len(pieces)
+        shown.append(part)
+        if stream.stop is not None:
+            return shown, stream.stop, used
+    return [*shown, stream.flush()], stream.stop, len(pieces)
 
 
 @given(cut(), STOPS)
@@ -63,9 +62,9 @@ def test_f4_holds_back_no_more_than_it_must(pieces: list[bytes], stops: tuple[st
     for piece in pieces:
         data += piece
         part = stream.push(piece)
-        if part.stop is not None:
+        if stream.stop is not None:
             return
-        shown += part.text
+        shown += part
         held = len(shown_so_far(data)) - len(shown)
         assert 0 <= held <= max((len(stop) - 1 for stop in stops), default=0)
 
@@ -84,18 +83,16 @@ def test_f4_what_may_not_stop_yet_is_text_and_what_completes_later_stops(
     pieces: list[bytes], stops: tuple[str, ...], free: int
 ) -> None:
     """The naive way: of all stops in the text the first that completes behind the free pieces, wherever it begins."""
-    stream, shown, met = TextStream(stops), "", None
+    stream, shown = TextStream(stops), ""
     for place, piece in enumerate(pieces):
-        part = stream.push(piece, may_stop=place >= free)
-        shown, met = shown + part.text, part.stop
-        if met is not None:
+        shown += stream.push(piece, may_stop=place >= free)
+        if stream.stop is not None:
             break
     else:
-        rest = stream.flush()
-        shown, met = shown + rest.text, rest.stop
+        shown += stream.flush()
     whole = b"".join(pieces).decode("utf-8", "replace")
     hit = stopped(whole, stops, len(shown_so_far(b"".join(pieces[:free])))) if stops else None
-    assert (shown, met) == (hit if hit is not None else (whole, None))
+    assert (shown, stream.stop) == (hit if hit is not None else (whole, None))
 
 
 @given(cut(TEXTS.map(str.encode)))

@@ -58,14 +58,14 @@ class AnswerOutput:
             named = token in client.request.stop_token_ids and token not in self.tokenizer.eos_token_ids
             return self._end("stop", (token,), None, token if named else None)
         may_stop = self.num_tokens > client.request.min_tokens
-        shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
-        if shown.stop is not None:
-            self._send(shown.text, (token,), logprobs)
+        text = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
+        if self.text.stop is not None:
+            self._send(text, (token,), logprobs)
             self.flush()
-            return Finished("stop", self.num_tokens, shown.stop, now)
+            return Finished("stop", self.num_tokens, self.text.stop, now)
         if self.num_tokens == self.max_tokens:
-            return self._end("length", (token,), logprobs, None, shown.text)
-        self._send(shown.text, (token,), logprobs)
+            return self._end("length", (token,), logprobs, None, text)
+        self._send(text, (token,), logprobs)
         return None
 
     def _begin(self) -> None:
@@ -77,11 +77,10 @@ class AnswerOutput:
     def _end(
         self, reason: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None, matched: int | None, text: str = ""
     ) -> Finished:
-        shown = self.text.flush()
-        self._send(text + shown.text, tokens, logprobs)
+        self._send(text + self.text.flush(), tokens, logprobs)
         self.flush()
-        if shown.stop is not None:
-            return Finished("stop", self.num_tokens, shown.stop, self._now)
+        if self.text.stop is not None:
+            return Finished("stop", self.num_tokens, self.text.stop, self._now)
         return Finished("stop" if reason == "stop" else "length", self.num_tokens, matched, self._now)
 
     def _send(self, text: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None) -> None:

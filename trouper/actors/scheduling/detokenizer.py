@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import codecs
 
-import attrs
-
-
-@attrs.frozen
-class Shown:
-    """Text that is safe to send, and the stop string that ended it, if one did."""
-
-    text: str
-    stop: str | None = None
-
 
 class TextStream:
     """The growing text of one answer.
@@ -27,30 +17,32 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = stops
         self._held = ""
+        self.stop: str | None = None
+        """The stop string that ended the text, if one did."""
 
-    def push(self, data: bytes, *, may_stop: bool = True) -> Shown:
-        """Append bytes. After a stop was found nothing may be pushed. Without `may_stop` a stop string that completes here is
-        text; one that only begins here may still complete later."""
+    def push(self, data: bytes, *, may_stop: bool = True) -> str:
+        """Append bytes, and return text that is safe to send. After a stop was found nothing may be pushed. Without `may_stop` a stop
+        string that completes here is text; one that only begins here may still complete later."""
         return self._show(self._decoder.decode(data), may_stop=may_stop)
 
-    def flush(self) -> Shown:
+    def flush(self) -> str:
         """End the text. A torn character becomes U+FFFD, and withheld text is returned unless it completes a stop."""
-        shown = self._show(self._decoder.decode(b"", final=True), may_stop=True)
+        text = self._show(self._decoder.decode(b"", final=True), may_stop=True)
         rest, self._held = self._held, ""
-        return shown if shown.stop else Shown(shown.text + rest)
+        return text + rest
 
-    def _show(self, new: str, *, may_stop: bool) -> Shown:
+    def _show(self, new: str, *, may_stop: bool) -> str:
         if not self._stops:
-            return Shown(new)
+            return new
         text = self._held + new
         found = first_stop(text, self._stops, len(self._held)) if may_stop else None
         if found is not None:
-            start, stop = found
+            start, self.stop = found
             self._held = ""
-            return Shown(text[:start], stop)
+            return text[:start]
         keep = len(text) - held_length(text, self._stops)
         self._held = text[keep:]
-        return Shown(text[:keep])
+        return text[:keep]
 
 
 def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, str] | None:
