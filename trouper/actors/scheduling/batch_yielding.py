@@ -51,7 +51,10 @@ class BatchYielding:
 
     def _rows(self) -> tuple[list[Sequence], bool]:
         """Rows of batches that no plan drops, and whether there are others."""
-        running = [row for row in self.preemption.batch.rows.values() if not row.dropped]
+        batch = self.preemption.batch
+        if not batch.num_rows_of_batches:  # Most servers have none, and this is asked in each step.
+            return [], any(not row.dropped for row in batch.rows.values())
+        running = [row for row in batch.rows.values() if not row.dropped]
         rows = [row for row in running if row.of_batch]
         return rows, len(rows) < len(running)
 

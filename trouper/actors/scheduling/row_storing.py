@@ -44,7 +44,9 @@ class RowStoring:
         """Whether a decoding row has a long tail, or is at a boundary."""
         if row.node is None:
             return False
-        return row.num_tokens - row.node.end >= TAIL_TOKENS or self._snapshot_due(row)
+        return row.num_tokens - row.node.end >= TAIL_TOKENS or (
+            self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
+        )
 
     def ended(self, row: Sequence) -> list[Store]:
         """Stores of a row that ends: all of its KV, while the row is still in the engine (F12)."""

@@ -22,6 +22,8 @@ class RunningBatch:
         """Sequences whose rows the next plan drops."""
         self.removed: dict[RowId, Sequence] = {}
         """Sequences that were removed, until the plan that drops their row is answered."""
+        self.num_rows_of_batches = 0
+        """Number of sequences in `rows` whose requests are of batches."""
         self.aborted: set[RowId] = set()
         """Rows in `removed` whose client left. If the engine crashes by one of them, it is tried all the same."""
         self._ids = count()
@@ -32,11 +34,14 @@ class RunningBatch:
     @property
     def decoding(self) -> list[Sequence]:
         """Sequences that sample a token in the next step."""
-        return [sequence for sequence in self.rows.values() if sequence.state is State.DECODING]
+        return self._in_state(State.DECODING)
 
     @property
     def prefilling(self) -> list[Sequence]:
-        return [sequence for sequence in self.rows.values() if sequence.state is State.PREFILLING]
+        return self._in_state(State.PREFILLING)
+
+    def _in_state(self, state: State) -> list[Sequence]:
+        return [sequence for sequence in self.rows.values() if sequence.state is state]
 
     @property
     def num_rows(self) -> int:
@@ -51,10 +56,12 @@ class RunningBatch:
     def add(self, sequence: Sequence) -> None:
         sequence.enter(self.next_id())
         self.rows[sequence.id] = sequence
+        self.num_rows_of_batches += sequence.of_batch
 
     def remove(self, sequence: Sequence) -> None:
         """The one place that removes rows (F20). The drop travels with the next plan."""
         self.removed[sequence.id] = self.rows.pop(sequence.id)
+        self.num_rows_of_batches -= sequence.of_batch
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
@@ -70,9 +77,8 @@ class RunningBatch:
 
     def drop_last_scheduled(self) -> None:
         """Let the next plan drop rows whose last token is scheduled."""
-        for sequence in self.rows.values():
-            if sequence.state is State.LAST_TOKEN_SCHEDULED:
-                self.drop(sequence)
+        for sequence in self._in_state(State.LAST_TOKEN_SCHEDULED):
+            self.drop(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Remove a sequence whose client left. It is finished once the engine has dropped its row."""

@@ -227,7 +227,7 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Number of prompt and output tokens that are known."""
-        return self.num_prompt_tokens + self.num_output_tokens
+        return self.num_prompt_tokens + self.output.num_tokens
 
     @property
     def num_computed_tokens(self) -> int:
