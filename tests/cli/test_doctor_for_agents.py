@@ -98,6 +98,15 @@ def test_a_model_without_a_template_fails(tmp_path: Path) -> None:
     assert "no chat template" in outcome.stdout
 
 
+def test_a_template_that_is_broken_fails(tmp_path: Path) -> None:
+    directory = save("llama", tmp_path / "tiny")
+    config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+    write_json(directory / "tokenizer_config.json", {**config, "chat_template": "{% for m in messages %}{{ m }"})
+    outcome = CliRunner().invoke(cli.main, ["doctor", "--for", "agents", "--json", "--model", str(directory)])
+    assert outcome.exit_code == 1
+    assert "the chat template does not render a question (unexpected '}')" in outcome.stdout
+
+
 def test_a_model_that_is_not_here_is_named_and_others_are_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "is_here", lambda _: False)
     outcome = CliRunner().invoke(cli.main, ["doctor", "--for", "agents", "--json", "--model", "some/model"])

@@ -208,6 +208,8 @@ def scribble(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not JSON at all!")
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+"""What a clone without Git LFS has in the place of a large file."""
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "config is not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json cannot be read"),
@@ -218,12 +220,20 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "config lacks a key": (lambda d: edit_config(d, num_attention_heads=None), "num_attention_heads"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no weights"),
     "truncated": (cut, "is truncated"),
+    "a pointer": (lambda d: (d / "model.safetensors").write_text(POINTER), "pointer of Git LFS: get its content by"),
+    "tokenizer is one": (
+        lambda d: (d / "tokenizer.json").write_text(POINTER),
+        "tokenizer.json is a pointer of Git LFS",
+    ),
     "empty": (lambda d: (d / "model.safetensors").write_bytes(b""), "is truncated"),
     "not safetensors": (scribble, "not a safetensors file"),
     "other shapes": (lambda d: edit_config(d, intermediate_size=96), "do not make a model"),
     "fewer layers": (lambda d: edit_config(d, num_hidden_layers=3), "do not make a model"),
     "more layers": (lambda d: edit_config(d, num_hidden_layers=5), "do not make a model"),
-    "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "no usable tokenizer"),
+    "no tokenizer": (
+        lambda d: (d / "tokenizer.json").unlink(),
+        "no usable tokenizer: it has no tokenizer.json; download it",
+    ),
     "model code": (lambda d: edit_config(d, model_file="evil.py"), "do not make a model"),
 }
 

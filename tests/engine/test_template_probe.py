@@ -234,9 +234,46 @@ def test_what_no_change_helps_is_named_and_refused(tmp_path: Path) -> None:
         tokenizer.encode_chat([ASK, LATER])
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% for %}", "always the same", "{{ 1 / 0 }}"])
-def test_nothing_is_adapted_to_a_template_that_renders_no_question(tmp_path: Path, template: str) -> None:
-    assert tokenizer_of(tmp_path, template).template.lines == ()
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("{{ raise_exception('no') }}", "no"),
+        ("{% for m in messages %}{{ m }", "unexpected '}'"),
+        ("always the same", "the question is not in it, or not once"),
+        ("{{ 1 / 0 }}", "division by zero"),
+    ],
+)
+def test_a_template_that_renders_no_question_is_named_and_nothing_is_adapted(
+    tmp_path: Path, template: str, fault: str
+) -> None:
+    """Found by use: each chat was refused as if its messages were at fault, and neither log nor doctor said a word."""
+    report = tokenizer_of(tmp_path, template).template
+    assert report.lines == (("not_rendered", "user"),)
+    assert (
+        report.summary == f"the chat template does not render a question ({fault}); /v1/completions needs no template"
+    )
+
+
+def test_a_refusal_says_that_the_template_refuses_any_question(tmp_path: Path) -> None:
+    with pytest.raises(RequestFailed) as caught:
+        tokenizer_of(tmp_path, "{{ 1 / 0 }}").encode_chat([ASK])
+    problem = caught.value.problem
+    assert (problem.status, problem.param) == (400, "messages")
+    assert "division by zero; it renders no question at all, and /v1/completions needs no template" in problem.message
+
+
+def test_several_templates_none_of_them_the_default(tmp_path: Path) -> None:
+    """Found by use: the error asked for the argument `chat_template`, which is refused. With tools there is a template."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    save_tokenizer(tmp_path)
+    named: list[Json] = [{"name": name, "template": name + template} for name in ("rag", "tool_use")]
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = saved(backend, tmp_path, chat_template=named)
+    fault = "of its templates (rag, tool_use) none is named default"
+    assert tokenizer.template.fault == fault
+    with pytest.raises(RequestFailed, match=re.escape(fault)):
+        tokenizer.encode_chat([ASK])
+    assert tokenizer.render_chat([ASK], {"tools": [TOOL]}) == f"tool_use{ASK['content']}"
 
 
 def test_a_tokenizer_without_a_template_is_not_probed(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ async def test_junk(junk: bytes) -> None:
 @pytest.mark.parametrize(
     ("request_bytes", "status", "said"),
     [
-        (b"GET /livez HTTP/1.1\r\n\r\n", 400, b"no valid request"),
+        (b"GET /livez HTTP/1.1\r\n\r\n", 400, b"no valid request of HTTP/1.1: Missing mandatory Host: header"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400, b"Found multiple Host: headers"),
+        (b"\x16\x03\x01" + b"\x00" * 2000 + b"\r\n\r\n", 400, b"illegal request line"),
         (b"GET /livez HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 200_000, 431, b"too large"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, b"this is not HTTP/1.1"),
     ],

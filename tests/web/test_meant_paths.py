@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.fakes import FakeEngine
-from tests.web.serving import ask, exchange, get, serving
+from tests.web.serving import ask, exchange, get, post, serving
 from trouper.web.http.meant_paths import ENDPOINTS, meant_path
 
 CHAT = "/v1/chat/completions"
@@ -85,11 +85,16 @@ async def test_errors_have_the_dialect_of_what_was_meant() -> None:
 
 async def test_what_nobody_meant_says_where_the_api_is() -> None:
     async with serving(FakeEngine()) as served:
-        for path, expected in (("/api/chat", "Ollama"), ("/v1", "/v1 as their base URL"), ("/nothing", "base URL")):
+        for path, expected in (
+            ("/api/chat", "Ollama"),
+            ("/v1", "/v1 as their base URL"),
+            ("/nothing", "base URL"),
+            ("/v1/images/generations", "/docs lists the endpoints"),
+        ):
             status, _, body = await exchange(served, get(path))
             error = json.loads(body)["error"]
             message = error if isinstance(error, str) else error["message"]
-            assert status == 404 and expected in message and "http://localhost/v1" in message, message
+            assert status == 404 and expected in message and "http://localhost/" in message, message
 
 
 @pytest.mark.parametrize("base", ["", "/v1/", "/v1/v1", "/v1/chat/completions"])
@@ -118,3 +123,18 @@ async def test_ollamas_clients_can_show_what_is_said() -> None:
                 answered, _, body = await exchange(served, get(path, headers))
                 assert answered == status
                 assert said in json.loads(body)["error"]
+
+
+async def test_a_path_where_nothing_is_is_no_matter_of_the_bodys_type() -> None:
+    """Found by use: OpenAI's client was told that its upload for /v1/audio/transcriptions had to be JSON."""
+    async with serving() as served:
+        form = "Content-Type: multipart/form-data; boundary=x\r\n"
+        for path in ("/v1/audio/transcriptions", "/nothing"):
+            status, _, body = await exchange(served, post(path, {}, form))
+            assert (status, f"nothing at {path}" in json.loads(body)["error"]["message"]) == (404, True)
+
+
+async def test_a_long_path_is_not_sent_back_whole() -> None:
+    async with serving() as served:
+        _, _, body = await exchange(served, get(f"/{'a' * 60_000}"))
+        assert len(body) < 1_000

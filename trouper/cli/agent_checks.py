@@ -34,6 +34,9 @@ def template(checked: CheckedSettings) -> Iterator[Finding]:
         if not probed.tokenizer.has_chat_template:
             yield Finding("fail", f"{name} has no chat template: conversations are refused", _remedy(checked))
             continue
+        if (fault := probed.tokenizer.template.fault) is not None:
+            yield Finding("fail", f"{name}: the chat template does not render a question ({fault})", _remedy(checked))
+            continue
         if not probed.renders_tools:
             yield Finding("warn", f"{name}: the chat template has no place for tools", _remedy(checked))
         else:

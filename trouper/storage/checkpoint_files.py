@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from trouper.protocol.problems import ModelUnusable
 PACKED = ("U32", "I32")
 """Dtypes of packed quantized weights; each layer has its own number of bits."""
 LONGEST_HEADER_BYTES = 100_000_000
+LFS_POINTER = b"version https://git-lfs"
+"""How the file begins that a clone without Git LFS has in the place of a large one."""
 PACKED_BITS = 4
 """Bits of a packed value where the config does not say."""
 PACKED_WITH_SCALES = ((".qweight", ".scales"), (".weight_packed", ".weight_scale"), ("_blocks", "_scales"))
@@ -73,7 +76,15 @@ def header_of(path: Path) -> Header:
                 return header
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ModelUnusable(f"{path} is not a safetensors file: {error}") from error
+    require_content(path)
     raise ModelUnusable(f"{path} is truncated ({size} bytes): download it again")
+
+
+def require_content(path: Path) -> None:
+    """Raise `ModelUnusable` if the file is only Git LFS's pointer to its content."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise ModelUnusable(f"{path} is a pointer of Git LFS: get its content by `git lfs pull` in {path.parent}")
 
 
 def tensors_of(headers: Iterable[Header]) -> dict[str, Any]:

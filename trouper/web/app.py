@@ -201,8 +201,9 @@ class HttpEdge:
         if self._service.batch_owner is not None:
             problem = KEY_REMOVED if key is None else self._missing_right(key)
             return None if problem is None else self._refused(problem)
-        if (problem := self._cors.problem(request)) is not None:
-            return self._refused(problem)
+        problem = self._cors.problem(request)
+        if problem is not None and (problem.status != 415 or request.url_rule is not None):
+            return self._refused(problem)  # Where nothing is, no type of a body would be right: that is a 404.
         if (preflight := self._cors.preflight(request)) is not None:
             return preflight
         problem = self._key_problem()

@@ -183,9 +183,8 @@ def _checked(
     hub_tokenizer = tokenizer.load(directory, found.config, _generation_config(directory), **parsers)
     output_format = hub_tokenizer.output_format
     report(f"calls of tools: {output_format.tool_parser or NONE}; reasoning: {output_format.reasoning_parser or NONE}")
-    if hub_tokenizer.template.lines:
-        changes = "; ".join(f"{name}: {text}" for name, text in hub_tokenizer.template.lines)
-        report(f"messages are adapted to the chat template: {changes}")
+    if (summary := hub_tokenizer.template.summary) is not None:
+        report(summary)
     checkpoint.require_memory(found.loaded_bytes, directory, group)
     code = "" if found.source.native else f", by {found.source.provider}"
     report(

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from trouper.engine.loading.message_adaptation import Message, MessageAdaptation
+from trouper.engine.platform.error_text import first_line_of
 
 Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
 """Renders messages with the template's variables. Raises an exception if the template refuses them."""
@@ -111,11 +112,21 @@ class TemplateReport:
     adaptation: MessageAdaptation = attrs.field(factory=MessageAdaptation)
     refused: tuple[str, ...] = ()
     """Conversations that the template does not render in spite of the adaptation, as their roles."""
+    fault: str | None = None
+    """Why the template does not even render a lone question, in a line."""
+
+    @property
+    def summary(self) -> str | None:
+        """A line for the log, if there is something to say."""
+        if self.fault is not None:
+            return f"the chat template does not render a question ({self.fault}); /v1/completions needs no template"
+        changes = "; ".join(f"{name}: {text}" for name, text in self.lines)
+        return f"messages are adapted to the chat template: {changes}" if changes else None
 
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:
         """What is adapted, and what is not rendered, each by name."""
-        refused = "; ".join(self.refused)
+        refused = "; ".join(self.refused) if self.fault is None else "user"
         return self.adaptation.changes + ((("not_rendered", refused),) if refused else ())
 
 
@@ -126,7 +137,7 @@ def probe(render: Render) -> TemplateReport:
     first, *others = STEPS
     adaptation = prober.decided(MessageAdaptation(), first, {})
     if not prober.renders(adaptation, ("user",), {}):
-        return TemplateReport()
+        return TemplateReport(fault=prober.fault())
     offered: Mapping[str, Any] = {"tools": [TOOL]}
     if not prober.renders(adaptation, ("user",), offered):
         offered = {}
@@ -168,6 +179,14 @@ class _Prober:
         except Exception:  # noqa: BLE001 - a template is code of any kind: whatever it raises, it refuses.
             return False
         return MARK.findall(text) == _marks(adapted) and not WRONG_ARGUMENTS.search(text)
+
+    def fault(self) -> str:
+        """Say why the template does not render a lone question."""
+        try:
+            self._render(_messages(("user",)), {})
+        except Exception as error:  # noqa: BLE001 - as above.
+            return first_line_of(error)
+        return "the question is not in it, or not once"
 
 
 def call_conversation() -> list[Message]:

@@ -29,10 +29,13 @@ from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
 from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import ModelUnusable, bad_request
+from trouper.storage.checkpoint_files import require_content
 
-TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
+TEMPLATE_FAULTS = (
+    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
 """Exceptions that a template may raise for messages that it does not support; `raise_exception` raises TemplateError, what is nested too
-deeply for `tojson` RecursionError."""
+deeply for `tojson` RecursionError, a range beyond the sandbox's OverflowError."""
 Config = Mapping[str, Any]
 LONG_TEXT = 20_000
 """Characters beyond which a text goes to the tokenizers library directly."""
@@ -110,9 +113,15 @@ class HubTokenizer:
     def _templated(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Any:
         try:
             adapted = self.template.adaptation.adapted(messages)
+            _require_default(self._wrapped, options)
             return self._wrapped.apply_chat_template(adapted, **{"add_generation_prompt": True, **options})
         except TEMPLATE_FAULTS as error:
-            raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+            also = (
+                ""
+                if self.template.fault is None
+                else "; it renders no question at all, and /v1/completions needs no template"
+            )
+            raise bad_request(f"the model's chat template refuses these messages: {error}{also}", "messages") from error
 
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""
@@ -196,7 +205,10 @@ def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_p
         output_format = overridden(detect(wrapped, render, template), tool_parser, reasoning_parser)
         table = _visible(token_table(wrapped), output_format.markers)
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
-        raise ModelUnusable(f"{directory} has no usable tokenizer: {first_line_of(error)}") from error
+        file = directory / "tokenizer.json"
+        require_content(file)
+        why = first_line_of(error) if file.exists() else "it has no tokenizer.json; download it again"
+        raise ModelUnusable(f"{directory} has no usable tokenizer: {why}") from error
     return HubTokenizer(
         eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
         has_chat_template=has_template,
@@ -220,10 +232,20 @@ def _processor_template(directory: Path) -> dict[str, str]:
 
 def _rendered(wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
     """Render messages for the probe. Raises whatever a template raises, and `TypeError` if the result is no text."""
+    _require_default(wrapped, options)
     rendered = wrapped.apply_chat_template([*messages], add_generation_prompt=True, tokenize=False, **options)
     if not isinstance(rendered, str):
         raise TypeError("the template gives no text")
     return rendered
+
+
+def _require_default(wrapped: TokenizerWrapper, options: Mapping[str, Any]) -> None:
+    """Raise `LookupError` if the tokenizer has several templates, and none for these options: transformers takes the one for tools if there are
+    some, else the default; its own error asks for an argument that no client can send."""
+    templates = wrapped.chat_template
+    named = isinstance(templates, dict) and "default" not in templates
+    if named and not (options.get("tools") is not None and "tool_use" in templates):
+        raise LookupError(f"of its templates ({', '.join(sorted(templates))}) none is named default")
 
 
 def eos_ids(config: Config) -> frozenset[int]:

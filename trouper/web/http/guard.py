@@ -18,6 +18,7 @@ end the server nor hold its shutdown:
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import suppress
 from math import inf
 from socket import SHUT_WR
@@ -46,6 +47,8 @@ MAX_PIPELINED = 16
 LINGER_S = 1.0
 REFUSALS = {431: "the head of the request is too large", 505: "this is not HTTP/1.1"}
 """Why a request is refused before an app sees it, by the status."""
+LONGEST_REASON = 200
+"""Characters of h11's reason, which may repeat what the client has sent."""
 WRITER = "trouper.writer"
 """Key of the connection's `SocketWriter` in the state of a request, where its app may write directly."""
 
@@ -110,7 +113,9 @@ class PlainHttp(H11Protocol):
         await super()._maybe_recycle()
 
     async def _send_error_response(self, status_code: int) -> None:
-        message = REFUSALS.get(status_code, "this is no valid request of HTTP/1.1")
+        error = sys.exception()  # Hypercorn calls this where it has caught it.
+        why = f": {error}"[:LONGEST_REASON] if isinstance(error, h11.RemoteProtocolError) else ""
+        message = REFUSALS.get(status_code, f"this is no valid request of HTTP/1.1{why}")
         body = msgspec.json.encode(error_body(http_problem(status_code, message, "invalid_http")))
         headers = [
             (b"content-type", b"application/json"),

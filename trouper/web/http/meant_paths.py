@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from trouper.protocol.problems import LONGEST_QUOTED
+
 ENDPOINTS = (
     r"chat/completions|completions|embeddings|rerank|score|messages(?:/count_tokens)?|models(?:/.+)?"
     r"|files(?:/[^/]+(?:/content)?)?|batches(?:/[^/]+(?:/cancel)?)?"
@@ -58,7 +60,9 @@ def is_ollama(path: str) -> bool:
 def not_found(path: str, host_url: str) -> str:
     """Return the message for a path where nothing is: it says where the API is."""
     base = host_url.rstrip("/")
-    missing = f"there is nothing at {path}"
+    missing = f"there is nothing at {path if len(path) <= LONGEST_QUOTED else path[:LONGEST_QUOTED] + '...'}"
     if is_ollama(path):
         return f"{missing}: Ollama's own API is not served; take the client's OpenAI-compatible provider with {base}/v1"
+    if path.startswith("/v1/"):
+        return f"{missing}; {base}/docs lists the endpoints that this server has"
     return f"{missing}; OpenAI's clients take {base}/v1 as their base URL, Anthropic's {base}"
