@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.families import save
+from trouper.cli.leaving_signals import leaving_signals
 
 PATIENCE_S = 60.0
 RUN = "from trouper.cli import main; main()"
@@ -132,6 +133,34 @@ def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_pr
     with serving(model, port) as process:
         assert get(port, "/readyz")[0] == 200
         assert end(process, signal.SIGINT) == 0
+
+
+def test_a_terminal_that_is_closed_begins_a_drain_however_often_it_says_so(model: Path) -> None:
+    """Found by use: SIGHUP ended the process in the middle of each answer. Kernel and shell both send it; nothing can be printed any more."""
+    port = free_port()
+    reader, writer = pty.openpty()
+    try:
+        with serving(model, port, "--drain-timeout-s", "60", stderr=writer) as process:
+            running = Client(port, prompt="a", max_tokens=400, stream=True)
+            until(lambda: stats(port)["tokens_generated"] > 4)
+            os.close(reader)
+            process.send_signal(signal.SIGHUP)
+            until(lambda: get(port, "/readyz")[0] == 503)
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(PATIENCE_S) == 0
+            running.join(PATIENCE_S)
+            assert "[DONE]" in running.text
+    finally:
+        os.close(writer)
+
+
+def test_nohup_is_heeded() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in leaving_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in leaving_signals()
 
 
 def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(model: Path) -> None:

@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from trouper.cli.exits import USAGE_ERROR, echo_if_possible
+from trouper.cli.leaving_signals import insists, leaving_signals
 from trouper.cli.rank_commands import ProcessSpec, RankLauncher
 from trouper.lifeline import LAUNCHER, lifeline
 
@@ -53,7 +54,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Run the group until it ends for good, and return the exit code."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*leaving_signals()) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, signals)
                 code = await self._live_on()
@@ -62,8 +63,9 @@ class Supervisor:
 
     async def _pass_on(self, signals: AsyncIterator[int]) -> None:
         """Forward signals: the first lets the processes drain, the second kills them."""
-        async for _ in signals:
-            self._life.signal(signal.SIGKILL if self._leaving.is_set() else signal.SIGTERM)
+        async for number in signals:
+            once_more = insists(number)
+            self._life.signal(signal.SIGKILL if self._leaving.is_set() and once_more else signal.SIGTERM)
             self._leaving.set()
 
     async def _live_on(self) -> int:

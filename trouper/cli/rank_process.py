@@ -17,6 +17,7 @@ from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_link import RankLost
 from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
+from trouper.cli.leaving_signals import insists, leaving_signals
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
 
@@ -102,7 +103,7 @@ async def follow(settings: Settings, rank: int) -> None:
 
     follower = Follower(settings, MlxEngine(settings))
     _tell_rank_0(follower)
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*leaving_signals()) as signals:
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch_signals, signals, follower)
             watching.start_soon(_disarm, follower.joined)
@@ -133,7 +134,8 @@ async def _watch_signals(signals: AsyncIterator[int], follower: Follower) -> Non
     """Handle signals of a follower. A terminal's Ctrl-C reaches all ranks: rank 0 drains, and then lets the others end."""
     reported = False
     async for number in signals:
-        if reported or not follower.linked:
+        once_more = insists(number)
+        if not follower.linked or (reported and once_more):
             end_at_once(128 + number)
         reported = True
         logger.info("%s: rank 0 says when this ends; once more ends at once", signal.Signals(number).name)

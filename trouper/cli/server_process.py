@@ -21,6 +21,7 @@ from trouper.actors.ranks.leader import Leader
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.announce import announce
 from trouper.cli.exits import DEVICE_STUCK, end_at_once
+from trouper.cli.leaving_signals import insists, leaving_signals
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
 from trouper.protocol.model_options import ModelOptions
@@ -54,7 +55,7 @@ async def run(
     require_address(server_settings.host, server_settings.port)
     await require_keys(server_settings)
     leaving, loading, over, drained = trio.Event(), trio.CancelScope(), trio.Event(), trio.Event()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*leaving_signals()) as signals:
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch_signals, signals, leaving, loading)
             watching.start_soon(_watch_end, leaving, drained, server_settings.drain_timeout_s)
@@ -87,8 +88,11 @@ async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loadi
     """Handle signals: the first begins to drain, the second ends the process at once. While loading there is nothing to
     drain, so the first also cancels loading."""
     async for number in signals:
+        once_more = insists(number)
         if leaving.is_set():
-            end_at_once(128 + number)
+            if once_more:
+                end_at_once(128 + number)
+            continue
         logger.info("%s: leaving; once more ends at once", signal.Signals(number).name)
         leaving.set()
         loading.cancel(reason="a signal")

@@ -9,6 +9,7 @@ import attrs
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.openai.openai_dialect import Envelope, Extras, OpenAiDialect, encode
+from trouper.web.openai.text_offsets import TextOffsets
 from trouper.web.output.dialect import Choice, Json, Usage, total
 
 
@@ -32,7 +33,7 @@ class CompletionDialect(OpenAiDialect):
     ) -> None:
         super().__init__("text_completion", envelope, extras)
         self._echo, self._scores, self._silent, self._pick = echo, scores, silent, pick
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         self._before, self._after = self.template(self._choice(0, "\0", None, None))
 
     def _choice(
@@ -56,30 +57,34 @@ class CompletionDialect(OpenAiDialect):
     def _choice_body(self, index: int, choice: Choice) -> Json:
         text = "" if self._silent else choice.text
         seen: list[TokenLogprobs | int] = [] if self._silent else [*choice.logprobs]
+        prompt: tuple[TokenLogprobs | int, ...] = ()
         if self._echo is not None:
             text = self._echo(index) + text
             if self._scores:
-                seen = [choice.prompt_tokens[0], *choice.prompt_logprobs, *seen]
-        logprobs = self._logprobs(index, seen) if seen else None
+                prompt = (choice.prompt_tokens[0], *choice.prompt_logprobs)
+        logprobs = self._logprobs(index, seen, prompt) if seen or prompt else None
         finished = self._ended(choice.finished)
         body = self._choice(index, text, finished.reason, logprobs, finished.matched_stop)
         if self.extras.token_ids:
             body |= {"token_ids": () if self._silent else choice.tokens, "prompt_token_ids": choice.prompt_tokens}
         return body
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs | int]) -> Json:
+    def _logprobs(
+        self, index: int, answer: Sequence[TokenLogprobs | int], prompt: Sequence[TokenLogprobs | int] = ()
+    ) -> Json:
         """Format log-probabilities. A bare token is the prompt's first, which has none because nothing comes before it."""
-        text = self.envelope.tokenizer.token_text
-        tokens = [text(at if isinstance(at, int) else at.token) for at in logprobs]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(token)
+        tokenizer = self.envelope.tokenizer
+        offsets = self._offsets.setdefault(index, TextOffsets(tokenizer))
+        begin: list[int] = []
+        if prompt and self._echo is not None:
+            begin = offsets.of_prompt(map(_token, prompt), self._echo(index))
+        begin += offsets.of_answer(map(_token, answer))
+        logprobs = (*prompt, *answer)
         return {
-            "tokens": tokens,
+            "tokens": [tokenizer.token_text(_token(at)) for at in logprobs],
             "token_logprobs": [None if isinstance(at, int) else at.logprob for at in logprobs],
             "top_logprobs": [None if isinstance(at, int) else self._alternatives(at) for at in logprobs],
-            "text_offset": offsets,
+            "text_offset": begin,
         }
 
     def _alternatives(self, at: TokenLogprobs) -> Json:
@@ -113,10 +118,14 @@ class CompletionDialect(OpenAiDialect):
         """Format the prompt with its log-probabilities, once, before the first text."""
         if self._echo is None or not self._scores or index in self._offsets:
             return b""
-        seen = self._logprobs(index, [answer.accepted.prompt_tokens[0], *answer.prompt_logprobs])
+        seen = self._logprobs(index, (), [answer.accepted.prompt_tokens[0], *answer.prompt_logprobs])
         return self.chunk(self._choice(index, self._echo(index), None, seen), answer)
 
     def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:
         ended = self._ended(finished)
         last = self._choice(index, "", ended.reason, None, ended.matched_stop)
         return self._prompt(index, answer) + self.chunk(last, answer)
+
+
+def _token(at: TokenLogprobs | int) -> int:
+    return at if isinstance(at, int) else at.token
