@@ -194,6 +194,28 @@ def test_no_usable_tokenizer_is_one_line(tmp_path: Path, content: str | None) ->
     assert "\n" not in str(unusable.value)
 
 
+def test_code_of_a_model_is_neither_run_nor_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by use: `trouper doctor` asked on stdin whether it might run the model's tokenizer, and ran it after a "y"."""
+    ran = tmp_path / "ran"
+    save_tokenizer(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    write_json(tmp_path / "tokenizer_config.json", {**config, **own})
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass OwnTokenizer: pass\n")
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    with pytest.raises(ModelUnusable, match=r"own\.OwnTokenizer.*not run here"):
+        load(tmp_path)
+    assert not ran.exists()
+
+
+def test_what_a_config_lacks_is_named_beyond_the_first_line(tmp_path: Path) -> None:
+    """Found by use: the error ended behind "Validation error for field 'max_position_embeddings':"."""
+    save_tokenizer(tmp_path)
+    write_json(tmp_path / "config.json", {"model_type": "llama", "max_position_embeddings": "many"})
+    with pytest.raises(ModelUnusable, match=r"'max_position_embeddings': .*many"):
+        load(tmp_path)
+
+
 def test_the_last_message_goes_on(byte_bpe: HubTokenizer) -> None:
     """continue_final_message: nothing ends it. Without add_generation_prompt no answer begins."""
     history = [USER, {"role": "assistant", "content": "I say"}]

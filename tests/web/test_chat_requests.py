@@ -90,6 +90,8 @@ def test_logprobs_are_none_or_so_many_of_the_top() -> None:
         ({"chat_template_kwargs": {"max_length": 10**9}}, "chat_template_kwargs.max_length"),
         ({"chat_template_kwargs": {"padding": "max_length"}}, "chat_template_kwargs.padding"),
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs.a b"),
+        ({"chat_template_kwargs": {"documents": 5}}, "chat_template_kwargs.documents"),
+        ({"chat_template_kwargs": {"tools": ["search"]}}, "chat_template_kwargs.tools"),
         ({"tools": OFFERED, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),

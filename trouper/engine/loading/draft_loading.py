@@ -7,7 +7,6 @@ from pathlib import Path
 
 import attrs
 from mlx import nn
-from mlx_lm.utils import load_tokenizer
 
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.kv import attention_seam
@@ -17,7 +16,7 @@ from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.model_source import resolve
-from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.engine.loading.tokenizer import HubTokenizer, wrapped_tokenizer
 from trouper.engine.loading.weights import count_logits, evaluate, opened
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import first_line_of
@@ -83,7 +82,7 @@ def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubToke
     """Drafts are token ids, so both models must mean the same by each id. One of them may name more tokens than the other, in places
     that both keep free: special tokens, or padding."""
     try:
-        mine = {token: text for text, token in load_tokenizer(directory).get_vocab().items()}
+        mine = {token: text for text, token in wrapped_tokenizer(directory).get_vocab().items()}
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
         raise ModelUnusable(f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}") from error
     theirs = {token: text for text, token in tokenizer.vocabulary.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -23,7 +24,7 @@ from trouper.engine.loading.output_format_detection import OutputFormat, detect,
 from trouper.engine.loading.sequence_breakers import breakers_of
 from trouper.engine.loading.template_probe import TemplateReport, probe
 from trouper.engine.loading.token_bytes import TokenTable, token_table
-from trouper.engine.platform.error_text import first_line_of
+from trouper.engine.platform.error_text import line_of
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
@@ -194,21 +195,25 @@ def _visible(table: TokenTable, markers: AbstractSet[str]) -> TokenTable:
     return TokenTable(tuple(pieces), {token: text for token, text in table.specials.items() if token not in shown})
 
 
+def wrapped_tokenizer(directory: Path) -> TokenizerWrapper:
+    """Open the directory's tokenizer, and never run code of its own: unless told so, transformers asks on stdin, and runs it after a "y". Raises
+    whatever the libraries raise."""
+    return load_tokenizer(directory, {"trust_remote_code": False, **_processor_template(directory)})
+
+
 def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> HubTokenizer:
     """Load the directory's tokenizer. `configs` may name further tokens that end a turn; `tool_parser` and `reasoning_parser`
     are the settings of these names. Raises `ModelUnusable`."""
     try:
-        wrapped = load_tokenizer(directory, _processor_template(directory))
+        wrapped = wrapped_tokenizer(directory)
         has_template = bool(wrapped.has_chat_template)
         render = partial(_rendered, wrapped)
         template = probe(render) if has_template else TemplateReport()
         output_format = overridden(detect(wrapped, render, template), tool_parser, reasoning_parser)
         table = _visible(token_table(wrapped), output_format.markers)
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
-        file = directory / "tokenizer.json"
-        require_content(file)
-        why = first_line_of(error) if file.exists() else "it has no tokenizer.json; download it again"
-        raise ModelUnusable(f"{directory} has no usable tokenizer: {why}") from error
+        require_content(directory / "tokenizer.json")
+        raise ModelUnusable(f"{directory} has no usable tokenizer: {_why(directory, error)}") from error
     return HubTokenizer(
         eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
         has_chat_template=has_template,
@@ -218,6 +223,16 @@ def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_p
         template=template,
         output_format=output_format,
     )
+
+
+def _why(directory: Path, error: Exception) -> str:
+    """Say why a tokenizer cannot be loaded, in a line."""
+    with suppress(OSError, ValueError, AttributeError):
+        config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+        if code := config.get("auto_map", {}).get("AutoTokenizer"):
+            names = ", ".join(filter(None, code if isinstance(code, list) else [code]))
+            return f"it is Python code of the model ({names}), which is not run here; use a conversion with a tokenizer.json alone"
+    return line_of(error) if (directory / "tokenizer.json").exists() else "it has no tokenizer.json; download it again"
 
 
 def _processor_template(directory: Path) -> dict[str, str]:

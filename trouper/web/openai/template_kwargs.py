@@ -14,18 +14,32 @@ NOT_FOR_TEMPLATES = frozenset({
 })  # fmt: skip
 """Names that are arguments of the tokenizer's own call, not variables of a template: padding to 10^9 tokens would take
 all memory."""
+ARRAYS = ("tools", "documents")
+"""Variables that transformers itself goes through: arrays of objects."""
 TEMPLATE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NAMES = {"pattern": f"^{TEMPLATE_KEY.pattern}$", "not": {"enum": sorted(NOT_FOR_TEMPLATES)}}
+OBJECTS = {"type": ["array", "null"], "items": {"type": "object"}}
 TemplateKwargs = Annotated[
     dict[str, Any],
-    says("{path} must be an object, not {type}", "invalid_type", extra_json_schema={"propertyNames": NAMES}),
+    says(
+        "{path} must be an object, not {type}",
+        "invalid_type",
+        extra_json_schema={"propertyNames": NAMES, "properties": dict.fromkeys(ARRAYS, OBJECTS)},
+    ),
 ]
 
 
 def template_kwargs(value: TemplateKwargs | None) -> dict[str, Any]:
-    """Return the arguments. Raises `RequestFailed` (400) for a name that is no variable of a template."""
+    """Return the arguments. Raises `RequestFailed` (400) for a name that is no variable of a template, and for tools or documents that are
+    no objects, which would count as a fault of the messages."""
     name = "chat_template_kwargs"
-    for key in value or ():
+    for key, given in (value or {}).items():
         if not TEMPLATE_KEY.fullmatch(key) or key in NOT_FOR_TEMPLATES:
             raise bad_request(f"{name}.{key} cannot be set", f"{name}.{key}", "invalid_value")
+        if key in ARRAYS and given is not None and not _are_objects(given):
+            raise bad_request(f"{name}.{key} must be an array of objects", f"{name}.{key}", "invalid_type")
     return value or {}
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
