@@ -1,52 +1,99 @@
-// What the kernels of decode_attention.cuh and few_rows.cuh use of CUDA, on threads of a CPU: one block after another.
+// What the kernels of decode_attention.cuh and few_rows.cuh use of CUDA, on a CPU: one block after another. Each thread of a block has a stack of
+// its own, and runs until it waits; which one runs next is drawn, so that a barrier that is missing shows in one order or another. Threads of the
+// system did the same, but the kernel's time to switch between 128 of them was most of what a test took.
 #include <array>
-#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
+#include <functional>
+#include <random>
 #include <vector>
 #include <algorithm>
+#include <ucontext.h>
 using std::min;
 struct Dim { int x, y, z; };
-static thread_local Dim threadIdx, blockIdx;
-static Dim gridDim;
-static thread_local int lane_of_thread;
+static Dim threadIdx, blockIdx, gridDim;
 #define __shared__ static
 #define __device__ static
 #define __forceinline__ inline
-static std::barrier<>* block_barrier;
-static std::vector<std::barrier<>*> warp_barriers;
+struct Barrier { int threads, arrived = 0, passed = 0; };
+struct Thread {
+    ucontext_t context;
+    std::vector<char> stack;
+    Dim block = {0, 0, 0};
+    const Barrier* waits_at = nullptr;
+    int passed = 0;
+    bool done = false;
+    bool ready() const { return !done && (!waits_at || waits_at->passed != passed); }
+};
+static std::vector<Thread> running;
+static std::vector<Barrier> warp_barriers;
+static Barrier block_barrier;
 static std::vector<float> exchanged;
-inline void __syncthreads() { block_barrier->arrive_and_wait(); }
+static std::function<void()> work;
+static ucontext_t launcher;
+static int current;
+static std::minstd_rand dice(1);
+// Go on with any thread that can. Ends the program where all wait: some never come to the barrier.
+inline void others_run() {
+    const int from = current, threads = running.size(), first = dice() % threads;
+    int next = 0;
+    while (next < threads && !running[(first + next) % threads].ready()) next++;
+    if (next == threads) {
+        const auto done = [](const Thread& thread) { return thread.done; };
+        if (!std::all_of(running.begin(), running.end(), done)) fprintf(stderr, "a barrier that not all threads reach\n"), exit(4);
+        setcontext(&launcher);
+    }
+    current = (first + next) % threads;
+    if (current == from) return;
+    running[from].block = blockIdx;
+    threadIdx = {current, 0, 0}, blockIdx = running[current].block;
+    swapcontext(&running[from].context, &running[current].context);
+}
+inline void wait_at(Barrier& barrier) {
+    Thread& thread = running[current];
+    if (++barrier.arrived == barrier.threads) {
+        barrier.arrived = 0, barrier.passed++;
+    } else {
+        thread.waits_at = &barrier, thread.passed = barrier.passed;
+    }
+    others_run();
+    thread.waits_at = nullptr;
+}
+inline void __syncthreads() { wait_at(block_barrier); }
 inline float __shfl_xor_sync(unsigned, float value, int step) {
     const int thread = threadIdx.x;
-    auto& barrier = *warp_barriers[thread >> 5];
+    auto& barrier = warp_barriers[thread >> 5];
     exchanged[thread] = value;
-    barrier.arrive_and_wait();
+    wait_at(barrier);
     const float got = exchanged[(thread & ~31) | ((thread & 31) ^ step)];
-    barrier.arrive_and_wait();
+    wait_at(barrier);
     return got;
 }
+static void run_all_blocks() {
+    for (int z = 0; z < gridDim.z; z++) for (int y = 0; y < gridDim.y; y++) for (int x = 0; x < gridDim.x; x++) {
+        blockIdx = {x, y, z};
+        work();
+        wait_at(block_barrier);
+    }
+    running[current].done = true;
+    others_run();
+}
 template <typename Kernel> void launch(Dim grid, int threads, Kernel kernel) {
-    gridDim = grid;
-    warp_barriers.clear();
-    std::barrier<> all(threads);
-    block_barrier = &all;
+    gridDim = grid, work = kernel, current = 0, threadIdx = {0, 0, 0};
+    block_barrier = {threads};
+    warp_barriers.assign(threads / 32, Barrier{32});
     exchanged.resize(threads);
-    for (int warp = 0; warp < threads / 32; warp++) warp_barriers.push_back(new std::barrier<>(32));
-    std::vector<std::thread> running;
-    for (int thread = 0; thread < threads; thread++) running.emplace_back([=, &all] {
-        for (int z = 0; z < grid.z; z++) for (int y = 0; y < grid.y; y++) for (int x = 0; x < grid.x; x++) {
-            threadIdx = {thread, 0, 0};
-            blockIdx = {x, y, z};
-            kernel();
-            all.arrive_and_wait();
-        }
-    });
-    for (auto& thread : running) thread.join();
+    running = std::vector<Thread>(threads);
+    for (auto& thread : running) {
+        getcontext(&thread.context);
+        thread.stack.resize(256 * 1024);
+        thread.context.uc_stack.ss_sp = thread.stack.data(), thread.context.uc_stack.ss_size = thread.stack.size();
+        makecontext(&thread.context, run_all_blocks, 0);
+    }
+    swapcontext(&launcher, &running[0].context);
 }
 // An array of what the test gives the program; aligned, as the device's are.
 template <typename X> X* read(int size) {
@@ -84,9 +131,9 @@ static std::array<std::array<unsigned, 6>, 1024> fragments;
 // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". Half k of a register is its k-th number.
 template <typename T> inline void multiply(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     const int thread = threadIdx.x, warp = thread & ~31, lane = thread & 31;
-    auto& barrier = *warp_barriers[thread >> 5];
+    auto& barrier = warp_barriers[thread >> 5];
     fragments[thread] = {a0, a1, a2, a3, b0, b1};
-    barrier.arrive_and_wait();
+    wait_at(barrier);
     auto number = [](unsigned reg, int half) { return __uint_as_float(reg >> (16 * half) << 16); };
     for (int i = 0; i < 4; i++) {
         const int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
@@ -97,6 +144,6 @@ template <typename T> inline void multiply(float (&sums)[4], unsigned a0, unsign
             sums[i] += number(a, k % 2) * number(b, k % 2);
         }
     }
-    barrier.arrive_and_wait();
+    wait_at(barrier);
 }
 }  // namespace few_rows

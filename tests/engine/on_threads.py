@@ -1,4 +1,4 @@
-"""Runs CUDA kernels on a CPU, where each thread of a block is a thread (cuda_on_threads.h)."""
+"""Runs CUDA kernels on a CPU, where the threads of a block take turns (cuda_on_threads.h)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def run(program: str, given: bytes, directory: Path) -> bytes:
         pytest.skip("no C++ compiler")
     source, binary = directory / "kernel.cpp", directory / "kernel"
     source.write_text(program)
-    flags = ["-std=c++20", "-O1", "-pthread", "-I", str(Path(__file__).parent), "-o", str(binary)]
+    flags = ["-std=c++20", "-O1", "-I", str(Path(__file__).parent), "-o", str(binary)]
     subprocess.run([COMPILER, *flags, str(source)], check=True)
     return subprocess.run([binary], input=given, stdout=subprocess.PIPE, check=True).stdout

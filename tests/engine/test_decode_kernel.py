@@ -1,4 +1,4 @@
-"""The CUDA kernels of decode_attention.cuh, compiled for the CPU: each thread of a block is a thread. Their arithmetic and indices are
+"""The CUDA kernels of decode_attention.cuh, compiled for the CPU, where the threads of a block take turns. Their arithmetic and indices are
 tested so without a GPU; on one, by tests/device/test_decode_attention.py."""
 
 from __future__ import annotations

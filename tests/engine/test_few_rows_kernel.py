@@ -1,4 +1,4 @@
-"""The CUDA kernel of few_rows.cuh, compiled for the CPU: each thread of a block is a thread, and the tensor cores' product is emulated. Its
+"""The CUDA kernel of few_rows.cuh, compiled for the CPU, where the threads of a block take turns, and the tensor cores' product is emulated. Its
 indices are tested so without a GPU; on one, by tests/device/test_few_rows.py."""
 
 from __future__ import annotations
