@@ -22,8 +22,9 @@ import attrs
 from tests.drafts.models import FULL, saved, saved_draft
 from tests.engine.oracle import Foretelling
 from tests.heads import HEADS, Kind
+from tests.real.alone import Wishes
 from tests.real.serving import Heard, Start, ask, running
-from tests.real.test_mixed import Clients, Wishes, assert_as_alone, watched
+from tests.real.test_mixed import Clients, assert_as_alone, watched
 from tests.real.test_preemption import fine_capacities
 from tests.real.wishes import wishes
 from tests.reuse.serving import text

@@ -14,8 +14,9 @@ import pytest
 import trio
 
 from tests.families import save
+from tests.real.alone import alone_of
 from tests.real.serving import Heard, hear, running
-from tests.real.test_mixed import PROMPTS, TOKENS, alone_of, assert_as_alone
+from tests.real.test_mixed import PROMPTS, TOKENS, assert_as_alone
 from tests.real.wishes import wishes
 from trouper import Generate, Runtime
 from trouper.engine.launched_step import Launched
@@ -75,7 +76,7 @@ async def test_rows_of_every_kind_go_on_after_crashes(name: str, speculation: An
     async with running(path) as runtime:
         asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
     asked = {name: attrs.evolve(wish, speculation=speculation) for name, wish in asked.items()}
-    wanted = await alone_of(path, {name: attrs.evolve(wish, speculation="off") for name, wish in asked.items()})
+    wanted = await alone_of(path, asked)
     Crashing.left, Crashing.steps = ["before", "after", "reading"], 0
     async with running(path, Crashing) as runtime:
         heard = await all_at_once(runtime, asked)

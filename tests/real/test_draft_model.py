@@ -9,8 +9,9 @@ import pytest
 
 from tests.drafts.models import saved_draft
 from tests.families import save
+from tests.real.alone import alone_of
 from tests.real.serving import running
-from tests.real.test_mixed import PROMPTS, TOKENS, alone_of, assert_as_alone
+from tests.real.test_mixed import PROMPTS, TOKENS, assert_as_alone
 from tests.real.test_preemption import fine_capacities, lower_ones_first
 from tests.real.wishes import wishes
 from tests.sim.world import Eager
@@ -29,11 +30,12 @@ async def test_rows_go_on_after_they_were_preempted(
         async with running(path) as runtime:
             asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
             alone_bytes = runtime.model.kv.token_bytes
-        asked = {
-            name: attrs.evolve(wish, speculation="draft_model", priority=place % 2)
-            for place, (name, wish) in enumerate(asked.items())
-        }
-        wanted = await alone_of(path, {name: attrs.evolve(wish, speculation="off") for name, wish in asked.items()})
+    wanted = await alone_of(path, asked)
+    asked = {
+        name: attrs.evolve(wish, speculation="draft_model", priority=place % 2)
+        for place, (name, wish) in enumerate(asked.items())
+    }
+    with fine_capacities():
         async with running(path, draft_model=draft_model) as runtime:
             limit = 3 * runtime.model.kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS)
             assert runtime.model.kv.token_bytes > alone_bytes

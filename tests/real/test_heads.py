@@ -10,8 +10,9 @@ import pytest
 
 from tests.arithmetic import full_float32
 from tests.heads import Kind, save_with_head
+from tests.real.alone import alone_of
 from tests.real.serving import running
-from tests.real.test_mixed import PROMPTS, TOKENS, alone_of, assert_as_alone
+from tests.real.test_mixed import PROMPTS, TOKENS, assert_as_alone
 from tests.real.test_preemption import fine_capacities, lower_ones_first
 from tests.real.wishes import wishes
 from tests.sim.world import Eager
@@ -34,7 +35,7 @@ async def test_rows_with_a_head_go_on_after_they_were_preempted(
             name: attrs.evolve(wish, speculation="mtp", priority=place % 2)
             for place, (name, wish) in enumerate(asked.items())
         }
-        wanted = await alone_of(path, {name: attrs.evolve(wish, speculation="off") for name, wish in asked.items()})
+        wanted = await alone_of(path, asked)
         async with running(path) as runtime:
             kv = runtime.model.kv
             assert kv.token_bytes > alone_bytes

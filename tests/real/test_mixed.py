@@ -20,6 +20,7 @@ import trio
 
 from tests.families import save
 from tests.model.test_smollm import smollm
+from tests.real.alone import Wishes, alone_of
 from tests.real.serving import CLOSE, Heard, Shaken, ShakenKv, apart, ask, assert_close, common, hear, running
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
@@ -36,12 +37,6 @@ SHAKES = 8
 LEAVES = "ignore_eos"
 """Leaves in the middle of its answer, whatever becomes of the others."""
 PROMPTS = [text(length, length) for length in (3, 40, 17, 1, 70, 33, 100, 8)]
-Wishes = Mapping[str, Generate]
-
-
-async def alone_of(path: str | None, asked: Wishes) -> dict[str, Heard]:
-    async with running(path, cache_memory=0) as runtime:
-        return {name: (await ask(runtime, wish))[0] for name, wish in asked.items()}
 
 
 async def may_depart(path: str | None, wish: Generate, wanted: Heard, place: int, **settings: Any) -> bool:
@@ -154,15 +149,10 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return str(save(request.param, tmp_path_factory.mktemp(request.param)))
 
 
-ALONE: dict[str, dict[str, Heard]] = {}
-
-
 async def tiny_wishes(path: str) -> tuple[Wishes, dict[str, Heard]]:
     async with running(path) as runtime:
         asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
-    if path not in ALONE:
-        ALONE[path] = await alone_of(path, asked)
-    return asked, ALONE[path]
+    return asked, await alone_of(path, asked)
 
 
 async def assert_all_as_alone(
@@ -233,9 +223,9 @@ async def test_a_row_whose_grammar_gives_up_fails_alone(tmp_path: Path) -> None:
 
 
 SOME = (
-    "greedy", "top_k", "top_p", "min_p", "typical_p", "xtc", "dry", "logit_bias", "schema", "regex", "lark", "tool", "stop",
-    "all penalties, greedy", "logprobs", "min_tokens and stops", "echo", "choice 0 of 3", "choice 1 of 3", "choice 2 of 3",
+    "greedy", "top_k", "typical_p", "dry", "schema", "tool", "stop", "all penalties, greedy", "logprobs", "echo", "choice 0 of 3", "choice 1 of 3",
 )  # fmt: skip
+MORE = ("top_p", "min_p", "xtc", "logit_bias", "regex", "lark", "min_tokens and stops", "choice 2 of 3") if LONG else ()
 """Each step of the embedded model takes a tenth of a second, for one row or for all."""
 
 
@@ -243,7 +233,7 @@ async def test_the_embedded_model() -> None:
     words = smollm().tokenizer
     questions = [words.encode(text) for text in ("The sky is", "One, two,", "Tea", "A cat sat on the")]
     every = wishes(words, questions, 3)
-    asked = {name: every[name] for name in SOME}
+    asked = {name: every[name] for name in (*SOME, *MORE)}
     alone = await alone_of(None, asked)
     async with running(None) as runtime:
         together = dict(zip(asked, await ask(runtime, *asked.values()), strict=True))

@@ -18,9 +18,10 @@ import pytest
 import trio
 
 from tests.families import FAMILIES, save
+from tests.real.alone import alone_of
 from tests.real.serving import Heard, running
 from tests.real.test_crashes import all_at_once
-from tests.real.test_mixed import LONG, PROMPTS, TOKENS, alone_of, assert_as_alone
+from tests.real.test_mixed import LONG, PROMPTS, TOKENS, assert_as_alone
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from trouper import RequestFailed, Runtime, Sampling, TokenPrompt
@@ -78,11 +79,12 @@ async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, spe
         async with running(path) as runtime:
             asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
             limit = 3 * runtime.model.kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS)
-        asked = {
-            name: attrs.evolve(wish, speculation=speculation, priority=place % 2)
-            for place, (name, wish) in enumerate(asked.items())
-        }
-        wanted = await alone_of(path, {name: attrs.evolve(wish, speculation="off") for name, wish in asked.items()})
+    wanted = await alone_of(path, asked)
+    asked = {
+        name: attrs.evolve(wish, speculation=speculation, priority=place % 2)
+        for place, (name, wish) in enumerate(asked.items())
+    }
+    with fine_capacities():
         async with running(path, kv_memory=limit) as runtime:
             heard = await lower_ones_first(runtime, asked)
             stats = runtime.health().scheduler
