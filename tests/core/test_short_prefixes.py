@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driving import DrivenCore
+from tests.fakes import UNCUTTABLE
 from trouper.protocol.plans import Admit
 
 
@@ -27,3 +28,15 @@ def test_a_short_prefix_is_computed_again(minimum: int, shared: int, restored: i
     admit = admitted_after(core, shared, at_once=at_once)
     assert (admit.restore.tokens if admit.restore else 0) == restored
     assert core.watches.stats.latest.total_cached_tokens == restored
+
+
+@pytest.mark.parametrize("minimum", [0, 64])
+def test_where_prompts_depart_a_snapshot_is_taken(minimum: int) -> None:
+    """Although nothing is restored there yet."""
+    core, prefix = DrivenCore(UNCUTTABLE, disk=False, block_size=16, min_restored_tokens=minimum), tuple(range(1, 101))
+    for seed in range(3):
+        core.arrive(110, 4, seed=seed, prefix=prefix)
+        core.until_decoding()
+        for _ in range(12):
+            core.step()
+    assert [admit.restore.tokens if admit.restore else 0 for plan in core.plans for admit in plan.admit] == [0, 0, 100]

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.arithmetic import cpu_only
 from tests.engine import test_draft_model, test_drafts, test_mtp
 from tests.engine.driver import Driver, Request
 from tests.engine.test_draft_model import other
@@ -221,6 +222,7 @@ def test_a_pass_of_a_row_alone_is_said_to_prepare_by_its_own_kind(name: str) -> 
     assert not engine.collect(engine.launch(Plan(next(steps), drop=(RowId(3),)))).preparing
 
 
+@cpu_only
 def test_a_device_that_prepares_nothing_never_says_so() -> None:
     engine, row = StepEngine(model_of("llama"), VOCABULARY), RowId(0)
     admit = Admit(row, np.arange(1, 6, dtype="<i4").tobytes(), Sampling(temperature=0.0))

@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
+from tests.arithmetic import cpu_only
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from trouper.engine.kv.pass_shapes import ROUNDED
 from trouper.engine.lora import lora_layers
@@ -150,6 +151,7 @@ def test_layers_that_were_not_prepared_or_are_no_longer(calls: list[tuple[Weight
     assert not calls
 
 
+@cpu_only
 def test_a_device_without_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not device.runs_cuda_kernels()

@@ -225,8 +225,9 @@ async def test_a_first_token_alone_is_read_before_the_next_step_is_launched(
     monkeypatch.setattr(MlxEngine, "_send_result", sending)
     async with running_engine(tiny) as engine:
         await answer(engine, PROMPTS[0])
-    first = done[0][1]
-    assert done[:5] == [
+    first = next(step for what, step in done if what == "sent")
+    begin = done.index(("sent", first)) - 1  # On a device that compiles its kernels, other steps ran before.
+    assert done[begin : begin + 5] == [
         ("launched", first), ("sent", first), ("launched", first + 1), ("launched", first + 2), ("sent", first + 1),
     ]  # fmt: skip
 

@@ -24,6 +24,7 @@ from trouper import Answer, Generate, Runtime, Sampling, Settings, TokenPrompt, 
 from trouper.actors.scheduling.cache_namespace import NO_SCOPE
 from trouper.engine import host
 from trouper.engine.kv.kv_layout import kv_layout
+from trouper.engine.kv.pass_shapes import PREPARED_CARD
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
@@ -155,6 +156,11 @@ def at_chunk(moments: Mapping[int, Callable[[], Awaitable[None]]]) -> Before:
     return before
 
 
+def restoring_all() -> AbstractContextManager[object]:
+    """Restore short prefixes, too, also on a device that computes them again."""
+    return patch.dict(PREPARED_CARD, min_restored_tokens=0)
+
+
 def not_warmed_up() -> AbstractContextManager[object]:
     """No steps but those of requests, also on a device that compiles its kernels at the start."""
     return patch.object(host.MlxEngine, "_warm_up", lambda engine: None)
@@ -177,7 +183,7 @@ async def serving(tiny: Tiny, before: Before | None = None, **settings: Any) -> 
         "no_ssd": "ssd_cache_dir" not in settings,
         **settings,
     }
-    with patch.object(host, "StepEngine", Watched), not_warmed_up():
+    with patch.object(host, "StepEngine", Watched), not_warmed_up(), restoring_all():
         async with trio.open_nursery() as nursery:
             served = Served(await nursery.start(run_runtime, Settings(model=tiny.path, **wanted)))
             with trio.fail_after(60):

@@ -97,7 +97,7 @@ class Admission:
             return None
         until = None if found.primary is None else self._waits_until(sequence, found, found.primary)
         if found.primary is None or until is None:
-            return found if found.tokens >= self.card.min_restored_tokens else self.cache.nothing(sequence.chain)
+            return found if found.tokens >= self.card.min_restored_tokens else found.unused
         if sequence.primary is None:
             self.cache.waits()
         sequence.wait_for_prefix(found.primary, until)

@@ -29,6 +29,11 @@ class Found:
     """Nodes that are only on disk. With them `missing_tokens` more tokens need not be computed."""
     missing_tokens: int = 0
 
+    @property
+    def unused(self) -> Found:
+        """The result for the same prompt if nothing is restored. Where it departs from others is still known: a snapshot belongs there."""
+        return Found(Match((), 0, self.match.last), 0, None)
+
     def within(self, nbytes: int, sizes: Sizes, *, at_snapshot: bool) -> tuple[Node, ...]:
         """The first nodes, as many as take at most `nbytes` bytes of memory; with `at_snapshot` they end at a snapshot, which counts."""
         nodes, count = self.match.nodes, 0

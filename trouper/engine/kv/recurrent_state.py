@@ -74,9 +74,14 @@ class StateSlots:
         if rows is None:
             self._decoding.cache = list(states)
             return
-        indices = mx.array(rows)
-        for state, part in zip(self._decoding.cache, states, strict=True):
-            state[indices] = part
+        indices, cache = mx.array(rows), self._decoding.cache
+        for number, part in enumerate(states):
+            if part.dtype == mx.int64:  # Tokens of n-grams, which MLX writes nowhere on a GPU: as pairs of integers.
+                halves = cache[number].view(mx.uint32)
+                halves[indices] = part.view(mx.uint32)
+                cache[number] = halves.view(mx.int64)
+            else:
+                cache[number][indices] = part
 
     def finish(self) -> None:
         self._current = self._decoding

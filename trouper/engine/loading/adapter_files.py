@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx import nn
 
 from trouper.engine.adaptations.adaptation_registry import original_paths
-from trouper.engine.lora.lora_layers import LowRank, may_have_adapters, sizes_of
+from trouper.engine.lora.lora_layers import LowRank, may_have_adapters, padded_rank, sizes_of
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.paths import is_file
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable
@@ -152,7 +152,8 @@ def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
             rank_axis = 0 if (side == "a") == found.is_peft else 1
             sizes[layer][side] = shape[1 - rank_axis]
             ranks[layer] = max(ranks[layer], shape[rank_axis])
-    return item_bytes * sum((1 + len(adapters)) * ranks[layer] * sum(sides.values()) for layer, sides in sizes.items())
+    numbers = (padded_rank(ranks[layer]) * sum(sides.values()) for layer, sides in sizes.items())
+    return item_bytes * (1 + len(adapters)) * sum(numbers)
 
 
 def _path_of(layer: str, paths: Mapping[str, str]) -> str | None:

@@ -17,6 +17,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters, applied, current_adapters
 from trouper.engine.products.linear_layers import FastLinear, FastQuantizedLinear
 
+RANK_STEP = 8
+"""Multiple to which ranks are padded. MLX's gathered product reads 16 bytes of a row at a time on CUDA: a stack of rank 5 in float32 ends the
+process with a misaligned address, and so would one of rank 4 in bfloat16."""
+
 
 @attrs.frozen(eq=False)
 class LowRank:
@@ -29,7 +33,7 @@ class LowRank:
 @attrs.frozen(eq=False)
 class StackedAdapters:
     """The matrices of all adapters for one layer, of which index 0 has zeros. a: (1 + adapters, inputs, rank), b: (1 + adapters, rank,
-    outputs), where the greatest rank counts."""
+    outputs), where the greatest rank counts, padded."""
 
     current: CurrentAdapters
     a: mx.array
@@ -134,7 +138,7 @@ def stacked(
     current: CurrentAdapters, parts: Sequence[LowRank | None], sizes: tuple[int, int], dtype: mx.Dtype
 ) -> StackedAdapters:
     """Stack the matrices of adapters, the first of which gets index 1, lazily. None: an adapter that does not adapt the layer."""
-    (inputs, outputs), rank = sizes, max(part.a.shape[1] for part in parts if part is not None)
+    (inputs, outputs), rank = sizes, padded_rank(max(part.a.shape[1] for part in parts if part is not None))
     nothing = LowRank(mx.zeros((inputs, 0)), mx.zeros((0, outputs)))
     given = [nothing, *(part or nothing for part in parts)]
     a = mx.stack([mx.pad(part.a.astype(dtype), [(0, 0), (0, rank - part.a.shape[1])]) for part in given])
@@ -142,9 +146,14 @@ def stacked(
     return StackedAdapters(current, a, b, tuple(0 if part is None else part.a.shape[1] for part in parts))
 
 
+def padded_rank(rank: int) -> int:
+    """The rank to which matrices are padded."""
+    return -(-rank // RANK_STEP) * RANK_STEP
+
+
 def stacked_bytes(layer: nn.Module, adapters: int, rank: int) -> int:
-    """Bytes of the stacked matrices of so many adapters in a layer, padded to this rank."""
-    return (1 + adapters) * sum(sizes_of(layer)) * rank * dtype_of(layer).size
+    """Bytes of the stacked matrices of so many adapters in a layer, the greatest rank of which is this."""
+    return (1 + adapters) * sum(sizes_of(layer)) * padded_rank(rank) * dtype_of(layer).size
 
 
 def bytes_to_install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> int:

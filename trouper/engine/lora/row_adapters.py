@@ -20,6 +20,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from trouper.engine.platform.device import is_cpu
 from trouper.protocol.plans import RowId
 
 Indices = NDArray[np.int32]
@@ -80,6 +81,10 @@ class RowAdapters:
         if x.shape[0] != len(self._rows):
             indices = mx.repeat(indices, x.shape[0] // len(self._rows))
         rows = x.reshape(x.shape[0], -1, x.shape[-1])
+        if rows.shape[1] > 1 and not is_cpu():
+            # On CUDA, MLX's gathered product of more than 64 float32 vectors by one matrix asks for more shared memory than a block may
+            # have, and the launch fails (0.32.4). Prompts are wide, and copies of their rows' matrices small beside that.
+            return (rows @ a[indices] @ b[indices]).reshape(*x.shape[:-1], b.shape[-1])
         product = mx.gather_mm(mx.gather_mm(rows, a, rhs_indices=indices), b, rhs_indices=indices)
         return product.reshape(*x.shape[:-1], b.shape[-1])
 

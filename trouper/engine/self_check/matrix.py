@@ -105,7 +105,8 @@ class Matrix:
         one by one."""
         found = start
         if found.allows("batch"):
-            failure = self._first_failure(BATCH, start.without("prefill_together", "not tried yet"))
+            untried = start.without("prefill_together", "not tried yet").without("banks", "not tried yet")
+            failure = self._first_failure(BATCH, untried)
             found = found if failure is None else found.without("batch", failure.reason)
         for scenario in MORE if found.allows("batch") else ():
             if found.allows(scenario.feature) and (failure := self.failure(scenario, found)):
