@@ -37,10 +37,8 @@ class StateSlots:
 
     def __init__(self, size: int, history: int | None = None) -> None:
         """`history`: the state consists of the last `history` tokens, with zeros where a row has fewer."""
-        self._size = size
-        self._history = history
-        self._decoding = RecurrentCache(size)
-        self._decoding_rows = 0
+        self._size, self._history = size, history
+        self._decoding, self._decoding_rows = RecurrentCache(size), 0
         self._prefilling: list[RecurrentCache] = []
         self._before: list[mx.array] = []
         self._current: RecurrentCache = self._decoding
