@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -30,7 +30,8 @@ from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching, batching_of
 from trouper.web.batches.file_upload import UploadBody
 from trouper.web.http.body_parsing import too_large
-from trouper.web.http.cors import Cors
+from trouper.web.http.cors import Cors, head_of
+from trouper.web.http.current_request import at_hand
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.pages import Pages
@@ -85,17 +86,19 @@ class HTTPConnection(TrioASGIHTTPConnection):
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         async def finish(message: Any) -> None:
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            with trio.CancelScope(shield=last):
+            with trio.CancelScope(shield=True) if last else nullcontext():
                 await send(message)
 
         if not self.app.config["STRICT"]:
             self.scope = with_meant_path(self.scope)
+        # As Quart-Trio's own with one nursery and one task less.
         async with trio.open_nursery() as nursery:
-            with ExitStack() as owned:
-                state = cast("dict[str, Any]", self.scope.setdefault("state", ConnectionState({})))
+            state = cast("dict[str, Any]", self.scope.setdefault("state", ConnectionState({})))
+            with at_hand(state), ExitStack() as owned:
                 state["owned"], state["nursery"] = owned, nursery
-                await super().__call__(receive, cast("ASGISendCallable", finish))
-            nursery.cancel_scope.cancel()
+                request = self._create_request_from_scope(cast("ASGISendCallable", finish))
+                nursery.start_soon(self.handle_messages, nursery, request, receive)
+                await self.handle_request(nursery, request, cast("ASGISendCallable", finish))
 
 
 def with_meant_path(scope: HTTPScope) -> HTTPScope:
@@ -201,10 +204,11 @@ class HttpEdge:
         if self._service.batch_owner is not None:
             problem = KEY_REMOVED if key is None else self._missing_right(key)
             return None if problem is None else self._refused(problem)
-        problem = self._cors.problem(request)
+        head = head_of(request, self._service.headers)
+        problem = self._cors.problem(head)
         if problem is not None and (problem.status != 415 or request.url_rule is not None):
             return self._refused(problem)  # Where nothing is, no type of a body would be right: that is a 404.
-        if (preflight := self._cors.preflight(request)) is not None:
+        if (preflight := self._cors.preflight(head, self._service.headers)) is not None:
             return preflight
         problem = self._key_problem()
         return None if problem is None else self._refused(problem)
@@ -214,8 +218,8 @@ class HttpEdge:
         path = request.path if request.url_rule is None else request.url_rule.rule
         if access_of(path, restricted=self._keys.restricted) == "open":
             return None
-        headers = request.headers
-        problem = self._keys.problem(headers.get("Authorization"), headers.get("X-Api-Key"))
+        headers = self._service.headers
+        problem = self._keys.problem(headers.get("authorization"), headers.get("x-api-key"))
         if problem is not None:
             return problem
         key = self._service.key
@@ -243,7 +247,7 @@ class HttpEdge:
             response.headers["Request-Id"] = self._service.request_id
         for name, value in self._service.limit_headers():
             response.headers[name] = value
-        self._cors.sign(request, response)
+        self._cors.sign(self._service.headers, response)
         return response
 
     async def http_error(self, error: HTTPException) -> Response:

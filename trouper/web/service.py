@@ -133,7 +133,7 @@ class Service(CurrentKey):
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
         """Collect what the request log needs to know of this request. Raises `RequestFailed` (404)."""
         entry = self.listed(model)
-        headers = request.headers
+        headers = self.headers
         trace = _bounded_header(headers.get("traceparent", "")), _bounded_header(headers.get("tracestate", ""))
         adapter = adapter_names.agreed(named, adapter, entry)
         return RequestOrigin(

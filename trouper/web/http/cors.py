@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from quart import Request, Response
 
@@ -22,21 +23,20 @@ REMEMBERED_S = 600
 HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 
 
-def head_of(request: Request) -> Head:
-    """Return the parts of the request that `decide` needs. `Head.host` is the header alone, because any client can send
-    X-Forwarded-Host."""
-    headers = request.headers
+def head_of(request: Request, headers: Mapping[str, str]) -> Head:
+    """Return the parts of the request that `decide` needs. `headers`: by their names in lower case. `Head.host` is the header alone,
+    because any client can send X-Forwarded-Host."""
     return Head(
         method=request.method,
-        host=headers.get("Host"),
-        origin=headers.get("Origin"),
-        content_type=headers.get("Content-Type"),
-        has_body="Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0",
+        host=headers.get("host"),
+        origin=headers.get("origin"),
+        content_type=headers.get("content-type"),
+        has_body="transfer-encoding" in headers or headers.get("content-length", "0") != "0",
         target=request.scope["path"],
-        fetch_site=headers.get("Sec-Fetch-Site"),
-        fetch_mode=headers.get("Sec-Fetch-Mode"),
-        fetch_dest=headers.get("Sec-Fetch-Dest"),
-        wants_method=headers.get("Access-Control-Request-Method"),
+        fetch_site=headers.get("sec-fetch-site"),
+        fetch_mode=headers.get("sec-fetch-mode"),
+        fetch_dest=headers.get("sec-fetch-dest"),
+        wants_method=headers.get("access-control-request-method"),
     )
 
 
@@ -46,34 +46,34 @@ class Cors:
     def __init__(self, settings: ServerSettings) -> None:
         self._policy = Policy.of(settings)
 
-    def problem(self, request: Request) -> Problem | None:
+    def problem(self, head: Head) -> Problem | None:
         """Return the reason to refuse a request, or None."""
-        return decide(head_of(request), self._policy)
+        return decide(head, self._policy)
 
-    def preflight(self, request: Request) -> Response | None:
+    def preflight(self, head: Head, headers: Mapping[str, str]) -> Response | None:
         """Return the response to a preflight; None for other requests. Called for requests that were not refused,
         before keys are checked: a preflight carries none."""
-        if request.method != "OPTIONS" or not head_of(request).is_preflight:
+        if not head.is_preflight:
             return None
         response = Response(b"", 204)
-        requested = request.headers.get("Access-Control-Request-Headers", "")
+        requested = headers.get("access-control-request-headers", "")
         response.headers["Access-Control-Allow-Methods"] = METHODS
         response.headers["Access-Control-Max-Age"] = str(REMEMBERED_S)
         # Clients send many headers of their own (x-stainless-*), and `*` does not cover Authorization.
         if HEADER_NAMES.fullmatch(requested):
             response.headers["Access-Control-Allow-Headers"] = requested
-        if request.headers.get("Access-Control-Request-Private-Network") == "true":
+        if headers.get("access-control-request-private-network") == "true":
             response.headers["Access-Control-Allow-Private-Network"] = "true"
         return response
 
-    def sign(self, request: Request, response: Response) -> None:
+    def sign(self, headers: Mapping[str, str], response: Response) -> None:
         """Let pages of the origins in --cors-origins read this response, also if it is an error."""
         policy = self._policy
         if not policy.cors_origins:
             return
         if not policy.any_origin:
             response.vary.add("Origin")
-        origin = request.headers.get("Origin")
+        origin = headers.get("origin")
         if origin is not None and policy.names(origin):
             response.headers["Access-Control-Allow-Origin"] = "*" if policy.any_origin else origin
             response.headers["Access-Control-Expose-Headers"] = EXPOSED

@@ -132,12 +132,12 @@ class PlainHttp(H11Protocol):
             raise NotHttp1
 
     async def _create_stream(self, request: h11.Request) -> None:
-        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
-        await super()._create_stream(
-            h11.Request(
+        if any(name.lower() == b"upgrade" for name, _ in request.headers.raw_items()):
+            headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+            request = h11.Request(
                 method=request.method, target=request.target, headers=headers, http_version=request.http_version
             )
-        )
+        await super()._create_stream(request)
 
 
 class Connection:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 import trio
-from quart import has_request_context, request
+from quart import has_request_context
 
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
@@ -38,7 +38,7 @@ class CurrentKey(CurrentRequest):
     def _found(self) -> ApiKey | None:
         if self.batch_owner is not None:
             return self.keys.of_identity(self.batch_owner)
-        return self.keys.find(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        return self.keys.find(self.headers.get("authorization"), self.headers.get("x-api-key"))
 
     @property
     def key_identity(self) -> str:
