@@ -17,7 +17,7 @@ from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
 from trouper.actors.graph import CHANNELS
 from trouper.actors.graph import _answer_undelivered as answer_undelivered
 from trouper.actors.runtime.channels import Channels
-from trouper.actors.runtime.submission import Submission, open_submission
+from trouper.actors.runtime.submission import Admit, Submission, open_submission
 from trouper.actors.scheduler import SchedulerEdges, schedule
 from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
@@ -49,8 +49,10 @@ class Opened:
         self.by_test.append(submission)
         return submission, replies
 
-    def by_runtime(self, request: Generate, settings: Settings) -> tuple[Submission, Replies]:
-        submission, replies = open_submission(request, settings)
+    def by_runtime(
+        self, request: Generate, settings: Settings, admit: Admit | None = None
+    ) -> tuple[Submission, Replies]:
+        submission, replies = open_submission(request, settings, admit)
         self.in_runtime.append(submission)
         return submission, replies
 

@@ -98,6 +98,25 @@ async def test_cancelled_for_its_client(autojump_clock: MockClock, told: Told) -
     assert (record.reason, record.code) == ("abort", "cancelled")
 
 
+async def test_cancelled_while_it_learns_that_it_was_accepted(
+    autojump_clock: MockClock, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply has arrived, and another task cancels while others run."""
+    async with running(FakeEngine(before_step=slow)) as runtime:
+        answer = await runtime.send(generate("a", 4, max_tokens=5), told.append)
+        await wait_all_tasks_blocked()
+
+        async def others_run() -> None:
+            answer.cancel()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(trio.lowlevel, "checkpoint", others_run)
+            with pytest.raises(RequestFailed) as failed:
+                await answer.wait_accepted()
+        assert failed.value.problem.code == "cancelled"
+    assert [(one.reason, one.code) for one in told] == [("abort", "cancelled")]
+
+
 @pytest.mark.parametrize(
     ("limits", "code", "admitted"),
     [

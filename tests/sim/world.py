@@ -19,7 +19,7 @@ from tests.sim.weather import SimEngine, Weather
 from trouper import Answer, Generate, Runtime, Settings
 from trouper.actors.graph import run_graph
 from trouper.actors.runtime import runtime as runtime_module
-from trouper.actors.runtime.submission import Submission, open_submission
+from trouper.actors.runtime.submission import Admit, Submission, open_submission
 from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Allowed, Drafter, Speculation
 from trouper.protocol.health import SpeculationStats
@@ -141,8 +141,10 @@ def _what_waits(answer: Answer) -> Iterator[Reply]:
 def _watched(submissions: list[Submission]) -> Iterator[None]:
     """Remember every reply channel that is opened; keep the crashes that we cause out of the log."""
 
-    def remember(request: Generate, settings: Settings) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
-        submission, replies = open_submission(request, settings)
+    def remember(
+        request: Generate, settings: Settings, admit: Admit | None = None
+    ) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
+        submission, replies = open_submission(request, settings, admit)
         submissions.append(submission)
         return submission, replies
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import takewhile
 
 import attrs
@@ -106,6 +107,9 @@ class Intake:
             submission.close()
             return
         try:
+            with suppress(trio.WouldBlock):  # Mostly there is room. The next request is waited for anyway.
+                self._admitted.send_nowait(message)
+                return
             await self._admitted.send(message)
         except BaseException:
             submission.fail(DRAINING)

@@ -24,7 +24,7 @@ from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
-from trouper.protocol.requests import BATCH_PRIORITY, Generate, Timeouts, ignored_parts
+from trouper.protocol.requests import BATCH_PRIORITY, CacheScope, Generate, Timeouts, ignored_parts
 from trouper.protocol.settings import ServerSettings
 from trouper.web import adapter_names
 from trouper.web.http.guard import WRITER
@@ -194,7 +194,7 @@ class Service(CurrentKey):
             attrs.evolve(
                 generate,
                 priority=priority,
-                cache_scope=attrs.evolve(generate.cache_scope, group=key.cache_group),
+                cache_scope=CacheScope(group=key.cache_group, adapter=generate.cache_scope.adapter),
                 as_room_allows=not self.settings.strict or generate.as_room_allows,
                 adapter=served.adapter,
             )

@@ -275,14 +275,16 @@ class Answer:
         passed = -inf
         try:
             self._receive_waiting()
-            while (deadline := self._limits.next_deadline(reply_waits=bool(self._unread))).at > passed:
+            deadline = self._limits.next_deadline(reply_waits=bool(self._unread))
+            if self._unread and trio.current_time() < deadline.at:
+                await trio.lowlevel.checkpoint()
+                if not self._unread:  # The answer was closed meanwhile.
+                    raise trio.ClosedResourceError
+                return self._unread.popleft()
+            while not self._unread and deadline.at > passed:
                 with trio.move_on_at(deadline.at):
-                    if self._unread:
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        self._unread.append(await self._replies.receive())
-                    return self._unread.popleft()
-                passed = deadline.at
+                    return await self._replies.receive()
+                passed, deadline = deadline.at, self._limits.next_deadline()
         except trio.EndOfChannel:
             raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
         except trio.ClosedResourceError:

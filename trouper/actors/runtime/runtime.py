@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 import attrs
@@ -81,8 +82,7 @@ class Runtime:
             invalid, request = refused.problem, Generate(request_id=request.request_id, prompt=TokenPrompt(()))
         if (adapter := self._adapters.begin(request.adapter)) is not None:
             request = attrs.evolve(request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint))
-        submission, replies = open_submission(request, self.settings)
-        submission = attrs.evolve(submission, admit=admit)
+        submission, replies = open_submission(request, self.settings, admit)
         if adapter is not None:  # Not when the answer ends: a plan may admit the row of a client that has left.
             submission.arrivals.when_let_go = partial(self._adapters.end, adapter.name)
         timeouts = request.timeouts or default_timeouts(self.settings)
@@ -155,8 +155,12 @@ class Runtime:
         try:
             if self.draining:
                 raise RequestFailed(self.problem_of_end())
+            self._channels.note_peaks()
+            with suppress(trio.WouldBlock):  # Mostly there is room, and no time limit to set.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                self._requests.send_nowait(submission)
+                return
             with trio.move_on_at(deadline.at):
-                self._channels.note_peaks()
                 await self._requests.send(submission)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):

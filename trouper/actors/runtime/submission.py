@@ -68,8 +68,8 @@ class Submission:
         """Return the prepared request as `admit` lets it enter. Raises `RequestFailed`."""
         if self.admit is None:
             return self
-        named = self.request.names_length
-        return attrs.evolve(self, max_tokens=self.admit(len(self.prompt), self.max_tokens, named))
+        max_tokens = self.admit(len(self.prompt), self.max_tokens, self.request.names_length)
+        return self if max_tokens == self.max_tokens else attrs.evolve(self, max_tokens=max_tokens)
 
     @property
     def aborted(self) -> bool:
@@ -116,8 +116,10 @@ class Submission:
         self.end(Failed(problem))
 
 
-def open_submission(request: Generate, settings: Settings) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
+def open_submission(
+    request: Generate, settings: Settings, admit: Admit | None = None
+) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
     """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and the other replies."""
     max_tokens = request.max_tokens or settings.max_kv_size or 2**31
     replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
-    return Submission(request, replies), answer
+    return Submission(request, replies, admit=admit), answer

@@ -38,8 +38,6 @@ TEMPLATE_FAULTS = (
 """Exceptions that a template may raise for messages that it does not support; `raise_exception` raises TemplateError, what is nested too
 deeply for `tojson` RecursionError, a range beyond the sandbox's OverflowError."""
 Config = Mapping[str, Any]
-LONG_TEXT = 20_000
-"""Characters beyond which a text goes to the tokenizers library directly."""
 MAX_BREAKERS = 64
 """Number of different sequence breakers that are kept as tokens: some 10 kB each."""
 HUGE_TEXT = 2**20
@@ -95,7 +93,7 @@ class HubTokenizer:
         return cast(Fast, backend.encode_batch_fast)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        if len(text) < LONG_TEXT or self._fast is None:
+        if self._fast is None:
             return tuple(self._wrapped.encode(text, add_special_tokens=special))
         ids = self._fast([text], add_special_tokens=special)[0].ids
         if len(text) > HUGE_TEXT:

@@ -22,6 +22,8 @@ def drawn_seed(requested: int | None, default: int | None) -> int:
 def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
     """Repeat the request. The first keeps its seed, the others have seeds derived from it. The common prompt is
     prefilled once: later ones wait for it."""
+    if count == 1 and 0 <= generate.sampling.seed < 2**64:
+        return (generate,)
     return tuple(
         attrs.evolve(
             generate,

@@ -131,8 +131,7 @@ class EventStream(ResponseBody):
     async def waited(self) -> Self:
         """Wait a moment for a single answer, before the response begins (`HEAD_WAIT_S`). Returns the body."""
         if len(self._answers) == 1:
-            with trio.move_on_after(HEAD_WAIT_S):
-                await self._answers[0].wait_next()
+            await self._answers[0].wait_next(HEAD_WAIT_S)
         return self
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
@@ -173,6 +172,8 @@ class EventStream(ResponseBody):
             return opening or COMMENT  # The head of the response goes out with it, however long the prompt takes.
         if self._direct is not None and not self._takes_long(0) and not await self._direct.run():
             return self._heartbeat()
+        if self._direct is not None and self._answers[0].has_end:
+            return await self._made(await self._next())
         written = b""
         with trio.move_on_after(self._heartbeat_s):
             while not written:  # Tokens whose text is held back send nothing.
