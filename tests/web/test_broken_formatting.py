@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.web.serving import eventually, exchange, pace, post, serving
+from tests.web.serving import PATIENCE_S, eventually, exchange, pace, post, serving
 from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.output.output_parser import OutputParser
+from trouper.web.streaming import response_streams
 
 SAID = [{"role": "user", "content": "x"}]
 STREAMS: dict[str, dict[str, Any]] = {
@@ -24,12 +25,12 @@ FIRST = 3
 """Calls before the one that fails."""
 
 
-def failing(method: Any) -> Any:
+def failing(method: Any, first: int = FIRST) -> Any:
     calls: list[None] = []
 
     def fails(*arguments: Any) -> Any:
         calls.append(None)
-        if len(calls) > FIRST:
+        if len(calls) > first:
             raise ValueError("Exceeds the limit for integer string conversion")
         return method(*arguments)
 
@@ -61,3 +62,15 @@ async def test_it_ends_with_an_error_event(
         assert "a stream failed" in caplog.text
         monkeypatch.undo()
         assert (await exchange(served, post(path, STREAMS[path])))[0] == 200
+
+
+async def test_first_events_are_there_if_the_first_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are one write otherwise."""
+    monkeypatch.setattr(OutputParser, "push", failing(OutputParser.push, 0))
+    monkeypatch.setattr(response_streams, "HEAD_WAIT_S", PATIENCE_S)
+    async with serving(FakeEngine(before_step=pace)) as served:
+        body = {"input": "x", "max_output_tokens": 9, "stream": True, "ignore_eos": True}
+        status, _, received = await exchange(served, post("/v1/responses", body))
+        assert status == 200
+        types = [json.loads(line[6:])["type"] for line in received.decode().split("\n") if line.startswith("data: ")]
+        assert (types[0], types[-1]) == ("response.created", "response.failed")

@@ -46,6 +46,7 @@ from trouper.web.app import create_app
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.server import serve_app
+from trouper.web.streaming import response_streams
 from trouper.web.streaming.response_streams import LONG_SCORES, EventStream
 from trouper.web.streaming.step_delivery import MAX_EVENTS, STREAMS_AT_ONCE, DirectStream, StepDelivery
 
@@ -115,6 +116,27 @@ async def streamed(served: Served, name: str = "usual", **body: Any) -> bytes:
         read, ended = read_by_h11(await receive_all(client))
     assert ended and b"data: [DONE]" in read
     return read
+
+
+async def test_head_and_first_text_are_one_write_and_so_are_the_end_and_what_is_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writes, real = list[bytes](), SocketWriter._taken
+
+    def noted(writer: SocketWriter, data: bytes) -> int:
+        writes.append(data)
+        return real(writer, data)
+
+    monkeypatch.setattr(SocketWriter, "_taken", noted)
+    monkeypatch.setattr(response_streams, "HEAD_WAIT_S", PATIENCE_S)
+    async with serving(FakeEngine(before_step=pace)) as served, await served.connect() as client:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "stream": True, "ignore_eos": True}
+        await client.send_all(post("/v1/chat/completions", body, named("x")))
+        received = await receive_all(client)
+        assert b"".join(writes) == received
+    assert writes[0].startswith(b"HTTP/1.1 200")
+    assert re.findall(rb'"content":"(.)?"', writes[0])[0] == b"" and len(re.findall(rb'"content":"."', writes[0])) >= 1
+    assert b"data: [DONE]" in writes[-1] and writes[-1].endswith(b"\r\n0\r\n\r\n")
 
 
 class Wide(ByteTokenizer):

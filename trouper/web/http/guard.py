@@ -60,8 +60,8 @@ class NotHttp1(Exception):
 class PlainHttp(H11Protocol):
     """An HTTP/1.1 protocol without upgrades."""
 
-    _head = b""
-    """Head of a response whose body comes next."""
+    _held = b""
+    """What goes out with what is sent next: the head of a response whose body comes at once, or the last events of a stream."""
 
     @property
     def listening(self) -> bool:
@@ -86,30 +86,41 @@ class PlainHttp(H11Protocol):
             await self.send(Closed())
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
-        """Send an event. The head of a response that has a length waits for the body, so that both are one write."""
+        """Send an event. The head of a response that has a length waits for the body, so that both are one write, and so does what the
+        app says that something follows at once (`SocketWriter.more_follows`)."""
         try:
             data = self.connection.send(event) or b""
         except h11.LocalProtocolError:
             if self.connection.their_state != h11.ERROR:
                 raise
             return
-        if type(event) is h11.Response and any(name == b"content-length" for name, _ in event.headers):
-            self._head = data
-            return
         if len(data) > MAX_JOINED:
-            await self._send_head()
-        head, self._head = self._head, b""
-        if head or data:
-            await self.send(RawData(data=head + data))
+            await self._send_held()
+        elif self._takes_more_follows() or (
+            type(event) is h11.Response and any(name == b"content-length" for name, _ in event.headers)
+        ):
+            self._held += data
+            return
+        held, self._held = self._held, b""
+        if held or data:
+            await self.send(RawData(data=held + data))
 
-    async def _send_head(self) -> None:
-        """Send the head that waits for its body, if one does."""
-        if self._head:
-            head, self._head = self._head, b""
-            await self.send(RawData(data=head))
+    def _takes_more_follows(self) -> bool:
+        """Whether the app has said that something follows at once, of what is sent now."""
+        writer: SocketWriter | None = self.connection_state.get(WRITER)
+        if writer is None or not writer.more_follows:
+            return False
+        writer.more_follows = False
+        return True
+
+    async def _send_held(self) -> None:
+        """Send what waits for what comes next, if anything does."""
+        if self._held:
+            held, self._held = self._held, b""
+            await self.send(RawData(data=held))
 
     async def _maybe_recycle(self) -> None:
-        await self._send_head()  # The app has failed before the body.
+        await self._send_held()  # The app has failed before the body.
         await super()._maybe_recycle()
 
     async def _send_error_response(self, status_code: int) -> None:

@@ -22,6 +22,9 @@ class SocketWriter:
         """`timeout_s`: of each write that waits; a slow reader of a long answer does read. `cut`: ends the connection, because its
         client has disconnected, reads nothing, or has received a part of something."""
         self._stream, self._timeout_s, self.cut = stream, timeout_s, cut
+        self.more_follows = False
+        """Set by the app, which will send two parts of a response without a pause between them, before the first one: then both are one
+        write."""
         self._lock = trio.Lock()
 
     def write_now(self, chunk: bytes) -> bytes:

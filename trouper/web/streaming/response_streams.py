@@ -120,19 +120,28 @@ class EventStream(ResponseBody):
         """`direct`: what writes the text of a single answer, once the head of the response was sent."""
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
+        self._writer = None if direct is None else direct[0]
         self._direct = None if direct is None or len(answers) > 1 else self._direct_stream(*direct)
         self._pieces: trio.MemoryReceiveChannel[AnswerEvent] | None = None
         self._open = set(range(len(answers)))
         self._over = False
         self._began = False
+        self._opening = b""
+        """The first events, until they are written."""
         self._begun: set[int] = set()
         """Indices of answers whose prompt log-probabilities were written."""
 
     async def waited(self) -> Self:
         """Wait a moment for a single answer, before the response begins (`HEAD_WAIT_S`). Returns the body."""
         if len(self._answers) == 1:
-            await self._answers[0].wait_next(HEAD_WAIT_S)
+            with trio.move_on_after(HEAD_WAIT_S):
+                await self._answers[0].wait_next()
+        self._let_more_follow()  # The head comes next, and the first events behind it.
         return self
+
+    def _let_more_follow(self) -> None:
+        if self._writer is not None:
+            self._writer.more_follows = True
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         if len(self._answers) > 1:
@@ -163,22 +172,29 @@ class EventStream(ResponseBody):
         except Exception:
             log.exception("a stream failed; the others go on")
             self._over = True
-            return self._dialect.failure(INTERNAL)
+            return self._opening + self._dialect.failure(INTERNAL)
 
     async def _next_write(self) -> bytes:
         if not self._began:
             self._began = True
-            opening = b"".join(self._dialect.opening(index, answer) for index, answer in enumerate(self._answers))
-            return opening or COMMENT  # The head of the response goes out with it, however long the prompt takes.
+            self._opening = b"".join(self._dialect.opening(index, answer) for index, answer in enumerate(self._answers))
+            text = b"" if self._direct is None else await self._what_waits()
+            opening, self._opening = self._opening, b""
+            return (
+                opening + text or COMMENT
+            )  # The head of the response goes out with it, however long the prompt takes.
         if self._direct is not None and not self._takes_long(0) and not await self._direct.run():
             return self._heartbeat()
-        if self._direct is not None and self._answers[0].has_end:
-            return await self._made(await self._next())
         written = b""
         with trio.move_on_after(self._heartbeat_s):
             while not written:  # Tokens whose text is held back send nothing.
                 written = await self._made(await self._next())
-        return written + await self._what_waits() if written else self._heartbeat()
+        if not written:
+            return self._heartbeat()
+        written += await self._what_waits()
+        if self._over:
+            self._let_more_follow()  # The end of the body.
+        return written
 
     def _direct_stream(self, writer: SocketWriter, delivery: StepDelivery) -> DirectStream:
         answer, text = self._answers[0], self._dialect.text
