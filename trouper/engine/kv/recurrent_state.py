@@ -170,8 +170,7 @@ class StateRows:
         """`shapes`: decides which rows share a repeated pass."""
         self._caches, self._groups = caches, shapes.groups
         self._pads: bool | None = None
-        """Whether the model keeps padding out of its states, so that rows of different numbers of tokens share passes; None: not
-        tried yet."""
+        """Whether the model keeps padding out of its states, so that rows of different numbers of tokens share passes; None: untried."""
         self._decoding: list[RowId] = []
         self._prefilling: list[RowId] = []
         self._verified: deque[VerifiedPass | None] = deque(maxlen=STEPS_BACK)
@@ -238,8 +237,7 @@ class StateRows:
             self._verified.append(VerifiedPass(list(self._decoding), lengths, taken_in, layers, recording))
 
     def keep_tokens(self, kept: Ints) -> None:
-        """Set the states to those after the first kept[i] tokens of the pass that was verified last, and wait for them: they
-        belong to that step. Rows that keep what their states took in have them already."""
+        """Set the states to those after the first kept[i] tokens of the last verified pass, and wait. Rows that keep what they took in have them."""
         if not self._caches:
             return
         passed = self._verified[-1]
