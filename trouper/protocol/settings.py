@@ -264,6 +264,13 @@ class ServerSettings:
         if self.host.startswith("["):
             message = f"--host {self.host}: give the address without brackets, as in --host {self.host.strip('[]')}"
             raise SettingsInvalid(message, "--host")
+        if (
+            not self.host.strip() or "/" in self.host or self.host.count(":") == 1
+        ):  # One colon is in no address of IPv6.
+            message = (
+                f"--host {self.host!r} is no address: give it alone, as in --host 127.0.0.1, and the port by --port"
+            )
+            raise SettingsInvalid(message, "--host")
         if not (is_loopback(self.host) or self.api_key or self.api_key_file or self.allow_no_key):
             raise SettingsInvalid(
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "
