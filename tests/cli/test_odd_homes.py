@@ -184,7 +184,7 @@ def test_a_memo_of_files_that_may_not_be_looked_at_is_written(locked: Path, tmp_
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 @pytest.mark.parametrize(
-    "arguments", [["serve", "--print-config"], ["models", "ls"], ["completion", "fish"], ["--help"]]
+    "arguments", [["serve", "--print-config"], ["models", "ls"], ["completion", "fish"], ["--help"], ["cache", "stats"]]
 )
 def test_what_cannot_be_written_is_one_line(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "trouper", *arguments]

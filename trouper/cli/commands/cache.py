@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
@@ -41,6 +42,8 @@ def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> 
         try:
             command(directory, **given)
         except OSError as error:
+            if error.filename is None and error.errno == errno.ENOSPC:
+                raise  # That of the output, since only `clear` changes the directory.
             refuse(f"{error.filename or directory}: {error.strerror or error}")
 
     return configured(flag(field, get_type_hints(Settings)[field.name])(run_on))
