@@ -29,7 +29,6 @@ from trouper.engine.kv.model_caches import guessed
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
 from trouper.engine.loading.adapter_loading import load_adapters, require_applied
 from trouper.engine.loading.model_loading import EvaluatedModel, load, measured
-from trouper.engine.lora import row_adapters
 from trouper.engine.lora.adapter_changes import adding
 from trouper.engine.lora.lora_layers import (
     LoraLinear,
@@ -182,13 +181,17 @@ def test_a_traced_pass_gets_indices_as_input() -> None:
         assert mx.allclose(traced(mx.array(indices, mx.uint32)), wanted)
 
 
-def test_prompts_of_several_adapters_where_gathered_products_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: MLX's gathered product of many vectors by one matrix is not to be had there in float32."""
-    monkeypatch.setattr(row_adapters, "is_cpu", lambda: False)
+@pytest.mark.parametrize(("rows", "width"), [((2, 1), 70), ((1, 1), 1), ((2, 2), 3), ((0, 1), 1)])
+def test_matrices_are_copied_where_gathered_products_fail(
+    rows: tuple[int, int], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA."""
+    monkeypatch.setattr(device, "runs_cuda_kernels", lambda: True)
     monkeypatch.setattr(mx, "gather_mm", None)
-    x, a, b = mx.random.normal((2, 70, 4)), mx.random.normal((3, 4, 8)), mx.random.normal((3, 8, 5))
-    product = RowAdapters(CurrentAdapters(), np.array([2, 1], np.int32)).product(x, a, b)
-    assert mx.allclose(product, mx.stack([x[0] @ a[2] @ b[2], x[1] @ a[1] @ b[1]]), atol=1e-5)
+    x, a, b = mx.random.normal((2, width, 4)), mx.random.normal((3, 4, 8)), mx.random.normal((3, 8, 5))
+    product = RowAdapters(CurrentAdapters(), np.array(rows, np.int32)).product(x, a, b)
+    wanted = mx.stack([part @ a[row] @ b[row] for part, row in zip(x, rows, strict=True)])
+    assert mx.allclose(product, wanted, atol=1e-5)
 
 
 def test_ranks_are_padded_to_what_gathered_products_read_at_a_time() -> None:

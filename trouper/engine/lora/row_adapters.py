@@ -6,6 +6,10 @@ matrices of all adapters are stacked; index 0 has zeros, for rows without an ada
 Rows of one adapter share two ordinary products. Rows of several get theirs by `mx.gather_mm`, as the gathered products of Punica
 and S-LoRA do: it reads each row's matrices where they are. On a CPU this is faster than to copy the matrices of each row and multiply a batch
 (by a quarter, 16 rows of rank 8 and 16 beside the layers of SmolLM2-135M), and than to split the rows by adapter (three times).
+
+On CUDA the matrices of each row are copied: MLX's gathered product of more than 64 float32 vectors by one matrix asks for more shared memory
+than a block may have, so that the launch fails; and rows of recurrent models that drafted went on from wrong states with it, or with the product
+of one adapter, on an H100 (MLX 0.32.4; tests/engine/test_adapters.py, qwen3_5). Which of them is wrong there is not known.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.platform.device import is_cpu
+from trouper.engine.platform import device
 from trouper.protocol.plans import RowId
 
 Indices = NDArray[np.int32]
@@ -75,17 +79,16 @@ class RowAdapters:
     def product(self, x: mx.array, a: mx.array, b: mx.array) -> mx.array:
         """What is added for x (n, ..., inputs), whose first axis may also be all tokens of all rows. a: (adapters, inputs, rank), b:
         (adapters, rank, outputs)."""
-        if self.single is not None:
+        if self.single is not None and not device.runs_cuda_kernels():
             return (x @ a[self.single]) @ b[self.single]
         indices = self.indices
         if x.shape[0] != len(self._rows):
             indices = mx.repeat(indices, x.shape[0] // len(self._rows))
         rows = x.reshape(x.shape[0], -1, x.shape[-1])
-        if rows.shape[1] > 1 and not is_cpu():
-            # On CUDA, MLX's gathered product of more than 64 float32 vectors by one matrix asks for more shared memory than a block may
-            # have, and the launch fails (0.32.4). Prompts are wide, and copies of their rows' matrices small beside that.
-            return (rows @ a[indices] @ b[indices]).reshape(*x.shape[:-1], b.shape[-1])
-        product = mx.gather_mm(mx.gather_mm(rows, a, rhs_indices=indices), b, rhs_indices=indices)
+        if device.runs_cuda_kernels():
+            product = rows @ a[indices] @ b[indices]
+        else:
+            product = mx.gather_mm(mx.gather_mm(rows, a, rhs_indices=indices), b, rhs_indices=indices)
         return product.reshape(*x.shape[:-1], b.shape[-1])
 
 
