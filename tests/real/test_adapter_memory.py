@@ -53,7 +53,7 @@ async def test_its_bytes_count_as_the_models_from_the_start_and_as_they_come_and
         assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[0] == 200
         after = await memory_of(url)
         added = after["adapter_bytes"] - before["adapter_bytes"]
-        assert added > 10 * before["adapter_bytes"] and after["adapter_reserved_bytes"] == 0
+        assert added > 5 * before["adapter_bytes"] and after["adapter_reserved_bytes"] == 0
         assert after["weights_bytes"] == before["weights_bytes"] + added == runtime.weights_bytes
         assert list(WIRED._held.values()) == [after["weights_bytes"]]
         assert (await ask(url, "unload_lora_adapter", lora_name="large"))[0] == 200
