@@ -117,8 +117,8 @@ def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
     shapes, allows = engine.shapes, engine.capabilities.allows
     if not (shapes.length_kernel and allows("banks") and allows("prefill_together")):
         return
-    for tokens in LONE_WIDTHS:
-        for number in range(2 if tokens <= (context or tokens) else 0):
+    for tokens in (width for width in LONE_WIDTHS if not context or width <= context):
+        for number in range(2):
             row = RowId(number)
             admit = _admit(row, tokens, Sampling(temperature=0.0), vocabulary)
             _run(engine, Plan(0, admit=(admit,), prefill=(Chunk(row, tokens),)))

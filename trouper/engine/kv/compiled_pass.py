@@ -50,7 +50,7 @@ class PartialRegion(Region):
 
 
 class TracedRegion(PartialRegion):
-    """Of a decode pass: its arrays are inputs, and it has no lengths on the host."""
+    """Region of a decode pass. Its arrays are inputs, and it has no lengths on the host."""
 
     def __init__(self, traced: Region, arrays: dict[Name, mx.array]) -> None:
         self.start, self.stop, self.width, self.room = 0, traced.stop, traced.width, 0
@@ -62,7 +62,7 @@ class TracedRegion(PartialRegion):
 
 
 class TracedPrompt(PartialRegion):
-    """Of the first pass over a prompt. How many of its tokens are the row's own is not known."""
+    """Region of the first pass over a prompt, without the number of its tokens that are the row's own."""
 
     def __init__(self, traced: Region) -> None:
         self.__dict__ |= traced.__dict__

@@ -73,13 +73,13 @@ class StateSlots:
             self._decoding.cache = list(states)
             return
         indices, cache = mx.array(rows), self._decoding.cache
-        for number, part in enumerate(states):
+        for number, (state, part) in enumerate(zip(cache, states, strict=True)):
             if part.dtype == mx.int64:  # Tokens of n-grams, which MLX writes nowhere on a GPU: as pairs of integers.
-                halves = cache[number].view(mx.uint32)
+                halves = state.view(mx.uint32)
                 halves[indices] = part.view(mx.uint32)
                 cache[number] = halves.view(mx.int64)
             else:
-                cache[number][indices] = part
+                state[indices] = part
 
     def finish(self) -> None:
         self._current = self._decoding
