@@ -84,7 +84,12 @@ NOT_PREPARED = Problem(422, "the request could not be prepared", "invalid_reques
 
 def quoted(name: str) -> str:
     """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back, and kept where errors are."""
-    return repr(name if len(name) <= LONGEST_QUOTED else f"{name[:LONGEST_QUOTED]}...")
+    return repr(shortened(name))
+
+
+def shortened(text: str) -> str:
+    """Return a text that a client has sent, or its beginning."""
+    return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."
 
 
 def queue_full(size: int) -> Problem:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from trouper.protocol.problems import LONGEST_QUOTED
+from trouper.protocol.problems import shortened
 
 ENDPOINTS = (
     r"chat/completions|completions|embeddings|rerank|score|messages(?:/count_tokens)?|models(?:/.+)?"
@@ -60,7 +60,7 @@ def is_ollama(path: str) -> bool:
 def not_found(path: str, host_url: str) -> str:
     """Return the message for a path where nothing is: it says where the API is."""
     base = host_url.rstrip("/")
-    missing = f"there is nothing at {path if len(path) <= LONGEST_QUOTED else path[:LONGEST_QUOTED] + '...'}"
+    missing = f"there is nothing at {shortened(path)}"
     if is_ollama(path):
         return f"{missing}: Ollama's own API is not served; take the client's OpenAI-compatible provider with {base}/v1"
     if path.startswith("/v1/"):

@@ -180,9 +180,8 @@ class EventStream(ResponseBody):
             self._opening = b"".join(self._dialect.opening(index, answer) for index, answer in enumerate(self._answers))
             text = b"" if self._direct is None else await self._what_waits()
             opening, self._opening = self._opening, b""
-            return (
-                opening + text or COMMENT
-            )  # The head of the response goes out with it, however long the prompt takes.
+            # The head of the response goes out with it, however long the prompt takes.
+            return opening + text or COMMENT
         if self._direct is not None and not self._takes_long(0) and not await self._direct.run():
             return self._heartbeat()
         written = b""
