@@ -231,7 +231,7 @@ class BatchWorker:
             output = output_line(request_id, line.custom_id, response)
             async with self._storage.reserved(2 * len(bytes(output)) + MIN_ROOM):  # In the log, and in the output file.
                 await self._answer(batch, BatchRecord(answer=number, ok=response.status < 400, output=output))
-        except trio.Cancelled:  # While it ran or waited for room, not during an append: those are shielded.
+        except* trio.Cancelled:  # In the app (a group, from its nurseries) or waiting for room; appends are shielded.
             await batch.record(BatchRecord(returned=number))
             raise
         return True
