@@ -12,11 +12,9 @@ import statistics
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import trio
 from rich.console import Console
 
 from benchmarks import load, servers
@@ -37,20 +35,16 @@ def thread_cpu_s(pid: int) -> dict[int, float]:
     return found
 
 
-async def _together(port: int, first: int, count: int, tokens: int, model: str | None) -> list[Stream]:
-    streams, named = [Stream() for _ in range(count)], {"model": model} if model else {}
-    async with trio.open_nursery() as nursery:
-        for k, stream in enumerate(streams):
-            text = load.prompt(first + k, 12)
-            nursery.start_soon(partial(load.stream, port, text, tokens, stream, ignore_eos=True, **named))
-    return streams
+def _together(port: int, first: int, count: int, tokens: int, model: str | None) -> list[Stream]:
+    texts = [load.prompt(first + k, 12) for k in range(count)]
+    return load.read_afterwards(port, texts, tokens, ignore_eos=True, **{"model": model} if model else {})
 
 
 def client() -> None:
     """One process of clients: for each line `PORT FIRST COUNT TOKENS MODEL`, in JSON, it prints tokens and the seconds that they took."""
     for line in sys.stdin:
         began, used = time.perf_counter(), time.process_time()
-        done = trio.run(_together, *json.loads(line))
+        done = _together(*json.loads(line))
         seconds = time.perf_counter() - began
         times = [(one.times, one.tokens) for one in done]
         report = {"seconds": seconds, "cpu_share": (time.process_time() - used) / seconds, "times": times}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import selectors
+import socket
 import time
+from collections.abc import Sequence
 
 import trio
 
@@ -22,27 +25,57 @@ def prompt(seed: int, words: int) -> str:
     )
 
 
-async def stream(port: int, text: str, max_tokens: int, stream: Stream, **more: object) -> Stream:
-    """One streamed completion; every `data:` line with text is one moment."""
+def _request(text: str, max_tokens: int, more: dict[str, object]) -> bytes:
     body = json.dumps(
         {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True, "logit_bias": None}
         | {"stream_options": {"include_usage": True}}
         | more
     ).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+async def stream(port: int, text: str, max_tokens: int, stream: Stream, **more: object) -> Stream:
+    """One streamed completion; every `data:` line with text is one moment."""
     connection = await trio.open_tcp_stream("127.0.0.1", port)
     async with connection:
         stream.sent = time.perf_counter()
-        await connection.send_all(head.encode() + body)
+        await connection.send_all(_request(text, max_tokens, more))
         rest = b""
         while data := await connection.receive_some(65536):
             *lines, rest = (rest + data).split(b"\n")
-            _take(lines, stream)
+            _take(lines, stream, time.perf_counter())
     return stream
 
 
-def _take(lines: list[bytes], stream: Stream) -> None:
-    now = time.perf_counter()
+def read_afterwards(port: int, texts: Sequence[str], max_tokens: int, **more: object) -> list[Stream]:
+    """Streamed completions at a time, without tasks: while they run, bytes and their times are kept, and JSON is read once all have
+    ended. So a client takes little of the cores that it shares with the server."""
+    streams, arrived = [Stream() for _ in texts], [list[tuple[float, bytes]]() for _ in texts]
+    with selectors.DefaultSelector() as selector:
+        for k, text in enumerate(texts):
+            connection = socket.create_connection(("127.0.0.1", port))
+            streams[k].sent = time.perf_counter()
+            connection.sendall(_request(text, max_tokens, more))
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_READ, (connection, arrived[k]))
+        while selector.get_map():
+            for key, _ in selector.select():
+                connection, pieces = key.data
+                if data := connection.recv(65536):
+                    pieces.append((time.perf_counter(), data))
+                else:
+                    selector.unregister(connection)
+                    connection.close()
+    for one, pieces in zip(streams, arrived, strict=True):
+        rest = b""
+        for at, data in pieces:
+            *lines, rest = (rest + data).split(b"\n")
+            _take(lines, one, at)
+    return streams
+
+
+def _take(lines: list[bytes], stream: Stream, now: float) -> None:
     for line in lines:
         if not line.startswith(b"data: {"):
             continue

@@ -32,7 +32,7 @@ from trouper import (
     run_runtime,
 )
 from trouper.actors.model_stepper import step_model
-from trouper.engine import host
+from trouper.engine import host, step_loop
 from trouper.engine.host import MlxEngine
 from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
@@ -179,7 +179,7 @@ async def test_tokens_do_not_depend_on_when_they_are_read(
 ) -> None:
     """As on a device that takes a step while the one before it runs: there after the launch, or before it."""
     monkeypatch.setattr(device, "runs_ahead", lambda: True)
-    monkeypatch.setattr(host, "ReadAhead", lambda: Fixed(early))
+    monkeypatch.setattr(step_loop, "ReadAhead", lambda: Fixed(early))
     async with running_engine(tiny) as engine:
         for prompt, alone in zip(PROMPTS[:3], wanted, strict=False):
             assert await answer(engine, prompt) == alone
@@ -197,7 +197,7 @@ async def test_what_rows_hold_is_counted_only_where_it_decides(
         return counted[-1]
 
     monkeypatch.setattr(device, "runs_ahead", lambda: ahead)
-    monkeypatch.setattr(host, "ReadAhead", lambda: Fixed(early))
+    monkeypatch.setattr(step_loop, "ReadAhead", lambda: Fixed(early))
     monkeypatch.setattr(StepEngine, "nbytes", property(count))
     async with running_engine(tiny) as engine:
         await answer(engine, PROMPTS[0])
@@ -220,7 +220,7 @@ async def test_a_first_token_alone_is_read_before_the_next_step_is_launched(
         send(engine, results, stepped)
 
     monkeypatch.setattr(device, "runs_ahead", lambda: True)
-    monkeypatch.setattr(host, "ReadAhead", lambda: Fixed(early=False))
+    monkeypatch.setattr(step_loop, "ReadAhead", lambda: Fixed(early=False))
     monkeypatch.setattr(StepEngine, "launch", launching)
     monkeypatch.setattr(MlxEngine, "_send_result", sending)
     async with running_engine(tiny) as engine:

@@ -9,31 +9,28 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import attrs
 import mlx.core as mx
 import trio
 
 from trouper import heap
-from trouper.engine import FAST_BLAS
 from trouper.engine.distributed import rank_group
 from trouper.engine.engine_threads import THREADS, EngineThread
 from trouper.engine.kv.pass_shapes import PREPARED_CARD
-from trouper.engine.launched_step import Launched
 from trouper.engine.loading import bundled_model
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.lora.adapters_at_run_time import AdaptersAtRunTime
 from trouper.engine.platform import device
-from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.error_text import first_line_of, lacks_memory
-from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.side_work import SideWork, model_unloaded
 from trouper.engine.spec_decode.draft_model import UNLIMITED
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
+from trouper.engine.step_loop import WAKE, StepLoop, Waiting
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
@@ -48,12 +45,6 @@ NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, Generat
 """Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust (llguidance, tokenizers) is
 raised as `PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
 T = TypeVar("T")
-Wake = Literal["wake"]
-WAKE: Wake = "wake"
-YIELD_S = 0.001
-"""Time for which the engine's thread leaves Python's lock to the event loop after a first token: it would hold it while it builds a step."""
-Waiting = SimpleQueue[Plan | Wake | None]
-"""Plans that wait for the engine's thread; None after the last one. WAKE: there is other work."""
 
 
 class MlxEngine:
@@ -206,7 +197,7 @@ class MlxEngine:
         """Run plans until their channel has ended. A new session has no rows: after a crash no state can be trusted."""
         engine = self._engine()
         try:
-            self._answer(engine, plans, results)
+            StepLoop(engine, plans, self._side, partial(self._send_result, results)).run()
         except (RuntimeError, MemoryError) as error:
             if lacks_memory(error):
                 raise OutOfDeviceMemory(first_line_of(error)) from error
@@ -229,53 +220,6 @@ class MlxEngine:
             modules=loaded.embedder.modules,
         )  # fmt: skip
 
-    def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:
-        """Launch plan n, then read plan n-1 (see protocol/plans.py), or read it just before the launch (see `ReadAhead`). Where
-        launching waits for the device anyway, read plan n at once: clients get its tokens a step earlier, and the next
-        plan has arrived already. A first token on an idle engine is read at once, too: to launch the next step takes as long as the
-        step on a fast GPU, and nobody else waits for it."""
-        ahead, read_ahead = device.runs_ahead(), ReadAhead()
-        threads = BlasThreads(None if ahead else FAST_BLAS)
-        pending: Launched | None = None
-
-        def read_pending() -> None:
-            nonlocal pending
-            if pending is not None:
-                began = time.perf_counter()
-                stepped, pending = engine.collect(pending), None
-                read_ahead.record(time.perf_counter() - began, stepped.seconds)
-                self._send_result(results, stepped)
-
-        def read_early() -> None:
-            if pending is not None and read_ahead.reads_early(lambda: engine.nbytes):
-                read_pending()
-
-        engine.starting = read_early
-        while (plan := self._next(plans)) is not None:
-            threads.begin(rows := _rows_alone(plan))
-            launched = engine.launch(plan)
-            read_pending()
-            if plan.has_work and ahead and not launched.has_first_tokens_alone:
-                pending = launched
-            else:
-                stepped = engine.collect(launched)
-                threads.record(rows, stepped.seconds)
-                self._send_result(results, stepped)
-                if launched.has_first_tokens_alone:
-                    time.sleep(YIELD_S)
-            self._side.work(planned=True)
-        if pending is not None:  # A step is in flight: wait until the device has finished it.
-            engine.collect(pending)
-
-    def _next(self, plans: Waiting) -> Plan | None:
-        """Wait for the next plan, and do other work meanwhile."""
-        while True:
-            found: Plan | Wake | None
-            if self._side.is_idle or not (plans.empty() and self._side.work(planned=False)):
-                found = plans.get()
-                if not isinstance(found, str):
-                    return found
-
     def _send_result(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
         """Send a result without waiting until it is received. Results arrive in order, and before the session's end."""
 
@@ -284,11 +228,6 @@ class MlxEngine:
                 results.send_nowait(stepped)
 
         self._token.run_sync_soon(send)
-
-
-def _rows_alone(plan: Plan) -> int:
-    """Number of rows that decode, if the step does nothing else that takes time; else 0."""
-    return 0 if plan.prefill or plan.admit or plan.drafts or plan.load or plan.store else len(plan.decode)
 
 
 async def _pass_on(plans: trio.MemoryReceiveChannel[Plan], waiting: Waiting) -> None:

@@ -101,11 +101,17 @@ class BlasThreads:
 
     def begin(self, rows: int) -> None:
         """Set the number for a step that decodes this many rows and does nothing else; 0 for other steps, which use all."""
+        if self._blas is not None and self.would_change(rows):
+            self._blas.scipy_openblas_set_num_threads(self._number(rows))
+
+    def would_change(self, rows: int) -> bool:
+        """Whether `begin` would set another number, which no product may be running meanwhile."""
         if self._blas is None or self._max_threads == 1:
-            return
-        threads = self._tuner(rows).next if rows else self._max_threads
-        if threads != self._blas.scipy_openblas_get_num_threads():
-            self._blas.scipy_openblas_set_num_threads(threads)
+            return False
+        return bool(self._number(rows) != self._blas.scipy_openblas_get_num_threads())
+
+    def _number(self, rows: int) -> int:
+        return self._tuner(rows).next if rows else self._max_threads
 
     def record(self, rows: int, seconds: float) -> None:
         """Learn from such a step."""

@@ -28,6 +28,13 @@ class Sampled:
     """What logits processors made of the logits; None: no row has any."""
     choiceless: mx.array | None
     """(n,) bool: whether no token was left to choose. None: nothing changed the model's logits."""
+    constrained: bool
+    """Whether rows have grammars."""
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether only a graph was built. Grammars and logits processors wait for values."""
+        return not self.constrained and self.unusable is None
 
     def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
         """By position why its row cannot continue, except for the rows of `failed` and what the model itself has broken. Waits for the device.

@@ -128,6 +128,7 @@ class SamplingBatch:
             numberless=mx.isnan(logits[:, 0]),  # One shows it for all, which are products of the same hidden state.
             unusable=unusable,
             choiceless=None if shaped is logits else _choiceless(shaped, tokens),
+            constrained=bool(self._constrained),
         )
         mx.async_eval(sampled.arrays(), self._history_arrays())
         self._tokens = tokens if spans is None else None
