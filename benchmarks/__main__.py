@@ -32,7 +32,7 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
 def rates(server: servers.Server, streams: int, tokens: int, seed: int) -> Row:
     """Throughput, first token, gaps and CPU of so many streams at once."""
     cpu = server.cpu_s()
-    done = run(load.together, server.port, [load.prompt(seed + k, 12) for k in range(streams)], tokens)
+    done = load.read_afterwards(server.port, [load.prompt(seed + k, 12) for k in range(streams)], tokens)
     gaps = [gap for one in done for gap in one.gaps_s]
     produced = sum(one.tokens for one in done)
     return {

@@ -119,7 +119,7 @@ def while_writing(model: Path, rounds: int) -> Row:
                 disk = Path(folder) / "blocks" if name == "disk" else None
                 with servers.trouper(model, *ROOM, disk=disk) as server:
                     prompts = [words(200, 500 + 10 * k + n) for n in range(8)]
-                    done = trio.run(load.together, server.port, prompts, 100)
+                    done = load.read_afterwards(server.port, prompts, 100)
                     measured.append(load.decode_rate(done))
                     written = max(written, health(server.port)["directory"]["written_bytes"])
     ratio = statistics.median(d / n for d, n in zip(rates["disk"], rates["no disk"], strict=True))

@@ -89,14 +89,6 @@ def _take(lines: list[bytes], stream: Stream, now: float) -> None:
             stream.times.append(now)
 
 
-async def together(port: int, prompts: list[str], max_tokens: int) -> list[Stream]:
-    streams = [Stream() for _ in prompts]
-    async with trio.open_nursery() as nursery:
-        for text, one in zip(prompts, streams, strict=True):
-            nursery.start_soon(stream, port, text, max_tokens, one)
-    return streams
-
-
 def quantile(values: list[float], q: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else float("nan")

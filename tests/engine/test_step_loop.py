@@ -13,6 +13,7 @@ import pytest
 from trouper.engine import step_loop
 from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
+from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.prefill import Prefilled
 from trouper.engine.sampling.sampled import Sampled
 from trouper.engine.side_work import SideWork
@@ -39,7 +40,9 @@ class NotingEngine:
             self.starting()
         self.done.append(f"send {plan.step}")
         sampled = self._sampled(plan) if plan.decode else None
-        return Launched(plan=plan, at=0.0, prefilled=NOTHING, persisted=[], sampled=sampled)
+        complete = [chunk.row for chunk in plan.prefill if chunk.row in plan.decode]
+        prefilled = attrs.evolve(NOTHING, complete=complete)
+        return Launched(plan=plan, at=0.0, prefilled=prefilled, persisted=[], sampled=sampled)
 
     def _sampled(self, plan: Plan) -> Sampled:
         return Sampled(
@@ -120,3 +123,14 @@ def test_work_that_wakes_the_loop_changes_nothing() -> None:
 def test_what_is_in_flight_at_the_end_is_waited_for() -> None:
     """Its arrays are the rows' buffers, which the session frees."""
     assert ran([decode(1)], ahead=True) == ["build 1", "send 1", "read 1"]
+
+
+def test_what_is_read_at_once_does_not_count_as_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread always waits for a first token alone, and never for a plan without work: neither says whether it waits while rows decode."""
+    waits: list[float] = []
+    monkeypatch.setattr(ReadAhead, "record", lambda _, waited_s, step_s: waits.append(waited_s))
+    first = decode(1, prefill=(Chunk(row=ROW, tokens=4),))
+    assert ran([first, decode(2), decode(3), Plan(step=4)], ahead=True)[:5] == [
+        "build 1", "send 1", "read 1", "build 2", "send 2",
+    ]  # fmt: skip
+    assert len(waits) == 2

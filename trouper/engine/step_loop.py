@@ -49,8 +49,6 @@ class StepLoop:
     _read_ahead: ReadAhead = attrs.field(init=False)
     _threads: BlasThreads = attrs.field(init=False)
     _unread: Launched | None = None
-    _rows_alone: int = 0
-    """Of the unread step; see `rows_alone`."""
 
     def __attrs_post_init__(self) -> None:
         self._ahead, self._read_ahead = device.runs_ahead(), ReadAhead()
@@ -66,9 +64,10 @@ class StepLoop:
             self._threads.begin(rows)
             launched = self.engine.launch(plan)
             self._read()
-            self._unread, self._rows_alone = launched, rows
-            if not (plan.has_work and self._may_wait(launched)):
-                self._read()
+            if plan.has_work and self._may_wait(launched):
+                self._unread = launched
+            else:
+                self._answer(launched, self.engine.collect(launched))
                 if launched.has_first_tokens_alone:
                     time.sleep(YIELD_S)
             self.side.work(planned=True)
@@ -79,7 +78,7 @@ class StepLoop:
         """Whether a step that was launched is read with the next plan."""
         if self._ahead:
             return not launched.has_first_tokens_alone
-        is_lazy = self._rows_alone > 0 and launched.sampled is not None and launched.sampled.is_lazy
+        is_lazy = rows_alone(launched.plan) > 0 and launched.sampled is not None and launched.sampled.is_lazy
         return is_lazy and self.side.is_idle and not self.plans.empty()
 
     def _before_sending(self) -> None:
@@ -88,15 +87,16 @@ class StepLoop:
             self._read()
 
     def _read(self) -> None:
-        """Read the step that was not read, if there is one."""
-        if self._unread is None:
-            return
-        began = time.perf_counter()
-        stepped, self._unread = self.engine.collect(self._unread), None
-        if self._ahead:
+        """Read the step that was not read, if there is one. What is read at once says nothing of whether the thread waits."""
+        if (launched := self._unread) is not None:
+            began = time.perf_counter()
+            stepped = self.engine.collect(launched)
             self._read_ahead.record(time.perf_counter() - began, stepped.seconds)
-        else:
-            self._threads.record(self._rows_alone, stepped.seconds)
+            self._unread = None
+            self._answer(launched, stepped)
+
+    def _answer(self, launched: Launched, stepped: Stepped) -> None:
+        self._threads.record(rows_alone(launched.plan), stepped.seconds)
         self.send(stepped)
 
     def _next(self) -> Plan | None:
