@@ -70,10 +70,12 @@ async def test_chat_and_what_is_streamed(log: Log) -> None:
     async with serving() as served:
         chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 3, "stream": True, "n": 2}
         await exchange(served, post("/v1/chat/completions", chat, ID))
-    assert [(line["request_id"], line["reason"]) for line in log["request"]] == [
+    # Either may end first: the second is admitted in a step of its own where the loop is slow.
+    assert {(line["request_id"], line["reason"]) for line in log["request"]} == {
         ("mine-1", "length"),
         ("mine-1-1", "length"),
-    ]
+    }
+    assert len(log["request"]) == 2
     assert SECRET not in log.text
 
 
