@@ -41,10 +41,12 @@ class RowStoring:
         return stores
 
     def due(self, row: Sequence) -> bool:
-        """Whether a decoding row has a long tail, or is at a boundary."""
+        """Whether a decoding row has a long tail, or is at a boundary. Where the cache had no room, it is asked again once as many tokens have
+        come: it hashes each block and looks for something to evict, which would be done for each row in each step."""
         if row.node is None:
             return False
-        return row.num_tokens - row.node.end >= TAIL_TOKENS or (
+        tail = row.num_tokens - max(row.node.end, row.no_room_at)
+        return tail >= max(TAIL_TOKENS, self._tree.sizes.block_size) or (
             self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
         )
 
@@ -72,7 +74,7 @@ class RowStoring:
         for start in range(node.end, end - size + 1, size):
             following = self._store_block(row, node, start, start + size, stores)
             if following is None:
-                cut = None
+                row.no_room_at, cut = row.num_tokens, None
                 break
             node = following
         if node is not row.node:

@@ -86,6 +86,8 @@ class Sequence:
     """Numbers of tokens at which a prefill chunk must end, for a snapshot; ascending."""
     snapshot_at: int = 0
     """Number of tokens at the last snapshot."""
+    no_room_at: int = 0
+    """Number of tokens when the cache last had no room for a block of them."""
     records: Records = UNCHOSEN
     """History of drafts by each proposer that the sequence may use; empty: it never drafts."""
 
@@ -157,7 +159,7 @@ class Sequence:
         self.id, self.primary, self.node = row, None, None
         self.num_resumed_tokens = self.num_scheduled_tokens = self.num_output_tokens
         self.num_unscheduled_tokens = self.num_prompt_tokens + self.num_output_tokens
-        self.num_draft_tokens = self.snapshot_at = 0
+        self.num_draft_tokens = self.snapshot_at = self.no_room_at = 0
         self.boundaries, self.dropped = [], False
         self.output.scores.clear()
 
