@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from re import Pattern
 from typing import Any
 
 import pytest
@@ -188,10 +189,17 @@ class Counted(TextSource):
     """Counts the characters that are read, again ones too."""
 
     read = 0
+    characters = 0
+    """Those that were read one by one."""
 
     def next(self) -> Any:
         Counted.read += 1
+        Counted.characters += 1
         return super().next()
+
+    def take(self, pattern: Pattern[str]) -> str:
+        Counted.read += len(self._text) - self._at
+        return super().take(pattern)
 
 
 RUNS = {
@@ -218,6 +226,31 @@ def test_a_long_run_is_not_read_again_for_each_of_its_characters(run: str, monke
         reading = parser(name)
         for piece in (before, *[unit] * times, after):
             reading.push(piece)
+        reading.end(cut=True)
+        counts.append(Counted.read)
+    assert counts[2] - counts[1] < 2.2 * (counts[1] - counts[0]), counts
+
+
+@pytest.mark.parametrize("before", ["a", "<think>a"])
+def test_words_are_not_read_by_the_character(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stream's text passes here, token by token, in the one thread that all have."""
+    monkeypatch.setattr("trouper.web.output.output_parser.TextSource", Counted)
+    reading = parser("hermes")
+    reading.push(before)
+    Counted.characters = 0
+    parts = [part for word in (" one", " two,", "\n\nthree", "ü") for part in reading.push(word)]
+    assert "".join(getattr(part, "text", "?") for part in parts) == " one two,\n\nthreeü"
+    assert not Counted.characters
+
+
+@pytest.mark.parametrize("before", ["a", "<think>a"])
+def test_a_long_run_of_space_that_comes_at_once_is_read_once(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trouper.web.output.output_parser.TextSource", Counted)
+    counts = []
+    for times in (50, 100, 200):
+        Counted.read = 0
+        reading = parser("hermes")
+        reading.push(before + " \n" * times + "b")
         reading.end(cut=True)
         counts.append(Counted.read)
     assert counts[2] - counts[1] < 2.2 * (counts[1] - counts[0]), counts

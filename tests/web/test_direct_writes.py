@@ -354,12 +354,7 @@ class Flow:
 
 
 def direct_stream(one: Wire, answer: Answer, dialect: Plain, delivery: StepDelivery) -> DirectStream:
-    text = partial(_text_of, dialect, answer)
-    return DirectStream(answer, text, writer=one.writer, delivery=delivery, heartbeat_s=HEARTBEAT_S)
-
-
-def _text_of(dialect: Plain, answer: Answer, delta: Delta) -> bytes:
-    return dialect.text(0, delta, answer)
+    return DirectStream(answer, dialect.text, writer=one.writer, delivery=delivery, heartbeat_s=HEARTBEAT_S)
 
 
 def asked(timeouts: Timeouts | None = None) -> tuple[Submission, Answer]:
@@ -624,7 +619,7 @@ async def test_other_tasks_run_between_the_streams_of_a_large_step() -> None:
         nursery.start_soon(delivery.run)
         await wait_all_tasks_blocked()
         for _ in range(3 * STREAMS_AT_ONCE):
-            delivery.note(Counted(answer, lambda _: b"", writer=one.writer, delivery=delivery, heartbeat_s=1))
+            delivery.note(Counted(answer, Plain().text, writer=one.writer, delivery=delivery, heartbeat_s=1))
         nursery.start_soon(other)
         with trio.fail_after(PATIENCE_S):
             while ran.count("stream") < 3 * STREAMS_AT_ONCE:

@@ -32,7 +32,12 @@ class ChatDialect(OpenAiDialect):
         super().__init__("chat.completion.chunk", envelope, extras)
         self._make_parser = make_parser
         self._parsers: dict[int, CountingParser] = {}
-        self._before, self._after = self.template(self._delta(0, {"content": "\0"}))
+        self._shells = {
+            kind: self.template(self._delta(0, {field: "\0"}))
+            for kind, field in ((Content, "content"), (Reasoning, "reasoning_content"))
+            if kind is Content or make_parser is not None
+        }
+        """Bytes before and after the text of an event that carries nothing else."""
 
     def body(self, choices: Sequence[Choice]) -> Json:
         bodies = [self._choice(index, choice) for index, choice in enumerate(choices)]
@@ -95,11 +100,13 @@ class ChatDialect(OpenAiDialect):
         return self.chunk(choice, answer)
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
-        if self._make_parser is None and self.plain and index == 0 and not delta.logprobs:
-            return b"".join((self._before, encode(delta.text), self._after)) if delta.text else b""
-        deltas: list[Json] = [{"content": delta.text}] if delta.text else []
-        if self._make_parser is not None:
-            deltas = _deltas(self._parser(index).push(delta))
+        shelled = self.plain and index == 0 and not delta.logprobs
+        if shelled and self._make_parser is None:
+            return self._shell(Content, delta.text) if delta.text else b""
+        parsed = self._parser(index).push(delta)
+        if shelled and len(parsed) == 1 and isinstance(part := parsed[0], Content | Reasoning):
+            return self._shell(type(part), part.text)
+        deltas = _deltas(parsed)
         seen = self._logprobs(delta.logprobs) if delta.logprobs else None
         if not deltas and (seen is not None or (self.extras.token_ids and delta.tokens)):
             deltas = [{"content": ""}]  # Fields of tokens are sent although the text is held back.
@@ -107,6 +114,10 @@ class ChatDialect(OpenAiDialect):
         if choices and self.extras.token_ids:
             choices[0]["token_ids"] = delta.tokens
         return b"".join(self.chunk(choice, answer) for choice in choices)
+
+    def _shell(self, kind: type[Content | Reasoning], text: str) -> bytes:
+        before, after = self._shells[kind]
+        return b"".join((before, encode(text), after))
 
     def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:
         reason: str = finished.reason

@@ -196,10 +196,9 @@ class EventStream(ResponseBody):
         return written
 
     def _direct_stream(self, writer: SocketWriter, delivery: StepDelivery) -> DirectStream:
-        answer, text = self._answers[0], self._dialect.text
         return DirectStream(
-            answer,
-            lambda delta: text(0, delta, answer),
+            self._answers[0],
+            self._dialect.text,
             writer=writer,
             delivery=delivery,
             heartbeat_s=self._heartbeat_s,

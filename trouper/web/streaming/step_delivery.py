@@ -57,13 +57,13 @@ class DirectStream:
     def __init__(
         self,
         answer: Answer,
-        text: Callable[[Delta], bytes],
+        text: Callable[[int, Delta, Answer], bytes],
         *,
         writer: SocketWriter,
         delivery: StepDelivery,
         heartbeat_s: float,
     ) -> None:
-        """`text`: formats the events of a delta; b"" for none yet."""
+        """`text`: formats the events of a delta of the answer, which is the only one; b"" for none yet."""
         self._answer, self._text = answer, text
         self._context = copy_context()
         """Context variables of the stream's own task, so that log lines have the id of its request."""
@@ -124,13 +124,16 @@ class DirectStream:
         if not self._follows:
             return
         try:
-            while not self._untaken and (deltas := self._answer.take_deltas(MAX_EVENTS, now)):
+            answer = self._answer
+            while not self._untaken and (deltas := answer.take_deltas(MAX_EVENTS, now)):
                 if not self._decodes:  # The limit between tokens may end before the first one's.
                     self._decodes = True
-                    self._sleep.deadline = min(self._sleep.deadline, self._answer.deadline)
-                if data := self._context.run(self._text, joined(deltas)):
+                    self._sleep.deadline = min(self._sleep.deadline, answer.deadline)
+                if data := self._context.run(self._text, 0, joined(deltas), answer):
                     self._untaken = self._writer.write_now(data)
                     self._written_at = now
+                if len(deltas) < MAX_EVENTS:
+                    break
         except Exception as error:  # noqa: BLE001 - raised again by `run`.
             self._error = error
         if self._untaken or self._error is not None or self._answer.has_other:

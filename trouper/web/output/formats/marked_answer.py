@@ -63,11 +63,27 @@ class MarkedAnswer:
         """Whether reasoning was in front, and at most whitespace since then."""
 
     @cached_property
-    def _stops(self) -> Pattern[str]:
-        thinking = self._thinking or ()
-        calls = self._format
+    def _firsts(self) -> str:
+        """Characters that may begin something else than text."""
+        thinking, calls = self._thinking or (), self._format
         first = {marker[0] for marker in (*thinking, *calls.starts, *calls.bare, calls.end) if marker}
-        return re.compile(f"[{re.escape(''.join(first) + SPACE + self._format.opening)}]")
+        return "".join(first) + calls.opening
+
+    @cached_property
+    def _stops(self) -> Pattern[str]:
+        return re.compile(f"[{re.escape(self._firsts + SPACE)}]")
+
+    @cached_property
+    def _words(self) -> Pattern[str]:
+        """Words and the space between them: behind other text, what most tokens are. Space behind the last word may belong to no text."""
+        text = f"[^{re.escape(self._firsts)}]" if self._firsts else r"[\s\S]"
+        return re.compile(f"{text}*[^{re.escape(self._firsts + SPACE)}]")
+
+    @cached_property
+    def _blanks(self) -> Pattern[str]:
+        """Space that begins nothing else."""
+        blanks = "".join(char for char in SPACE if char not in self._firsts)
+        return re.compile(f"[{blanks}]+" if blanks else "(?!)")
 
     def read(self, *, thinks: bool) -> Steps[None]:
         """Read the answer. `thinks`: the prompt has already opened the reasoning."""
@@ -80,8 +96,11 @@ class MarkedAnswer:
     def _content_part(self) -> Steps[bool]:
         """Read a run of content and what follows it. Returns whether there may be more."""
         source = self._source
-        self._emit(source.run(self._stops))
+        self._emit(source.run(self._stops) if self._fresh else source.take(self._words))
         source.keep()
+        if source.is_dry:  # Go on with a run again, not with a single character.
+            yield
+            return True
         char = yield from source.peek()
         if char == END:
             self._flush()
@@ -95,7 +114,7 @@ class MarkedAnswer:
         elif self._unclosed and (yield from source.matches(self._format.end)):
             self._unclosed = False
         elif char in SPACE:
-            self._space += yield from source.next()
+            self._space += source.take(self._blanks) or (yield from source.next())
         else:
             self._emit((yield from source.next()))
         return True
@@ -170,10 +189,12 @@ class MarkedAnswer:
             space, fresh = self._space, False
         elif self._space and not self._fresh:
             self._flush()
-        stops = self._stops
         while True:
             source.keep()
-            text = source.run(stops)
+            text = source.run(self._stops) if fresh else source.take(self._words)
+            if not text and source.is_dry:
+                yield
+                continue
             char = "" if text else (yield from source.peek())
             if not text and (char == END or (yield from self._reasoning_ends(end, before))):
                 break
@@ -183,8 +204,8 @@ class MarkedAnswer:
                     return
                 text = source.kept
             elif char and char in SPACE:
-                space += yield from source.next()
-                before = char
+                space += source.take(self._blanks) or (yield from source.next())
+                before = space[-1]
                 continue
             elif not text:
                 text = yield from source.next()

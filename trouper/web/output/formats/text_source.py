@@ -76,6 +76,19 @@ class TextSource:
         start, self._at = self._at, found.start() if found else len(self._text)
         return self._text[start : self._at]
 
+    def take(self, pattern: Pattern[str]) -> str:
+        """Read what `pattern` matches here; perhaps nothing."""
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            return ""
+        self._at = found.end()
+        return found[0]
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether all that has come was read, and more will come."""
+        return self._at == len(self._text) and not self.ended
+
     def skip(self, characters: str = SPACE) -> Steps[str]:
         """Read these characters as long as they come. Returns them."""
         skipped = ""
