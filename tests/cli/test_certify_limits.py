@@ -12,6 +12,7 @@ import sys
 import termios
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,12 @@ def test_rows_that_do_not_grow_have_no_limit_that_they_outgrow() -> None:
     assert growing_rows(KvLayout(token_bytes=1000), 128, 4, 64) is None
 
 
+def _read_on(terminal: int) -> None:
+    with suppress(OSError):  # Nobody writes to it any more.
+        while os.read(terminal, 4096):
+            pass
+
+
 @pytest.mark.parametrize("closed", [False, True], ids=["ctrl-c", "terminal closed"])
 def test_an_interrupted_certificate_is_written_and_says_so(closed: bool, tmp_path: Path) -> None:
     """On a terminal, whose Ctrl-C goes to every process in its foreground."""
@@ -261,7 +268,10 @@ def test_an_interrupted_certificate_is_written_and_says_so(closed: bool, tmp_pat
             written += os.read(ours, 4096)
         if not closed:
             os.write(ours, termios.tcgetattr(ours)[6][termios.VINTR])
+            reading = threading.Thread(target=_read_on, args=(ours,))  # A full terminal stops who writes to it.
+            reading.start()
             assert process.wait(60) == 128 + signal.SIGINT
+            reading.join()
         else:
             os.close(ours)
             assert process.wait(60) == 128 + signal.SIGHUP
