@@ -1,8 +1,8 @@
 """`just bench-connections`: what clients cost that are connected and do nothing, and clients that never read.
 
 200 streams of a model of two layers, in turns: all of them read; and 20 of them never do, beside 1,000 idle connections. The rate is
-that of the streams that read in both, so a ratio of 1 means that the others cost them nothing. The clients run in a process of
-their own.
+that of the streams that read in both, so a ratio of 1 means that the others cost them nothing. The server's CPU time for a token, of its
+event loop and of all threads, says the same, and varies less on a busy machine. The clients run in a process of their own.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import select
 import socket
 import statistics
 import subprocess
 import sys
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
-import trio
 from rich.console import Console
 
 from benchmarks import load, paired, servers
-from trouper.cli.commands.bench.load import Stream
+from benchmarks.edge import thread_cpu_s
 
 Row = dict[str, Any]
 SMALL_BUFFER = 4096
@@ -47,14 +46,6 @@ def request(text: str, max_tokens: int) -> bytes:
     return head.encode() + body
 
 
-async def _read(port: int, seeds: range, tokens: int) -> list[Stream]:
-    streams = [Stream() for _ in seeds]
-    async with trio.open_nursery() as nursery:
-        for seed, stream in zip(seeds, streams, strict=True):
-            nursery.start_soon(partial(load.stream, port, load.prompt(seed, 12), tokens, stream, ignore_eos=True))
-    return streams
-
-
 @attrs.frozen
 class Case:
     streams: int
@@ -65,30 +56,42 @@ class Case:
 
 
 def client(port: int, seed: int, case: Case) -> None:
-    """The process of all clients: prints the rate of the streams that are read in every case."""
+    """The process of all clients: prints a line once the server has its idle connections, and the rate of the streams that are read in
+    every case. It waits for a line before the streams, and at the end."""
     with ExitStack() as stack:
         for _ in range(case.idle):
             stack.enter_context(connect(port))
+        with connect(port) as last:  # Connections are accepted in their order.
+            last.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            while last.recv(4096):
+                pass
+        print("connected", flush=True)
+        sys.stdin.readline()
         for k in range(case.unread):
             one = stack.enter_context(connect(port, SMALL_BUFFER))
             one.sendall(request(load.prompt(seed + 500 + k, 12), case.tokens))
-        done = trio.run(_read, port, range(seed, seed + case.streams - case.unread), case.tokens)
-    print(json.dumps({"tokens_per_s": load.decode_rate(done[: case.streams - case.streams // 10])}))
+        texts = [load.prompt(seed + k, 12) for k in range(case.streams - case.unread)]
+        done = load.read_afterwards(port, texts, case.tokens, ignore_eos=True)
+        print(json.dumps({"tokens_per_s": load.decode_rate(done[: case.streams - case.streams // 10])}), flush=True)
+        sys.stdin.readline()
 
 
 def measure(server: servers.Server, seed: int, case: Case) -> Row:
     numbers = (server.port, seed, *attrs.astuple(case))
     command = [sys.executable, "-m", "benchmarks.connections", "--client", *map(str, numbers)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    most = server.resident_bytes()
-    while process.poll() is None:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.readline()
+    most, before = server.resident_bytes(), thread_cpu_s(server.process.pid)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    while not select.select([process.stdout], [], [], 0.2)[0]:
         most = max(most, server.resident_bytes())
-        try:
-            process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            continue
-    assert process.stdout is not None
-    return dict(json.loads(process.stdout.read()), resident_mb=most / 1e6)
+    row = dict(json.loads(process.stdout.readline()), resident_mb=most / 1e6)
+    after, produced = thread_cpu_s(server.process.pid), case.streams * case.tokens
+    process.communicate()
+    used = {thread: (seconds - before.get(thread, 0.0)) / produced * 1e6 for thread, seconds in after.items()}
+    return row | {"loop_us_per_token": used[server.process.pid], "cpu_us_per_token": sum(used.values())}
 
 
 def main() -> None:
@@ -127,10 +130,13 @@ def main() -> None:
                 row = measure(server, 10_000 * turn + 1000 * k, cases[name])
                 made[name].append(row)
                 console.print(name, {key: round(value, 1) for key, value in row.items()})
-    pairs = zip(made["idle and unread"], made["all read"], strict=True)
-    ratio = paired.interval([beside["tokens_per_s"] / alone["tokens_per_s"] for beside, alone in pairs])
-    memory = {name: statistics.median(row["resident_mb"] for row in rows) for name, rows in made.items()}
-    console.print(f"rate beside idle and unread connections: {ratio}; memory in MB: {memory}")
+    pairs = list(zip(made["idle and unread"], made["all read"], strict=True))
+    for key in ("tokens_per_s", "loop_us_per_token", "cpu_us_per_token"):
+        console.print(
+            f"{key} beside idle and unread connections: {paired.interval([b[key] / a[key] for b, a in pairs])}"
+        )
+    for name, rows in made.items():
+        console.print(name, {key: round(statistics.median(row[key] for row in rows), 1) for key in rows[0]})
     if chosen.json:
         chosen.json.write_text(json.dumps(made, indent=1))
 
