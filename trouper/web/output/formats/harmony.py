@@ -109,6 +109,9 @@ def _body(source: TextSource, sink: CallSink) -> Steps[None]:
         source.keep()
         write(source.run(STOPS))
         source.keep()
+        if source.is_dry:  # Go on with a run again, not with a single character.
+            yield
+            continue
         if (yield from source.first_of(ENDS)):
             return
         position = source.position

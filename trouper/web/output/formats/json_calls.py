@@ -7,6 +7,9 @@ an answer in JSON is not held back.
 from __future__ import annotations
 
 import json
+import re
+from functools import cache
+from re import Pattern
 from typing import Any
 
 import attrs
@@ -38,9 +41,14 @@ NO_END = Ends()
 def stream_object(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]:
     """Read an object as a call's arguments. It ends with its last bracket, or where the call's end marker comes. Returns
     whether it had to be repaired."""
-    value = LenientJson()
+    value, plain = LenientJson(), _plain_text(ends.first[:1])
     while not value.done:
+        if value.in_text and (text := source.take(plain)):
+            sink.arguments(text)
         source.keep()
+        if source.is_dry:  # Go on with a run again, not with a single character.
+            yield
+            continue
         position = source.position
         if ends.first and (yield from source.matches(ends.first)):
             if not value.in_string or (yield from _ends_unclosed(source, ends)):
@@ -55,6 +63,12 @@ def stream_object(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]
     if not source.cut or value.done:
         sink.arguments(value.close())
     return value.repaired
+
+
+@cache
+def _plain_text(marker: str) -> Pattern[str]:
+    """What a string has as it is, whatever its quotes, up to where a marker may begin."""
+    return re.compile(rf"""[^"'\\\x00-\x1f{re.escape(marker)}]+""")
 
 
 def _ends_unclosed(source: TextSource, ends: Ends) -> Steps[bool]:

@@ -41,6 +41,11 @@ class LenientJson:
     def in_string(self) -> bool:
         return self._state in (self._string, self._escape, self._hex)
 
+    @property
+    def in_text(self) -> bool:
+        """Whether characters without an escape are text as they are, and need not be fed."""
+        return self._state == self._string and not self._high
+
     def push(self, char: str) -> str:
         """Feed one character. Returns the valid JSON that is now known."""
         self._state(char)
@@ -151,8 +156,7 @@ class LenientJson:
             self._entry(char)
 
     def _close_with(self, char: str) -> None:
-        opener = OPENERS[char]
-        if opener not in self._open:
+        if (opener := OPENERS[char]) not in self._open:
             self.repaired = True
             if self._state != self._first:
                 self._state = self._after
@@ -195,13 +199,11 @@ class LenientJson:
             self._write(char)
             return
         self._state = self._value
-        if char == ":":
-            self._write(char)
-            return
-        self.repaired = True
         self._write(":")
-        if char != "=":
-            self._value(char)
+        if char != ":":
+            self.repaired = True
+            if char != "=":
+                self._value(char)
 
     # -- strings ---------------------------------------------------------------------------------
 
@@ -235,10 +237,8 @@ class LenientJson:
         if char in '"\\/bfnrt':
             self._write("\\" + char)
             return
-        self.repaired = True
-        self._write(
-            char if char == "'" else json.dumps(("" if char == "\n" else "\\") + char, ensure_ascii=False)[1:-1]
-        )
+        self.repaired, escaped = True, ("" if char == "\n" else "\\") + char
+        self._write(char if char == "'" else json.dumps(escaped, ensure_ascii=False)[1:-1])
 
     def _hex(self, char: str) -> None:
         if char not in "0123456789abcdefABCDEF":

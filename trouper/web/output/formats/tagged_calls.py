@@ -203,11 +203,14 @@ def _text(
         source.keep()
         write(source.run(STOPS))
         source.keep()
+        if source.is_dry:  # Go on with a run again, not with a single character.
+            yield
+            continue
         if (yield from source.first_of(value_ends)):
             return True
         if (yield from _next_begins(source, layout, others)) or (yield from _next_call_begins(source, sink, layout)):
             return False
         char = yield from source.peek()
-        if char == END or (STOPS.match(char) and (yield from source.ends_with(layout.ends))):
+        if char == END or (yield from source.ends_with(layout.ends)):
             return False
         write((yield from source.next()))
