@@ -19,6 +19,8 @@ from trouper.web.output.formats.text_source import END, Steps, TextSource
 
 NAME = re.compile(r"\s*[\"']?([^\"'<>]+?)[\"']?\s*(?:$|[\"'\s])")
 STOPS = re.compile(r"[\n<]")
+as_json = json.JSONEncoder(ensure_ascii=False).encode
+"""`json.dumps` would make an encoder for each token."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +88,7 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         if layout.value_start:
             yield from source.skip()
             yield from source.matches(layout.value_start)
-        sink.arguments((", " if given else "") + json.dumps(key, ensure_ascii=False) + ": ")
+        sink.arguments((", " if given else "") + as_json(key) + ": ")
         given.add(key)
         declared = TEXT if 'string="true"' in header else types.get(key, ANY)
         closed = yield from _value(source, sink, layout, declared, types.keys() - given)
@@ -136,9 +138,7 @@ def _value(
     """Read a value and its end. Returns whether it had one. `others`: parameters that may yet come."""
     if types == TEXT:
         sink.arguments('"')
-        closed = yield from _text(
-            source, sink, layout, others, lambda text: sink.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
-        )
+        closed = yield from _text(source, sink, layout, others, lambda text: sink.arguments(as_json(text)[1:-1]))
         sink.arguments('"' if closed or not source.cut else "")
         return closed
     parts: list[str] = []
