@@ -19,6 +19,9 @@ class Launched:
     plan: Plan
     at: float
     """Time of the launch (`time.perf_counter`), in seconds."""
+    launch_s: float = 0.0
+    """Seconds of the launch, without reads of earlier steps. The step takes no less: where the last step was read behind this launch, a fast device
+    has finished by then."""
     prefilled: Prefilled
     persisted: list[BlockArrays]
     sampled: Sampled | None = None

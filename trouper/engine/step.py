@@ -75,7 +75,7 @@ class StepEngine:
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
         self.proposals = DraftProposals.of(drafting, self._rows, group.agree, draft_limits)
-        self._last_read, self._digests = 0.0, Digests(self._rows, self._blocks)
+        self._last_read, self._reading_s, self._digests = 0.0, 0.0, Digests(self._rows, self._blocks)
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
         self.starting: Callable[[], None] | None = None
@@ -120,7 +120,7 @@ class StepEngine:
     # that stores blocks (see `eager_eval`).
 
     def _launch(self, plan: Plan) -> Launched:
-        at = time.perf_counter()
+        at, reading_s = time.perf_counter(), self._reading_s
         if plan.release_memory:
             mx.clear_cache()
             self._rows.give_back()
@@ -143,6 +143,7 @@ class StepEngine:
             assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
         launched.preparing = self._rows.preparing
         launched.banks = self._rows.bank_stats() if plan.report_banks else None
+        launched.launch_s = time.perf_counter() - at - (self._reading_s - reading_s)
         return launched
 
     @property
@@ -240,11 +241,11 @@ class StepEngine:
         """Wait for the step and read its tokens."""
         if launched.stepped is None:
             launched.stepped = self._read(launched)
-            if self._unread is launched:
-                self._unread = None
+            self._unread = None if self._unread is launched else self._unread
         return launched.stepped
 
     def _read(self, launched: Launched) -> Stepped:
+        began = time.perf_counter()
         if launched.prefilled.ready is not None:
             mx.eval(launched.prefilled.ready)
         rows, kept, sampled = launched.rows, None, launched.sampled
@@ -257,8 +258,8 @@ class StepEngine:
         logprobs = sampled.logprobs.read(kept) if sampled and sampled.logprobs else ()
         scores = tuple(score for pending in launched.prefilled.scores for score in pending.read())
         embedded = tuple((row, np.array(vector, "<f4").tobytes()) for row, vector in launched.prefilled.embedded)
-        now = time.perf_counter()
-        seconds, self._last_read = now - max(launched.at, self._last_read), now
+        self._reading_s += (now := time.perf_counter()) - began
+        seconds, self._last_read = max(now - max(launched.at, self._last_read), launched.launch_s), now
         stepped = Stepped(
             launched.plan.step, rows, tokens, logprobs, seconds,
             persisted=tuple(payload.read() for payload in launched.persisted),
