@@ -247,6 +247,7 @@ def main() -> None:
                 rounds = [round_of(subjects, chosen, streams, 100 * n + streams) for n in range(chosen.rounds)]
                 made.append({"shape": shape, "streams": streams, **summary(rounds)})
                 console.print({k: round(v, 3) if isinstance(v, float) else v for k, v in made[-1].items()})
+                made[-1]["rounds"] = rounds
                 if chosen.json:
                     chosen.json.write_text(json.dumps(made, indent=1))
 

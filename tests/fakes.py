@@ -23,6 +23,7 @@ from trouper.protocol.model import (
     MemoryStats,
     ModelCard,
 )
+from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import Admit, BlockId, Breakers, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
@@ -229,7 +230,7 @@ class FakeEngine:
     def memory(self) -> MemoryStats:
         return self.stats
 
-    async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+    async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
         self._forget()
         try:
             await self._answer(plans, results)
@@ -244,7 +245,7 @@ class FakeEngine:
         self.snapshots.clear()
         self.diary = Diary()
 
-    async def _answer(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+    async def _answer(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
         pending: Stepped | None = None
         async for plan in plans:
             self.plans_seen.append(plan)

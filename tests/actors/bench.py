@@ -23,6 +23,7 @@ from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel, ModelCard
+from trouper.protocol.plan_channel import plan_channel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, RowId, Stepped
 from trouper.protocol.problems import DRAINING
 from trouper.protocol.replies import Failed, Finished, Reply
@@ -159,7 +160,8 @@ async def scheduling(
     model."""
     channels = Channels(CHANNELS)
     admitted, admitted_in = channels.open("admitted")
-    plans, plans_in = channels.open("plans")
+    sending, plans_in = channels.open("plans")
+    plans, _ = plan_channel(sending, plans_in)
     results, results_in = channels.open("results")
     last_viewed_at, batch = Watch(-inf), Watch(NOTHING_SHOWN)
     stats, memory = stats or Watch(SchedulerStats()), Watch(MemoryStatus())

@@ -1,4 +1,4 @@
-"""CacheJanitor, SSDWriter, RankMirror and ModelStepper alone."""
+"""CacheJanitor, SSDWriter and ModelStepper alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.fakes import FakeEngine
 from trouper import Settings
 from trouper.actors.cache_janitor import SWEEP_EVERY_S, keep_tidy
 from trouper.actors.model_stepper import step_model
-from trouper.actors.rank_mirror import mirror_plans
 from trouper.actors.runtime.writer_edges import WriterEdges
 from trouper.actors.ssd_writer import write_to_disk
 from trouper.protocol.health import NO_ADAPTERS, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import MemoryStats
+from trouper.protocol.plan_channel import plan_channel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder, Sweep
@@ -125,40 +125,7 @@ async def test_no_ssd_takes_orders_and_touches_nothing(tmp_path: Path) -> None:
     assert (stats.attached, stats.reason) == (False, "--no-ssd")
 
 
-# -- RankMirror and ModelStepper ---------------------------------------------------------------------
-
-
-async def test_the_mirror_repeats_every_plan_in_order_and_then_ends() -> None:
-    plans, plans_in = trio.open_memory_channel[Plan](PLANS_IN_FLIGHT)
-    mirrored, mirrored_in = trio.open_memory_channel[Plan](PLANS_IN_FLIGHT)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(mirror_plans, plans_in, mirrored)
-        for step in range(10):
-            plans.send_nowait(Plan(step))
-            assert (await mirrored_in.receive()).step == step
-        plans.close()
-        with pytest.raises(trio.EndOfChannel):
-            await mirrored_in.receive()
-
-
-async def test_a_third_plan_in_flight_is_a_bug_and_not_a_wait() -> None:
-    plans, plans_in = trio.open_memory_channel[Plan](3)
-    mirrored, mirrored_in = trio.open_memory_channel[Plan](PLANS_IN_FLIGHT)
-    for step in range(3):
-        plans.send_nowait(Plan(step))
-    with mirrored_in, pytest.raises(trio.WouldBlock):
-        await mirror_plans(plans_in, mirrored)
-
-
-async def test_a_plan_for_a_stepper_that_has_ended_is_no_crash() -> None:
-    """When all end, the stepper may be the first: the plan that the scheduler sends then was taken for a crash, once in CI."""
-    sent, plans = trio.open_memory_channel[Plan](2)
-    mirrored, taken = trio.open_memory_channel[Plan](2)
-    taken.close()
-    with sent:
-        sent.send_nowait(Plan(0))
-    await mirror_plans(plans, mirrored)
-    assert plans.statistics().current_buffer_used == 0
+# -- ModelStepper ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -166,19 +133,20 @@ async def test_the_stepper_closes_its_ends_however_it_ends(*, crash: bool) -> No
     async def before_step(_: Plan) -> None:
         raise RuntimeError("the device died")
 
-    mirrored, mirrored_in = trio.open_memory_channel[Plan](PLANS_IN_FLIGHT)
+    ends = trio.open_memory_channel[Plan](PLANS_IN_FLIGHT)
+    plans, plans_in = plan_channel(*ends)
     results, results_in = trio.open_memory_channel[Stepped](PLANS_IN_FLIGHT)
-    step = partial(step_model, mirrored_in, results, FakeEngine(before_step=before_step))
+    step = partial(step_model, plans_in, results, FakeEngine(before_step=before_step))
     if crash:
-        mirrored.send_nowait(Plan(0, decode=(0,)))  # type: ignore[arg-type]
+        plans.send_nowait(Plan(0, decode=(0,)))  # type: ignore[arg-type]
         with pytest.raises(RuntimeError):
             await step()
     else:
-        mirrored.send_nowait(Plan(0))
-        mirrored.close()
+        plans.send_nowait(Plan(0))
+        plans.close()
         await step()
         assert results_in.receive_nowait().step == 0
     with pytest.raises(trio.EndOfChannel):
         results_in.receive_nowait()
-    assert mirrored_in.statistics().open_receive_channels == 0
+    assert ends[1].statistics().open_receive_channels == 0
     await wait_all_tasks_blocked()

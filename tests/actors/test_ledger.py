@@ -14,6 +14,7 @@ from trouper.actors.rank_mirror import MirrorEdges, lead_ranks
 from trouper.actors.ranks.expected_state import ExpectedState
 from trouper.actors.ranks.leader import Leader
 from trouper.protocol import ranks
+from trouper.protocol.plan_channel import PlanReceiver, plan_channel
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
@@ -24,8 +25,8 @@ class Foretold(SimEngine):
 
     compared = 0
 
-    async def _answer(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
-        mirrored, mirrored_in = trio.open_memory_channel[Plan](2)
+    async def _answer(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
+        mirrored, mirrored_in = plan_channel(*trio.open_memory_channel[Plan](2))
         answers, answers_in = trio.open_memory_channel[Stepped](2)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lead_ranks, MirrorEdges(plans, mirrored, answers_in, results), Leader(Settings()))

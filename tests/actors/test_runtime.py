@@ -251,6 +251,7 @@ async def test_f14_cancelled_while_it_is_delivered(opened: Opened, autojump_cloc
 async def test_f14_cancelled_while_it_waits_to_be_accepted(opened: Opened, autojump_clock: MockClock) -> None:
     async with running(pace(prefill_s=30)) as runtime:
         with await runtime.submit(generate("first")):
+            await wait_all_tasks_blocked()
             with trio.move_on_after(1) as impatient:
                 await runtime.submit(generate("second"))
             assert impatient.cancelled_caught

@@ -336,3 +336,26 @@ async def test_counters_survive_a_restart_but_not_the_stall(opened: Opened, auto
     async with scheduling(opened, stats=crashed.stats) as restarted:
         assert restarted.stats.latest.stalled_since is None
         assert restarted.stats.latest.requests_errored == 1
+
+
+async def test_a_plan_for_a_stepper_that_has_ended_is_no_crash(opened: Opened) -> None:
+    """When all end, the stepper may be the first: the plan that the scheduler sends then was taken for a crash, once in CI."""
+    async with scheduling(opened) as bench:
+        bench.plans.close()
+        await bench.ask()
+        await wait_all_tasks_blocked()
+        assert not bench.ended.is_set()
+
+
+async def test_an_idle_engine_gets_its_first_plan_before_the_second_is_composed(opened: Opened) -> None:
+    """Who passes plans on to the engine's thread runs, and that thread gets Python's lock, before more is planned."""
+    async with scheduling(opened) as bench, trio.open_nursery() as nursery:
+        waiting: list[int] = []
+
+        async def pass_on() -> None:
+            await bench.plans.receive()
+            waiting.append(bench.plans.statistics().current_buffer_used)
+
+        nursery.start_soon(pass_on)
+        await bench.ask(max_tokens=3)
+        assert (waiting, bench.plans.statistics().current_buffer_used) == ([0], 1)

@@ -38,6 +38,7 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.step import StepEngine
+from trouper.protocol.plan_channel import plan_channel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped
 
 PROMPTS = prompts((3, 17, 33, 40, 1, 5, 21, 12))
@@ -137,7 +138,7 @@ def script(prompt: Sequence[int], tokens: int, row: int = 0) -> Iterator[Plan]:
 
 async def play(engine: MlxEngine, plans: Iterator[Plan], each: Callable[[Stepped], None]) -> None:
     """A session: as Scheduler does it, two plans ahead at most."""
-    ordered, ordered_in = trio.open_memory_channel[Plan](PLANS_IN_FLIGHT)
+    ordered, ordered_in = plan_channel(*trio.open_memory_channel[Plan](PLANS_IN_FLIGHT))
     results, results_in = trio.open_memory_channel[Stepped](PLANS_IN_FLIGHT)
     async with trio.open_nursery() as together:
         together.start_soon(step_model, ordered_in, results, engine)

@@ -40,6 +40,7 @@ from trouper.actors.ssd_writer import write_to_disk
 from trouper.cli.rank_process import LAST_ERRORS_S
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.model import LoadedModel
+from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import BlockId, Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
 from trouper.protocol.setting_fields import ByteSize
@@ -178,7 +179,7 @@ class Rank(SimEngine):
         await self.world.invited.wait()
         return Joined(self.rank, 2, self.world.invitation)
 
-    async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+    async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
         """As the real one: no row that is left at the end is a fault of its own."""
         self._forget()
         try:

@@ -1,7 +1,9 @@
 """The graph: six actors, their channels, one screen.
 
-    edge --requests--> RequestIntake --admitted--> Scheduler --plans--> RankMirror --mirrored--> ModelStepper
-                                                       ^----------------results-------------------'
+    edge --requests--> RequestIntake --admitted--> Scheduler --plans--> ModelStepper
+                                                       ^------results-------'
+    with several ranks:                            Scheduler --plans--> RankMirror --mirrored--> ModelStepper
+                                                       ^------results-------' ^-----answers---------'
     Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
     watches: stats, batch, memory, directory, actors (latest value, nobody waits)
 
@@ -21,7 +23,7 @@ import trio
 
 from trouper.actors.cache_janitor import keep_tidy
 from trouper.actors.model_stepper import step_model
-from trouper.actors.rank_mirror import MirrorEdges, lead_ranks, mirror_plans
+from trouper.actors.rank_mirror import MirrorEdges, lead_ranks
 from trouper.actors.ranks.group_lifecycle import gather_ranks, leave_ranks, or_rank_lost
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.leader_disk import LeaderDisk
@@ -43,6 +45,7 @@ from trouper.actors.scheduling.disk_tier import ANSWER_S
 from trouper.actors.ssd_writer import directory_for, write_to_disk
 from trouper.protocol.health import AdapterStats
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
+from trouper.protocol.plan_channel import plan_channel
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.problems import Problem
 from trouper.protocol.setting_fields import ByteSize
@@ -58,7 +61,7 @@ log = logging.getLogger("trouper.graph")
 CHANNELS = {
     "requests": Edge("edge", "RequestIntake", 16, "blocks"),
     "admitted": Edge("RequestIntake, SSDWriter", "Scheduler", 64, "blocks"),
-    "plans": Edge("Scheduler", "RankMirror", PLANS_IN_FLIGHT, "never full"),
+    "plans": Edge("Scheduler", "ModelStepper, RankMirror", PLANS_IN_FLIGHT, "never full"),
     "mirrored": Edge("RankMirror", "ModelStepper", PLANS_IN_FLIGHT, "never full"),
     "answers": Edge("ModelStepper", "RankMirror", PLANS_IN_FLIGHT, "never full"),
     "results": Edge("ModelStepper, RankMirror", "Scheduler", PLANS_IN_FLIGHT, "never full"),
@@ -195,8 +198,8 @@ class Graph:
         return partial(self._disk_writer, edges, directory_for(card, settings), self._namespace, settings)
 
     async def _group(self) -> None:
-        """Run Scheduler, RankMirror and ModelStepper, which crash and restart together. With several ranks a crash ends the whole
-        group of ranks, since followers cannot continue with a new engine of rank 0."""
+        """Run Scheduler, ModelStepper and, with several ranks, RankMirror between them. They crash and restart together. With several
+        ranks a crash ends the whole group of ranks, since followers cannot continue with a new engine of rank 0."""
         try:
             await self._run_group()
         except* Exception as crash:
@@ -219,11 +222,11 @@ class Graph:
 
     async def _run_group(self) -> None:
         watches = self._watches
-        plans, plans_in = self._channels.open("plans")
-        mirrored, mirrored_in = self._channels.open("mirrored")
+        plans, stepper_in = plan_channel(*self._channels.open("plans"))
         results, results_in = self._channels.open("results")
-        answers, mirror, crashed = results, partial(mirror_plans, plans_in, mirrored), None
+        answers, mirror, crashed = results, None, None
         if self._ranks is not None:
+            plans_in, (mirrored, stepper_in) = stepper_in, plan_channel(*self._channels.open("mirrored"))
             answers, answers_in = self._channels.open("answers")
             mirror = partial(lead_ranks, MirrorEdges(plans_in, mirrored, answers_in, results), self._ranks)
             crashed = self._ranks.crashed
@@ -238,8 +241,9 @@ class Graph:
         async with trio.open_nursery() as group:
             recovery = self._recovery if self._ranks is None else None
             group.start_soon(partial(schedule, edges, self._model, self._namespace, self._settings, recovery=recovery))
-            group.start_soon(mirror)
-            group.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
+            if mirror is not None:
+                group.start_soon(mirror)
+            group.start_soon(step_model, stepper_in, answers, self._engine, crashed)
 
     def _memory(self) -> MemoryStats:
         memory = self._engine.memory()

@@ -7,20 +7,21 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from trouper.protocol.model import Engine
-from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.plan_channel import PlanReceiver
+from trouper.protocol.plans import Stepped
 
 
 async def step_model(
-    mirrored: trio.MemoryReceiveChannel[Plan],
+    plans: PlanReceiver,
     results: trio.MemorySendChannel[Stepped],
     engine: Engine,
     crashed: Callable[[Exception], Awaitable[None]] | None = None,
 ) -> None:
     """Answer every plan until the channel ends. An exception of the engine is a crash of this actor; a restart begins with no
     rows. `crashed` is awaited before the end of `results` becomes visible."""
-    with mirrored, results:
+    with plans, results:
         try:
-            await engine.step(mirrored, results)
+            await engine.step(plans, results)
         except Exception as error:
             if crashed is not None:
                 await crashed(error)

@@ -1,9 +1,8 @@
-"""The RankMirror actor. It waits on plans, and with several ranks on the engine's answers; it owns the control links to the
-other ranks.
+"""The RankMirror actor, which exists only with several ranks. It waits on plans and on the engine's answers; it owns the control links
+to the other ranks.
 
-With one rank it passes plans on unchanged. With several, rank 0's mirror adds the expected state to each plan, sends the plan
-to the followers, corrects the expected state by the answers, and passes the answers on. `ranks/follower.py` is the
-followers' counterpart.
+Rank 0's mirror adds the expected state to each plan, sends the plan to the followers, corrects the expected state by the answers, and
+passes the answers on. `ranks/follower.py` is the followers' counterpart.
 """
 
 from __future__ import annotations
@@ -15,24 +14,16 @@ import trio
 
 from trouper.actors.ranks.expected_state import ExpectedState
 from trouper.actors.ranks.leader import Leader
-from trouper.protocol.plans import Plan, Stepped
-
-
-async def mirror_plans(plans: trio.MemoryReceiveChannel[Plan], mirrored: trio.MemorySendChannel[Plan]) -> None:
-    """Pass each plan on, in order. `mirrored` has the room of `plans`, so a full channel is a bug, not a wait."""
-    with mirrored:
-        async for plan in plans:
-            # The stepper may have ended: by a crash, which it raises itself, or as all do.
-            with suppress(trio.BrokenResourceError):
-                mirrored.send_nowait(plan)
+from trouper.protocol.plan_channel import PlanReceiver, PlanSender
+from trouper.protocol.plans import Stepped
 
 
 @attrs.frozen(eq=False)
 class MirrorEdges:
     """Channels of rank 0's mirror in a group of several ranks."""
 
-    plans: trio.MemoryReceiveChannel[Plan]
-    mirrored: trio.MemorySendChannel[Plan]
+    plans: PlanReceiver
+    mirrored: PlanSender
     answers: trio.MemoryReceiveChannel[Stepped]
     results: trio.MemorySendChannel[Stepped]
 
@@ -49,7 +40,9 @@ async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
                     plan = attrs.evolve(bare, digest=expected.digest())
                     expected.predict(plan)
                     leader.tell(plan)
-                    with suppress(trio.BrokenResourceError):  # As in `mirror_plans`.
+                    with suppress(
+                        trio.BrokenResourceError
+                    ):  # The stepper has ended: by a crash, which it raises itself, or as all do.
                         edges.mirrored.send_nowait(plan)
 
 

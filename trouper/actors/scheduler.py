@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from math import inf
 
@@ -20,7 +21,8 @@ from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import ANSWER_S
 from trouper.actors.scheduling.gathering import MAX_GATHER_S, Gathering
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.plan_channel import PlanSender
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
 from trouper.protocol.problems import Problem
 from trouper.protocol.settings import Settings
 from trouper.protocol.work import DiskNews, DiskOrder
@@ -31,6 +33,9 @@ PIECES = 10
 """Number of pieces in which the time limit of a step counts."""
 FLUSH_S = 5.0
 """Time limit at the end for what is on its way to the disk."""
+TURNS = 2
+"""Turns of the event loop that are left to others after an idle engine's first plan was sent, and after it was answered: the engine's thread gets
+Python's lock, and the first token its client. If more were planned at once, the first token would come that much later."""
 
 
 @attrs.frozen
@@ -46,7 +51,7 @@ class SchedulerEdges:
     """The channels and watches of the scheduler."""
 
     admitted: trio.MemoryReceiveChannel[Inbox]
-    plans: trio.MemorySendChannel[Plan]
+    plans: PlanSender
     results: trio.MemoryReceiveChannel[Stepped]
     orders: trio.MemorySendChannel[DiskOrder]
     watches: CoreWatches
@@ -104,15 +109,23 @@ class Scheduler:
     async def _do_steps(self) -> None:
         """Plans are sent before an answer is waited for, so that the engine always has the next one. Each wait may be cancelled, and the
         steps begun again."""
-        core = self._core
+        core, starts = self._core, False
         while True:
             self._take_requests()
             now = trio.current_time()
             core.drop_aborted(now)
-            self._send_plans(now)
+            idle = not core.plans_in_flight
+            self._send_plans(now, 1 if idle else PLANS_IN_FLIGHT)
+            if idle and core.plans_in_flight:
+                starts = True
+                await self._let_others_run()
+                continue
             core.publish()
             if core.plans_in_flight:
                 core.update(await self._owed(now), trio.current_time())
+                if starts:
+                    starts = False
+                    await self._let_others_run()
                 continue
             self._look.deadline = inf
             if core.accepts or core.waiting:
@@ -122,7 +135,7 @@ class Scheduler:
 
     async def _prove_engine(self) -> None:
         for plan in self._core.proof(trio.current_time()):
-            self._edges.plans.send_nowait(plan)
+            self._send(plan)
         while self._core.plans_in_flight:
             self._owed_since = trio.current_time()
             self._core.proved(await self._late(PIECES))
@@ -179,12 +192,24 @@ class Scheduler:
 
     # -- plans and answers -----------------------------------------------------------------------
 
-    def _send_plans(self, now: float) -> None:
-        """Keep the engine two plans ahead while there is work."""
-        while (plan := self._core.schedule(now)) is not None:
-            self._edges.plans.send_nowait(plan)
+    def _send_plans(self, now: float, ahead: int) -> None:
+        """Keep the engine so many plans ahead while there is work."""
+        while self._core.plans_in_flight < ahead and (plan := self._core.schedule(now)) is not None:
+            self._send(plan)
             if not plan.has_work:
                 return
+
+    @staticmethod
+    async def _let_others_run() -> None:
+        for _ in range(TURNS):
+            await trio.lowlevel.checkpoint()
+
+    def _send(self, plan: Plan) -> None:
+        """The channel has room for all plans in flight, so a full one is a bug, not a wait."""
+        with suppress(
+            trio.BrokenResourceError
+        ):  # The stepper has ended: by a crash, which it raises itself, or as all do.
+            self._edges.plans.send_nowait(plan)
 
     async def _owed(self, now: float) -> Stepped:
         """The answer to the oldest plan, if it is not late."""

@@ -35,7 +35,8 @@ from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
-from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.plan_channel import PlanReceiver
+from trouper.protocol.plans import Stepped
 from trouper.protocol.problems import ModelUnusable, OutOfDeviceMemory
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
@@ -126,18 +127,18 @@ class MlxEngine:
         mx.clear_cache()
         log.info("compiled in %.1f s", time.perf_counter() - began)
 
-    async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+    async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
         """Run a session: answer each plan, in order, until the channel of plans ends. Raises whatever the engine
         raises.
 
-        Plans wait for the thread in a queue of its own. To receive them from the channel in a call to Trio's thread would make the
-        engine wait for the event loop before each step, though its next plan has long been sent.
+        Their sender puts plans into a queue, where the thread finds them: to receive them from the channel would make the engine wait for
+        the event loop before each step, though its next plan has long been sent.
         """
         waiting: Waiting = SimpleQueue()
         self._waiting = waiting
         failure: BaseException | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_pass_on, plans, waiting)
+            nursery.start_soon(_put_into, waiting, plans)
             try:
                 await self._on_thread(lambda: self._session(waiting, results))
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - raised again below, outside of the nursery, which would wrap it.
@@ -230,10 +231,11 @@ class MlxEngine:
         self._token.run_sync_soon(send)
 
 
-async def _pass_on(plans: trio.MemoryReceiveChannel[Plan], waiting: Waiting) -> None:
-    """Pass plans on to the engine's thread, until their channel ends or the session does."""
+async def _put_into(waiting: Waiting, plans: PlanReceiver) -> None:
+    """Have plans put into the queue of the engine's thread, until their channel ends or the session does."""
     try:
-        async for plan in plans:
-            waiting.put(plan)
+        with plans.put_by(waiting.put):
+            async for plan in plans:
+                waiting.put(plan)
     finally:
         waiting.put(None)

@@ -12,7 +12,8 @@ from trouper.protocol.capabilities import EVERYTHING, UNCHECKED, Capabilities, S
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.health import MemoryPressure
 from trouper.protocol.kv import KvLayout
-from trouper.protocol.plans import Breakers, Plan, Pooling, Stepped
+from trouper.protocol.plan_channel import PlanReceiver
+from trouper.protocol.plans import Breakers, Pooling, Stepped
 from trouper.protocol.ranks import Joined
 
 NO_HEAD = "its checkpoint has none"
@@ -253,7 +254,7 @@ class Engine(Protocol):
     async def load(self) -> LoadedModel:
         """Load the model, once. Raises `ModelUnusable`."""
 
-    async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+    async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
         """Answer plans until their channel ends, starting with no rows. May be called again after it raised. Raises
         `RankDiffers` before it launches a plan whose digest is not of its own state."""
 

@@ -34,6 +34,7 @@ from trouper.protocol.link import (
     StateMismatch,
 )
 from trouper.protocol.model import Engine, Tokenizer
+from trouper.protocol.plan_channel import PlanReceiver, PlanSender, plan_channel
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.problems import ModelUnusable, RequestFailed
 from trouper.protocol.ranks import Joined, RankDiffers
@@ -118,7 +119,7 @@ class Follower:
 
     async def _follow(self, link: Link, joined: Joined) -> None:
         self.linked = True
-        mirrored, plans = trio.open_memory_channel[Plan](PLANS_AHEAD)
+        mirrored, plans = plan_channel(*trio.open_memory_channel[Plan](PLANS_AHEAD))
         results, answers = trio.open_memory_channel[Stepped](PLANS_AHEAD)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send, link)
@@ -154,7 +155,7 @@ class Follower:
 
     async def _load_and_step(
         self,
-        plans: trio.MemoryReceiveChannel[Plan],
+        plans: PlanReceiver,
         results: trio.MemorySendChannel[Stepped],
         background: trio.Nursery,
     ) -> None:
@@ -177,7 +178,7 @@ class Follower:
 
     # -- messages of rank 0 ------------------------------------------------------------------------
 
-    async def _receive(self, link: Link, mirrored: trio.MemorySendChannel[Plan], background: trio.Nursery) -> None:
+    async def _receive(self, link: Link, mirrored: PlanSender, background: trio.Nursery) -> None:
         """Receive messages until rank 0 leaves. A full `mirrored` delays them all, and then rank 0's writes."""
         with mirrored:
             while True:
