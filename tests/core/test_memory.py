@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.core.worlds import CoreWorld, RecordingClient
 from tests.fakes import card
 from trouper.actors.scheduling.allocation_failures import AllocationFailures
-from trouper.actors.scheduling.memory_budget import MemoryBudget
+from trouper.actors.scheduling.memory_budget import MemoryBudget, too_long
 from trouper.protocol.health import NO_ADAPTERS, AdapterStats, MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
-from trouper.protocol.requests import BATCH_PRIORITY
+from trouper.protocol.requests import BATCH_PRIORITY, Generate, TokenPrompt
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
 
@@ -136,6 +136,14 @@ def test_a_prompt_that_never_fits_is_refused_and_others_are_shortened() -> None:
     assert shortened.max_tokens == 8
     finish(small)
     assert len(shortened.tokens) == 8
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_where_no_prompt_fits_it_is_the_limit_that_has_to_change(tokens: int) -> None:
+    """`tokens`: of one row in all. The remedy was "shorten the prompt to 0 tokens"."""
+    request = Generate(request_id="r", prompt=TokenPrompt((1, 2, 3)))
+    assert too_long(request, 3, tokens).message.endswith("are more: raise the limit")
+    assert too_long(request, 3, 2).message.endswith("are more: shorten the prompt to 1 tokens")
 
 
 def test_a_higher_priority_gets_the_memory_of_a_lower_one() -> None:

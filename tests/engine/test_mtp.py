@@ -22,6 +22,7 @@ from tests.families import prompts
 from tests.family_configs import FAMILIES, HIDDEN, VOCABULARY
 from tests.heads import SOME_HEADS, Kind, save_with_head
 from trouper.engine.kv.head_rows import HELD_PASSES, max_held_positions
+from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.spec_decode.mtp_head import MtpHead
@@ -291,7 +292,7 @@ def test_bytes_of_hidden_states_are_counted(chunk: int) -> None:
     rows, kv = engine._rows, loaded("deepseek_v3").card.kv
     assert isinstance(rows, SlotRows) and rows.head is not None
     head, launch, held, most = rows.head, engine.launch, list[float](), 16
-    assert kv.head_state_bytes == max_held_positions(1 + most) * HIDDEN * 4
+    assert kv.head_state_bytes == max_held_positions(of_device().width(1 + most)) * HIDDEN * 4
     assert kv.row_bytes(1) == attrs.evolve(kv, head_state_bytes=0).row_bytes(1) + kv.head_state_bytes
     wrong = {row: [7] * most for row in map(RowId, range(len(cases)))}
     engine.proposals.given = wrong

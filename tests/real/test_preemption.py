@@ -97,6 +97,9 @@ async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, spe
         await assert_as_alone(path, wish, heard[wish.request_id], wanted[wish.request_id])
 
 
+@pytest.mark.skipif(
+    pass_shapes.of_device().rounded, reason="capacities are rounded here: so little memory holds no row"
+)
 async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(tmp_path: Path) -> None:
     path = str(save("llama", tmp_path / "llama"))
 

@@ -40,9 +40,7 @@ async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
                     plan = attrs.evolve(bare, digest=expected.digest())
                     expected.predict(plan)
                     leader.tell(plan)
-                    with suppress(
-                        trio.BrokenResourceError
-                    ):  # The stepper has ended: by a crash, which it raises itself, or as all do.
+                    with suppress(trio.BrokenResourceError):  # The stepper has ended, as in `Scheduler`.
                         edges.mirrored.send_nowait(plan)
 
 

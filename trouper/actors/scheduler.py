@@ -205,10 +205,9 @@ class Scheduler:
             await trio.lowlevel.checkpoint()
 
     def _send(self, plan: Plan) -> None:
-        """The channel has room for all plans in flight, so a full one is a bug, not a wait."""
-        with suppress(
-            trio.BrokenResourceError
-        ):  # The stepper has ended: by a crash, which it raises itself, or as all do.
+        """The channel has room for all plans in flight, so a full one is a bug, not a wait. A stepper that has ended, by a crash, which it
+        raises itself, or as all do, needs no plan."""
+        with suppress(trio.BrokenResourceError):
             self._edges.plans.send_nowait(plan)
 
     async def _owed(self, now: float) -> Stepped:

@@ -164,10 +164,11 @@ def min_known(*bounds: int | None) -> int | None:
 
 
 def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
+    remedy = f"shorten the prompt to {max_tokens - 1} tokens" if max_tokens > 1 else "raise the limit"
     return Problem(
         400,
         f"memory holds {max_tokens} tokens of one request (--kv-memory, --memory-fraction); {prompt_tokens} of prompt and 1 of answer "
-        f"are more: shorten the prompt to {max(0, max_tokens - 1)} tokens",
+        f"are more: {remedy}",
         param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
         code="context_length_exceeded",
     )
