@@ -19,6 +19,9 @@ from pathlib import Path
 import attrs
 import psutil
 
+START_S = 300.0
+"""Time limit for a server's start. On a machine that has run none yet a GPU's kernels are compiled: two minutes on an H100."""
+
 
 @attrs.frozen
 class Server:
@@ -129,7 +132,8 @@ def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes], model: s
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
     )
-    for _ in range(600):
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}")
         try:
