@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from math import inf
 from threading import get_ident
 from typing import Any
 
@@ -137,6 +138,24 @@ async def test_head_and_first_text_are_one_write_and_so_are_the_end_and_what_is_
     assert writes[0].startswith(b"HTTP/1.1 200")
     assert re.findall(rb'"content":"(.)?"', writes[0])[0] == b"" and len(re.findall(rb'"content":"."', writes[0])) >= 1
     assert b"data: [DONE]" in writes[-1] and writes[-1].endswith(b"\r\n0\r\n\r\n")
+
+
+async def test_a_head_beside_another_stream_waits_for_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is in the other's step, and takes longer."""
+    heads, real = list[bytes](), SocketWriter._taken
+
+    def noted(writer: SocketWriter, data: bytes) -> int:
+        if data.startswith(b"HTTP/1.1 200"):
+            heads.append(data)
+        return real(writer, data)
+
+    monkeypatch.setattr(SocketWriter, "_taken", noted)
+    monkeypatch.setattr(response_streams, "HEAD_WAIT_S", inf)
+    async with serving(FakeEngine(before_step=pace)) as served, await served.connect() as other:
+        await other.send_all(post("/v1/completions", STREAM | {"max_tokens": 100, "ignore_eos": True}, named("other")))
+        await eventually(lambda: b'"text"' in b"".join(heads))
+        assert b"data: [DONE]" in await streamed(served, "late", max_tokens=2)
+    assert [b'"text"' in head for head in heads] == [True, False]
 
 
 class Wide(ByteTokenizer):

@@ -33,6 +33,10 @@ class SlidingWindow:
     _past: deque[tuple[float, int]] = attrs.field(factory=deque)
     """Time and amount of what has ended."""
 
+    def anew(self) -> SlidingWindow:
+        """Return one of which nothing is taken."""
+        return SlidingWindow(self._clock)
+
     def taken(self) -> int:
         """Return what counts now."""
         self._forget(self._clock())
@@ -112,7 +116,7 @@ class KeyAccount:
         return Reservation(self, model, self.request_tokens() if request is None else request)
 
     def request_tokens(self) -> RequestTokens:
-        return RequestTokens(attrs.evolve(self.tokens, held=0, used=0, past=deque()))
+        return RequestTokens(self.tokens.anew())
 
     def require(self, tokens: int, limit: int) -> None:
         """Raises `RequestFailed` (429) if the minute has no room for so many tokens."""

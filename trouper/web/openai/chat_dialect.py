@@ -88,7 +88,8 @@ class ChatDialect(OpenAiDialect):
         return self._with_reasoning(index, usage_of(answer))
 
     def _with_reasoning(self, index: int, usage: Usage) -> Usage:
-        return attrs.evolve(usage, reasoning_tokens=self._parser(index).reasoning_tokens)
+        counted = self._parser(index).reasoning_tokens
+        return usage if counted == usage.reasoning_tokens else attrs.evolve(usage, reasoning_tokens=counted)
 
     def _total(self, usages: Sequence[Usage]) -> Usage:
         return total([self._with_reasoning(index, usage) for index, usage in enumerate(usages)], self.extras.choices)

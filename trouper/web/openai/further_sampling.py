@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import attrs
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from trouper.protocol.sampling import SEQUENCE_BREAKERS, Sampling
 from trouper.web.http.field_types import HUGE, Share, TopP
@@ -28,8 +28,14 @@ class FurtherSampling(Body, kw_only=True, frozen=True):
     dry_sequence_breakers: Annotated[tuple[Breaker, ...], Meta(max_length=MAX_BREAKERS)] | None = None
 
 
+OFF = tuple((field.name, field.default) for field in structs.fields(FurtherSampling))
+"""Parameters of a request without any of these, as nearly all are."""
+
+
 def with_further(sampling: Sampling, request: FurtherSampling) -> Sampling:
-    """Return `sampling` with the samplers of the request."""
+    """Return `sampling`, which has none of these samplers, with those of the request."""
+    if all(getattr(request, name) == default for name, default in OFF):
+        return sampling
     return attrs.evolve(
         sampling,
         typical_p=request.typical_p,

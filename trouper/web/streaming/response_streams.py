@@ -121,6 +121,7 @@ class EventStream(ResponseBody):
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
         self._writer = None if direct is None else direct[0]
+        self._delivery = None if direct is None else direct[1]
         self._direct = None if direct is None or len(answers) > 1 else self._direct_stream(*direct)
         self._pieces: trio.MemoryReceiveChannel[AnswerEvent] | None = None
         self._open = set(range(len(answers)))
@@ -132,8 +133,9 @@ class EventStream(ResponseBody):
         """Indices of answers whose prompt log-probabilities were written."""
 
     async def waited(self) -> Self:
-        """Wait a moment for a single answer, before the response begins (`HEAD_WAIT_S`). Returns the body."""
-        if len(self._answers) == 1:
+        """Wait a moment for a single answer, before the response begins (`HEAD_WAIT_S`), unless others are streamed: the engine is in their
+        step, and takes longer. Returns the body."""
+        if len(self._answers) == 1 and not (self._delivery and self._delivery.running):
             with trio.move_on_after(HEAD_WAIT_S):
                 await self._answers[0].wait_next()
         self._let_more_follow()  # The head comes next, and the first events behind it.

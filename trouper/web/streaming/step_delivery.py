@@ -28,6 +28,8 @@ class StepDelivery:
     """The streams that have something to write, and the task that writes it."""
 
     def __init__(self) -> None:
+        self.running = 0
+        """Number of streams whose text the task writes."""
         self._noted: list[DirectStream] = []
         self._idle = trio.lowlevel.ParkingLot()
 
@@ -82,6 +84,7 @@ class DirectStream:
     async def run(self) -> bool:
         """Return when something else than text has to be written, or the answer's time is over. False: nothing was written for
         `heartbeat_s`."""
+        self._delivery.running += 1
         try:
             self._begin()
             while not self._woken.is_set():
@@ -96,6 +99,7 @@ class DirectStream:
                 self._writer.cut()
             raise
         finally:
+            self._delivery.running -= 1
             self._answer.follow(None)
             self._follows = False
         return True
