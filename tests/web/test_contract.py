@@ -152,14 +152,16 @@ async def test_r12_f13_f17_each_limit_has_its_own_error(
         await eventually(lambda: served.busy == 0)
 
 
-async def test_a_silent_stream_gets_comments() -> None:
-    """R12. An event without data would crash clients."""
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_a_silent_stream_gets_comments(choices: int) -> None:
+    """R12. An event without data would crash clients. The text of one choice is written by StepDelivery, that of several by the stream's task."""
 
     async def before(_: Plan) -> None:
         await trio.sleep(0.15)
 
     async with serving(FakeEngine(before_step=before), heartbeat_s=0.05) as served:
-        _, _, body = await exchange(served, post("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": True}))
+        request = {"prompt": "a", "max_tokens": 2, "stream": True, "n": choices}
+        _, _, body = await exchange(served, post("/v1/completions", request))
     events = [event for event in body.split(b"\n\n") if b": keep-alive" in event]
     assert len(events) >= 2
     assert body.count(b"data: [DONE]") == 1
