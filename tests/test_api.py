@@ -16,7 +16,7 @@ import pytest
 import trouper
 
 NOT_FOR_EMBEDDERS = {
-    "Joined", "LoadedModel", "Plan", "Stepped",  # For who writes an engine: trouper.protocol.
+    "Joined", "LoadedModel", "Plan", "PlanReceiver", "Stepped",  # For who writes an engine: trouper.protocol.
     "ManagedModel",  # Made by `run_models`.
     "Breakers",  # Of a tokenizer's tokens: `Tokenizer.breakers` and `Tokenizer.infill`.
     "InfillTokens",
