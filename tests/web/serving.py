@@ -103,7 +103,7 @@ def open_files() -> int:
 
 def opened_by_driver(descriptor: Path) -> bool:
     with suppress(OSError):  # The one of the directory itself is gone.
-        return str(descriptor.readlink()).startswith(("/dev/nvidia", "/proc/driver/nvidia", "anon_inode:[eventfd]"))
+        return str(descriptor.readlink()).startswith(("/dev/nvidia", "/proc/driver/nvidia"))
     return False
 
 

@@ -22,7 +22,7 @@ from trouper.actors.scheduling.disk_tier import ANSWER_S
 from trouper.actors.scheduling.gathering import MAX_GATHER_S, Gathering
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plan_channel import PlanSender
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
+from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.problems import Problem
 from trouper.protocol.settings import Settings
 from trouper.protocol.work import DiskNews, DiskOrder
@@ -115,7 +115,7 @@ class Scheduler:
             now = trio.current_time()
             core.drop_aborted(now)
             idle = not core.plans_in_flight
-            self._send_plans(now, 1 if idle else PLANS_IN_FLIGHT)
+            self._send_plans(now, only_one=idle)
             if idle and core.plans_in_flight:
                 starts = True
                 await self._let_others_run()
@@ -192,11 +192,11 @@ class Scheduler:
 
     # -- plans and answers -----------------------------------------------------------------------
 
-    def _send_plans(self, now: float, ahead: int) -> None:
-        """Keep the engine so many plans ahead while there is work."""
-        while self._core.plans_in_flight < ahead and (plan := self._core.schedule(now)) is not None:
+    def _send_plans(self, now: float, *, only_one: bool) -> None:
+        """Keep the engine two plans ahead while there is work, or send the first of them."""
+        while (plan := self._core.schedule(now)) is not None:
             self._send(plan)
-            if not plan.has_work:
+            if only_one or not plan.has_work:
                 return
 
     @staticmethod

@@ -234,8 +234,6 @@ class MlxEngine:
 async def _put_into(waiting: Waiting, plans: PlanReceiver) -> None:
     """Have plans put into the queue of the engine's thread, until their channel ends or the session does."""
     try:
-        with plans.put_by(waiting.put):
-            async for plan in plans:
-                waiting.put(plan)
+        await plans.put_by(waiting.put)
     finally:
         waiting.put(None)

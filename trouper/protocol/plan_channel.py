@@ -4,96 +4,73 @@ switched to first: a step would begin later, and each switch takes Python's lock
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import attrs
 import trio
 
+from trouper.protocol.closing import ClosesAtEnd
 from trouper.protocol.plans import Plan
 
 
-@attrs.define
-class _Taker:
-    put: Callable[[Plan], None] | None = None
-
-
-@attrs.frozen(eq=False)
-class PlanSender:
-    """The end of the scheduler, or of the mirror."""
-
-    _channel: trio.MemorySendChannel[Plan]
-    _taker: _Taker
-
-    def send_nowait(self, plan: Plan) -> None:
-        """Raises `trio.WouldBlock` if too many plans wait, `trio.BrokenResourceError` if nobody receives."""
-        if self._taker.put is None:
-            self._channel.send_nowait(plan)
-        else:
-            self._taker.put(plan)
-
-    async def send(self, plan: Plan) -> None:
-        """Wait until the plan has room. Raises `trio.BrokenResourceError` if nobody receives."""
-        if self._taker.put is None:
-            await self._channel.send(plan)
-        else:
-            await trio.lowlevel.checkpoint()
-            self._taker.put(plan)
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-@attrs.frozen(eq=False)
-class PlanReceiver:
+@attrs.define(eq=False)
+class PlanReceiver(ClosesAtEnd):
     """The engine's end: it iterates over the plans, or has them put elsewhere until they end."""
 
     _channel: trio.MemoryReceiveChannel[Plan]
-    _taker: _Taker
+    put: Callable[[Plan], None] | None = attrs.field(default=None, init=False)
+    """What takes a plan instead of the channel, if anything does."""
 
     def __aiter__(self) -> AsyncIterator[Plan]:
         return self._channel
 
-    @contextmanager
-    def put_by(self, put: Callable[[Plan], None]) -> Iterator[None]:
-        """Call `put`, which neither blocks nor raises, with those that wait already, and then with each plan as it is sent, in the sender's
-        task. Iterating meanwhile waits for the end of the plans."""
-        while True:
-            try:
+    async def put_by(self, put: Callable[[Plan], None]) -> None:
+        """Call `put`, which neither blocks nor raises, with the plans that wait already, and then with each plan as it is sent, in the
+        sender's task. Returns when they have ended."""
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
                 put(self._channel.receive_nowait())
-            except (trio.WouldBlock, trio.EndOfChannel):
-                break
-        self._taker.put = put
+        self.put = put
         try:
-            yield
+            with suppress(trio.EndOfChannel):
+                await self._channel.receive()
         finally:
-            self._taker.put = None
+            self.put = None
 
     def close(self) -> None:
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+@attrs.frozen(eq=False)
+class PlanSender(ClosesAtEnd):
+    """The end of the scheduler, or of the mirror."""
+
+    _channel: trio.MemorySendChannel[Plan]
+    _receiver: PlanReceiver
+
+    def send_nowait(self, plan: Plan) -> None:
+        """Raises `trio.WouldBlock` if too many plans wait, `trio.BrokenResourceError` if nobody receives."""
+        if self._receiver.put is None:
+            self._channel.send_nowait(plan)
+        else:
+            self._receiver.put(plan)
+
+    async def send(self, plan: Plan) -> None:
+        """Wait until the plan has room. Raises `trio.BrokenResourceError` if nobody receives."""
+        if self._receiver.put is None:
+            await self._channel.send(plan)
+        else:
+            await trio.lowlevel.checkpoint()
+            self.send_nowait(plan)
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 def plan_channel(
     sending: trio.MemorySendChannel[Plan], receiving: trio.MemoryReceiveChannel[Plan]
 ) -> tuple[PlanSender, PlanReceiver]:
     """Return both ends around those of a memory channel."""
-    taker = _Taker()
-    return PlanSender(sending, taker), PlanReceiver(receiving, taker)
+    receiver = PlanReceiver(receiving)
+    return PlanSender(sending, receiver), receiver

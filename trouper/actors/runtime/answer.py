@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
-from types import TracebackType
-from typing import Self
 
 import attrs
 import trio
 
 from trouper.actors.runtime.submission import Arrivals
 from trouper.actors.runtime.time_limits import TimeLimits
+from trouper.protocol.closing import ClosesAtEnd
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Reply, Scored, Started, TokenLogprobs
@@ -24,7 +23,7 @@ CANCELLED = Problem(499, "the request was cancelled", "request_cancelled", code=
 
 
 @attrs.define(eq=False)
-class Answer:
+class Answer(ClosesAtEnd):
     """The client's end of one request. Closing it (or leaving its `with`) aborts the request: the row ends within one step.
 
     An answer enforces its time limits (time_limits.py): meeting one raises `RequestFailed` with the limit's code. The caller may add
@@ -193,14 +192,6 @@ class Answer:
             self.close()
             if follower is not None:
                 follower()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- progress and end --------------------------------------------------------------------------
 
