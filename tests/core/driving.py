@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -32,13 +34,14 @@ STEP_S = 0.01
 
 
 class DrivenCore:
-    """One core, with a viewer of the live page. The disk takes each write as soon as it is ordered, and has nothing to read."""
+    """One core, with a viewer of the live page unless `viewed` is false. The disk takes each write as soon as it is ordered, and has nothing to read."""
 
     def __init__(
         self,
         kv: KvLayout = CUTTABLE,
         *,
         disk: bool = True,
+        viewed: bool = True,
         capabilities: Capabilities = EVERYTHING,
         draft_context: int | None = None,
         min_restored_tokens: int = 0,
@@ -70,6 +73,7 @@ class DrivenCore:
         self.clients: list[RecordingClient] = []
         self.plans: list[Plan] = []
         self.now = 0.0
+        self._viewed = viewed
         self._written: list[Write] = []
         self._in_flight: deque[tuple[Plan, Stepped]] = deque()
         self._prompts: dict[RowId, int] = {}
@@ -96,7 +100,8 @@ class DrivenCore:
     def step(self, watched: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
         """One round of the scheduler's loop. `watched` runs what the core does in it."""
         self.now += STEP_S
-        self.watches.last_viewed_at.publish(self.now)
+        if self._viewed:
+            self.watches.last_viewed_at.publish(self.now)
         plans: list[Plan] = []
 
         def work() -> None:
@@ -149,3 +154,30 @@ class DrivenCore:
         return Stepped(
             plan.step, tuple(rows), (97,) * len(rows), (), STEP_S, persisted=tuple(empty for _ in plan.persist)
         )
+
+
+def bytecodes(work: Callable[[], object]) -> int:
+    """Number of bytecodes that `work` runs, in all functions that it calls."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def bytecodes_of_steps(core: DrivenCore, steps: int) -> list[int]:
+    """Number of bytecodes that the core runs in each step."""
+    counts: list[int] = []
+    for _ in range(steps):
+        core.step(lambda work: counts.append(bytecodes(work)))
+    return counts

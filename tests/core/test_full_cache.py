@@ -6,8 +6,7 @@ import statistics
 
 import pytest
 
-from tests.core.driving import DrivenCore
-from tests.core.test_long_contexts import bytecodes_of_steps
+from tests.core.driving import DrivenCore, bytecodes_of_steps
 from trouper.actors.scheduling.row_storing import TAIL_TOKENS
 from trouper.protocol.setting_fields import ByteSize
 

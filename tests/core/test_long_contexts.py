@@ -6,13 +6,10 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 
-from tests.core.driving import DrivenCore
+from tests.core.driving import DrivenCore, bytecodes_of_steps
 from tests.core.step_bytes import KV, STEPS, decoding
 from tests.fakes import CUTTABLE, UNCUTTABLE
 from trouper.protocol.kv import KvLayout
@@ -23,32 +20,6 @@ LARGE = KvLayout(token_bytes=147_456)
 """KV of a 4B model: a run on disk has three blocks, and the chain of a long prompt hundreds of runs."""
 KEPT_BYTES = 16_384
 """What a step may allocate more beside a long context: a fiftieth of its tokens."""
-
-
-def bytecodes(work: Callable[[], object]) -> int:
-    """Number of bytecodes that `work` runs, in all functions that it calls."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
-
-
-def bytecodes_of_steps(core: DrivenCore, steps: int) -> list[int]:
-    counts: list[int] = []
-    for _ in range(steps):
-        core.step(lambda work: counts.append(bytecodes(work)))
-    return counts
 
 
 def bytes_of_steps(kv: str, length: int) -> list[int]:

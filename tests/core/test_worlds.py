@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
 from tests.core.worlds import CoreWorld, RecordingClient, play
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.eviction import Eviction
 from trouper.actors.scheduling.kv_memory import KvMemory
+from trouper.actors.scheduling.memory_budget import MemoryBudget
 from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
@@ -119,8 +121,8 @@ def without_bound(cache: PrefixCache, nbytes: int | None) -> None:
     """Blocks are stored whatever rows leave of the limit."""
 
 
-def without_drafts(sequence: Sequence, max_draft_tokens: int) -> tuple[int, int]:
-    known, reserved = original_lengths(sequence, 0)
+def without_drafts(budget: MemoryBudget, sequence: Sequence) -> tuple[int, int]:
+    known, reserved = original_lengths(attrs.evolve(budget, max_draft_tokens=0), sequence)
     return known, reserved - sequence.num_draft_tokens * (not sequence.prefilling)
 
 
@@ -129,7 +131,7 @@ def forgets_preempted(preemption: Preemption, sequence: Sequence, now: float) ->
     sequence.preempt()
 
 
-original_lengths = Sequence.kv_lengths
+original_lengths = MemoryBudget.lengths
 original, original_chunk = Core.schedule, Sequence.schedule_chunk
 
 
@@ -156,7 +158,7 @@ FAULTS = [
     fault("rows outgrow memory", KvMemory, "_fit", never_relieved),
     fault("sequences enter without room", KvMemory, "admits", all_enter),
     fault("blocks are stored without room", PrefixCache, "bound", without_bound),
-    fault("drafts take no memory", Sequence, "kv_lengths", without_drafts),
+    fault("drafts take no memory", MemoryBudget, "lengths", without_drafts),
     fault("a preempted sequence is lost", Preemption, "preempt", forgets_preempted),
     fault("three plans in flight", Core, "schedule", a_third_plan),
 ]

@@ -295,6 +295,7 @@ class CoreWorld:
         for row, sequence in batch.rows.items():
             assert sequence.id == row, "a sequence has another row"
             self._check_running(sequence)
+            self._check_place(sequence)
         queued = [*core._queue]
         self.overdue += any(sequence.overdue for sequence in queued)
         assert len(queued) == len({*queued}), "a sequence waits twice"
@@ -328,6 +329,14 @@ class CoreWorld:
         least = self.settings.batch_min_rows
         assert all(of_batches) or sum(of_batches) <= least, "rows of batches did not yield"
         self.yielded += not all(of_batches) and sum(of_batches) > 0
+
+    def _check_place(self, row: Sequence) -> None:
+        if row.num_draft_tokens or row.num_scheduled_tokens >= row.place_until:
+            return
+        budget = self.core._budget
+        place = budget.kv.place(*budget.lengths(row))
+        assert place[:2] == row.place[:2], "a row counts in another bank"
+        assert budget.kv.row_bytes(place.reserved) == budget.kv.row_bytes(row.place.reserved), "a row has other bytes"
 
     @staticmethod
     def _check_running(sequence: Sequence) -> None:

@@ -56,6 +56,26 @@ def test_rows_together_count_what_the_banks_of_their_lengths_may_hold(
     assert kv.batch_bytes([(tokens, tokens + more) for tokens, more in rows]) == expected
 
 
+LAYOUTS = st.builds(
+    KvLayout, token_bytes=st.just(1000), first_bank=st.sampled_from((None, 0, 64, 512)), lead_tokens=st.sampled_from((0, 16)),
+    capacity_step=st.sampled_from((16, 256)),
+)  # fmt: skip
+
+
+@given(LAYOUTS, st.integers(1, 40_000), st.integers(0, 9), st.data())
+def test_a_row_keeps_its_place_while_that_lasts(kv: KvLayout, tokens: int, more: int, data: st.DataObject) -> None:
+    """Whatever of its tokens were in flight: the engine knows them later than the plans that sample them."""
+    place = kv.place(tokens, tokens + more)
+    grown = data.draw(st.integers(0, max(place.lasts - 1, 0)))
+    known = data.draw(st.integers(tokens, tokens + more + grown))
+    later = kv.place(known, tokens + more + grown)
+    if place.lasts:
+        assert later[:2] == place[:2]
+        assert kv.row_bytes(later.reserved) == kv.row_bytes(place.reserved)
+        after = kv.place(tokens + place.lasts, tokens + more + place.lasts)
+        assert after[:2] != place[:2] or kv.row_bytes(after.reserved) != kv.row_bytes(place.reserved), "it lasts longer"
+
+
 @given(TOKENS)
 def test_the_engine_rounds_so_or_less(tokens: int) -> None:
     assert EXACT.capacity(tokens) <= kv_capacity(tokens)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
-
 from trouper.protocol.replies import Delta
 
 
-@attrs.frozen
-class JoinedDelta(Delta):
+class JoinedDelta(Delta, frozen=True, gc=False):
     """Several deltas of one answer as one. It has all their text, tokens and log-probabilities."""
 
     parts: tuple[Delta, ...] = ()

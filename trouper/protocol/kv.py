@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import starmap
+from typing import NamedTuple
 
 import attrs
 
@@ -35,6 +37,11 @@ def bank_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
     return lowest_level(-(-16 * tokens // 15), first_bank)
 
 
+def longest_of(level: int, first_bank: int = FIRST_BANK) -> int:
+    """Maximum number of tokens of a row that belongs to the bank of this level."""
+    return 15 * (first_bank << level) // 16
+
+
 def lowest_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
     """Lowest level of a bank in which a row of `tokens` tokens may be: it stays for some steps while others move."""
     return (max(tokens - 1, 0) // first_bank).bit_length()
@@ -56,40 +63,49 @@ class BankStats:
     """Bytes of the buffers, used or not, and of the rows' recurrent states."""
 
 
+class RowPlace(NamedTuple):
+    """Where a row counts among the rows of a batch. It stays the same while the row grows by less than `lasts` tokens."""
+
+    level: int
+    """Level of the bank in which the row may be soon."""
+    left: int | None
+    """Level of the bank in which it may still be; None: the same."""
+    reserved: int
+    """Number of tokens that it may have soon, or some that take as many bytes."""
+    lasts: int = 0
+
+
+NO_PLACE = RowPlace(0, None, 0)
+
+
 class BatchLengths:
     """Lengths of rows by the level of their bank. What the rows take together follows from these, also with one more row, without
     another look at all of them."""
 
-    def __init__(self, first_bank: int | None, rows: Iterable[tuple[int, int]] = ()) -> None:
-        """`first_bank` as in `KvLayout`; `rows` as in its `batch_bytes`."""
-        self._first_bank = first_bank
+    def __init__(self, places: Iterable[RowPlace] = ()) -> None:
         self.by_level = defaultdict[int, list[int]](list)
         """Tokens that each row may have soon."""
         self.shared = set[int]()
         """Levels of banks in which rows may be that will soon be in another."""
-        self._add(rows)
+        self._add(places)
 
-    def with_row(self, tokens: int, reserved: int) -> BatchLengths:
+    def with_row(self, place: RowPlace) -> BatchLengths:
         """These rows and one more."""
-        batch = BatchLengths(self._first_bank)
+        batch = BatchLengths()
         batch.by_level.update({level: lengths.copy() for level, lengths in self.by_level.items()})
         batch.shared |= self.shared
-        batch._add(((tokens, reserved),))
+        batch._add((place,))
         return batch
 
     def __len__(self) -> int:
         return sum(map(len, self.by_level.values()))
 
-    def _add(self, rows: Iterable[tuple[int, int]]) -> None:
-        first, by_level, shared = self._first_bank, self.by_level, self.shared
-        for tokens, reserved in rows:  # All rows, in each step: `bank_level` and `lowest_level` without their calls.
-            if not first:
-                by_level[0].append(reserved)
-                continue
-            level = ((-(-16 * reserved // 15) - 1) // first).bit_length() if reserved > 0 else 0
+    def _add(self, places: Iterable[RowPlace]) -> None:
+        by_level = self.by_level
+        for level, left, reserved, _ in places:
             by_level[level].append(reserved)
-            if (lowest := ((tokens - 1) // first).bit_length() if tokens > 0 else 0) != level:
-                shared.add(lowest)
+            if left is not None:
+                self.shared.add(left)
 
 
 @attrs.frozen(kw_only=True)
@@ -151,11 +167,22 @@ class KvLayout:
         capacity = kv_capacity(tokens + self.lead_tokens, self.capacity_step) + self._early_tokens
         return self._row_token_bytes * capacity + self._fixed_bytes
 
+    def place(self, tokens: int, reserved: int) -> RowPlace:
+        """Place of a row that has `tokens` tokens, and may have `reserved` soon."""
+        length = reserved + self.lead_tokens
+        grows = kv_capacity(length, self.capacity_step) + 1 - length
+        if not self.first_bank:
+            return RowPlace(0, None, reserved, grows)
+        level, left = bank_level(reserved, self.first_bank), lowest_level(tokens, self.first_bank)
+        if left != level:
+            return RowPlace(level, left, reserved)
+        return RowPlace(level, None, reserved, min(grows, longest_of(level, self.first_bank) + 1 - reserved))
+
     def batch_bytes(self, rows: Iterable[tuple[int, int]]) -> int:
         """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
         share a bank take as much as the longest row that it may hold, since a row that leaves it may have been so long; a row with a
         bank of its own takes its own capacity."""
-        return self.bytes_of(BatchLengths(self.first_bank, rows))
+        return self.bytes_of(BatchLengths(starmap(self.place, rows)))
 
     def bytes_of(self, batch: BatchLengths) -> int:
         """`batch_bytes` of these rows."""

@@ -6,6 +6,7 @@ from math import inf
 from typing import Literal
 
 import attrs
+import msgspec
 
 from trouper.protocol.problems import Problem
 
@@ -58,17 +59,18 @@ class Embedded:
     vector: bytes
 
 
-@attrs.frozen
-class Delta:
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """The next part of the answer. Text never splits a character, never holds a stop string or a part of one that matched.
 
-    `tokens` are all tokens committed since the last Delta; their text may come in a later one.
+    `tokens` are all tokens committed since the last Delta; their text may come in a later one. There is one for each token of each
+    stream: msgspec makes it in a fifth of the time of attrs, and the garbage collector need not look at it.
     """
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    at: float = when()
+    at: float = 0.0
+    """trio.current_time() of the step's results."""
 
 
 @attrs.frozen

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 
 import attrs
+from msgspec import structs
 
 from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.protocol.joined_delta import joined
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Delta, Finished, Progress, Scored, TokenLogprobs
+from trouper.protocol.replies import Delta, Finished, FinishReason, Progress, Scored, TokenLogprobs
 
 log = logging.getLogger("trouper.scheduler")
 
@@ -34,8 +35,6 @@ class AnswerOutput:
     """Number of output tokens."""
     stream_interval: int = 1
     """Number of tokens in each Delta but the first, which has one, and the last. As in vLLM (--stream-interval)."""
-    _now: float = 0.0
-    """Time of the result with the current token."""
     _unsent: list[Delta] = attrs.field(factory=list)
     """What waits to be joined into one Delta."""
 
@@ -50,49 +49,47 @@ class AnswerOutput:
 
     def append(self, token: int, logprobs: TokenLogprobs | None, now: float) -> Finished | None:
         """Send a token. Returns the `Finished` that it caused, after the last text was sent."""
-        client, self._now = self.client, now
-        self.num_tokens += 1
-        if self.first_token_at is None:
-            self._begin()
+        self.num_tokens = count = self.num_tokens + 1
+        if count == 1:
+            self._begin(now)
         if token in self.ends:
-            named = token in client.request.stop_token_ids and token not in self.tokenizer.eos_token_ids
-            return self._end("stop", (token,), None, token if named else None)
-        may_stop = self.num_tokens > client.request.min_tokens
-        text = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
-        if self.text.stop is not None:
-            self._send(text, (token,), logprobs)
-            self.flush()
-            return Finished("stop", self.num_tokens, self.text.stop, now)
-        if self.num_tokens == self.max_tokens:
-            return self._end("length", (token,), logprobs, None, text)
-        self._send(text, (token,), logprobs)
+            stops, own_ends = self.client.request.stop_token_ids, self.tokenizer.eos_token_ids
+            return self._end(
+                "stop", Delta("", (token,), (), now), token if token in stops and token not in own_ends else None
+            )
+        push, may_stop = self.text.push, count > self.client.request.min_tokens
+        text = push(self.tokenizer.token_bytes(token), may_stop=may_stop)
+        delta = Delta(text, (token,), () if logprobs is None else (logprobs,), now)
+        if self.text.stop is not None or count == self.max_tokens:
+            return self._end("length", delta)
+        if self.stream_interval == 1:
+            self.client.reply(delta)
+        else:
+            self._hold(delta)
         return None
 
-    def _begin(self) -> None:
-        client, self.first_token_at = self.client, self._now
+    def _begin(self, now: float) -> None:
+        client, self.first_token_at = self.client, now
         if client.request.prompt_logprobs is not None:
             client.reply(Scored(tuple(self.scores)))
             self.scores.clear()
 
-    def _end(
-        self, reason: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None, matched: int | None, text: str = ""
-    ) -> Finished:
-        self._send(text + self.text.flush(), tokens, logprobs)
+    def _end(self, reason: FinishReason, last: Delta, matched: int | None = None) -> Finished:
+        """End with this Delta and what was withheld, unless a stop string ends the text."""
+        if self.text.stop is None:
+            last = structs.replace(last, text=last.text + self.text.flush())
+        self._unsent.append(last)
         self.flush()
         if self.text.stop is not None:
-            return Finished("stop", self.num_tokens, self.text.stop, self._now)
-        return Finished("stop" if reason == "stop" else "length", self.num_tokens, matched, self._now)
+            return Finished("stop", self.num_tokens, self.text.stop, last.at)
+        return Finished(reason, self.num_tokens, matched, last.at)
 
-    def _send(self, text: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None) -> None:
-        delta = Delta(text, tokens, () if logprobs is None else (logprobs,), self._now)
-        if self.stream_interval == 1:
-            self.client.reply(delta)
-            return
+    def _hold(self, delta: Delta) -> None:
         self._unsent.append(delta)
         if self.num_tokens == 1 or len(self._unsent) >= self.stream_interval:
             self.flush()
         else:
-            self.client.report(Progress(self._now))  # The limit between tokens counts from each of them.
+            self.client.report(Progress(delta.at))  # The limit between tokens counts from each of them.
 
     def flush(self) -> None:
         """Send what waits to be joined. The answer ends, or an error ends it."""

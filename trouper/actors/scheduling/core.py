@@ -200,8 +200,8 @@ class Core:
             sequence.finish()
         if aborted:
             self._counters.add(requests_withdrawn=len(aborted))
-        for sequence in tuple(self._batch.rows.values()):
-            if sequence.aborted and not sequence.standing.suspect:
+        for sequence in [row for row in self._batch.rows.values() if row.client.aborted]:
+            if not sequence.standing.suspect:
                 self._batch.abort(sequence)
 
     def fail_all(self, problem: Problem) -> None:

@@ -23,17 +23,18 @@ class TextStream:
     def push(self, data: bytes, *, may_stop: bool = True) -> str:
         """Append bytes, and return text that is safe to send. After a stop was found nothing may be pushed. Without `may_stop` a stop
         string that completes here is text; one that only begins here may still complete later."""
-        return self._show(self._decoder.decode(data), may_stop=may_stop)
+        # The decoder is written in Python, and asked only about bytes that may be a part of a character.
+        new = data.decode() if data.isascii() and not self._decoder.buffer else self._decoder.decode(data)
+        return self._show(new, may_stop=may_stop) if self._stops else new
 
     def flush(self) -> str:
         """End the text. A torn character becomes U+FFFD, and withheld text is returned unless it completes a stop."""
-        text = self._show(self._decoder.decode(b"", final=True), may_stop=True)
+        new = self._decoder.decode(b"", final=True)
+        text = self._show(new, may_stop=True) if self._stops else new
         rest, self._held = self._held, ""
         return text + rest
 
     def _show(self, new: str, *, may_stop: bool) -> str:
-        if not self._stops:
-            return new
         text = self._held + new
         found = first_stop(text, self._stops, len(self._held)) if may_stop else None
         if found is not None:

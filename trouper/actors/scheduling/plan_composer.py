@@ -67,13 +67,14 @@ class PlanComposer:
         for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
             sequence.num_draft_tokens += num_draft_tokens
         for sequence in decoding:
-            sequence.schedule_token()
+            if sequence.schedule_token():
+                self.batch.drop(sequence)
         for chunk in chunks:
             sequence = self.batch.rows[chunk.row]
-            sequence.schedule_chunk(chunk.tokens)
+            if sequence.schedule_chunk(chunk.tokens):
+                self.batch.drop(sequence)
             self.commit.to_store[chunk.row] = sequence
         kv_bound = self.kv_memory.bound_buffers()
-        self.batch.drop_last_scheduled()
         evicted = self.cache.freed()
         persist, persist_as = self.disk.pick()
         return Plan(

@@ -78,22 +78,20 @@ class ResultCommit:
         logprobs: dict[RowId, list[TokenLogprobs]] = {}
         for row, at in stepped.logprobs:
             logprobs.setdefault(row, []).append(at)
-        committed, before = 0, None
+        committed, before, rows = 0, None, self.batch.rows
         for row, token in zip(stepped.rows, stepped.tokens, strict=True):
-            sequence = self.batch.rows.get(row)
-            if sequence is None:
+            if (sequence := rows.get(row)) is None:
                 continue
             committed += 1
             if sequence is before:
                 self._count_draft(sequence)
             before = sequence
-            self._append(sequence, token, logprobs[row].pop(0) if row in logprobs else None, now)
+            self._append(sequence, token, logprobs[row].pop(0) if logprobs and row in logprobs else None, now)
         return committed
 
     def _count_draft(self, sequence: Sequence) -> None:
         """A drafted token was accepted, which no plan counted. So the last token may be on its way already."""
-        sequence.schedule_token()
-        if sequence.state is State.LAST_TOKEN_SCHEDULED:
+        if sequence.schedule_token():
             self.batch.drop(sequence)
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
@@ -101,11 +99,11 @@ class ResultCommit:
         finished = sequence.append_token(token, logprobs, now)
         if finished is not None:
             sequence.client.reply(finished)
-        self.handled = None
-        if finished is not None:
+            self.handled = None
             self._finish(sequence)
             return
-        if self.cache.wants_storing(sequence):
+        self.handled = None
+        if sequence.output.num_tokens >= sequence.stores_from and self.cache.wants_storing(sequence):
             self.to_store[sequence.id] = sequence
         if sequence.standing.suspect and sequence.num_output_tokens >= sequence.standing.passes_at:
             self.handover.passed(sequence, now)

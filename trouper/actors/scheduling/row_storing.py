@@ -13,7 +13,7 @@ from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.tree_node import Node
 from trouper.actors.scheduling.wait_for_primary import LiveRows
 from trouper.actors.scheduling.write_queue import WriteQueue
-from trouper.protocol.plans import Store
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Store
 
 TAIL_TOKENS = 256
 """Length at which the tail of an answer is stored, so that the end of a row is never expensive and no step copies much."""
@@ -41,14 +41,18 @@ class RowStoring:
         return stores
 
     def due(self, row: Sequence) -> bool:
-        """Whether a decoding row has a long tail, or is at a boundary. Where the cache had no room, it is asked again once as many tokens have
-        come: it hashes each block and looks for something to evict, which would be done for each row in each step."""
-        if row.node is None:
-            return False
-        tail = row.num_tokens - max(row.node.end, row.no_room_at)
-        return tail >= max(TAIL_TOKENS, self._tree.sizes.block_size) or (
-            self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
-        )
+        """Whether a decoding row has a long tail, or is at a boundary; if not, `Sequence.stores_from` says from when on this has to be asked
+        again. Where the cache had no room, that is once as many tokens have come: it hashes each block and looks for something to evict,
+        which would be done for each row in each step."""
+        missing = max(TAIL_TOKENS, self._tree.sizes.block_size)
+        if row.node is not None:  # Else it stores nothing before it enters again.
+            missing += max(row.node.end, row.no_room_at) - row.num_tokens
+            if missing <= 0 or self._snapshot_due(row):
+                return True
+            if self._snapshot_tokens is not None:  # Sent plans count, of which more may be unanswered then than now.
+                missing = min(missing, row.until_snapshot(self._snapshot_tokens) - PLANS_IN_FLIGHT)
+        row.stores_from = row.num_output_tokens + missing
+        return False
 
     def ended(self, row: Sequence) -> list[Store]:
         """Stores of a row that ends: all of its KV, while the row is still in the engine (F12)."""

@@ -65,7 +65,7 @@ class RunningBatch:
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Let the next plan drop the row, unless a plan has done so."""
+        """Let the next plan drop the row, unless a plan has done so. Its last token is scheduled, or it leaves."""
         if not sequence.dropped:
             sequence.dropped = True
             self.dropping.append(sequence)
@@ -74,11 +74,6 @@ class RunningBatch:
         """Rows that the plan in composition drops."""
         dropping, self.dropping = self.dropping, []
         return tuple(sequence.id for sequence in dropping)
-
-    def drop_last_scheduled(self) -> None:
-        """Let the next plan drop rows whose last token is scheduled."""
-        for sequence in self._in_state(State.LAST_TOKEN_SCHEDULED):
-            self.drop(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Remove a sequence whose client left. It is finished once the engine has dropped its row."""

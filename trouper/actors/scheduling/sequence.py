@@ -16,6 +16,7 @@ from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
 from trouper.actors.scheduling.tree_node import Node
+from trouper.protocol.kv import NO_PLACE, RowPlace
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import NO_ROW, RowId
 from trouper.protocol.problems import Problem
@@ -48,7 +49,7 @@ class Sequence:
     """Prompt and output tokens, as the prefix cache knows them."""
     output: AnswerOutput
     num_prompt_tokens: int = attrs.field(init=False)
-    """Length of the prompt. Every step asks for it several times."""
+    """Length of the prompt."""
     since: float = 0.0
     """Time of arrival, on Trio's clock; once started, time of the first admission."""
     state: State = State.WAITING
@@ -78,6 +79,9 @@ class Sequence:
     num_scheduled_tokens: int = 0
     num_draft_tokens: int = 0
     """Maximum number of tokens that the row drafts in unanswered plans."""
+    place: RowPlace = NO_PLACE
+    """Where the row counts for memory, while it decodes and has fewer scheduled tokens than `place_until`."""
+    place_until: int = 0
     dropped: bool = False
     """Whether a sent plan or the next plan drops the row from the engine."""
     node: Node | None = None
@@ -86,6 +90,8 @@ class Sequence:
     """Numbers of tokens at which a prefill chunk must end, for a snapshot; ascending."""
     snapshot_at: int = 0
     """Number of tokens at the last snapshot."""
+    stores_from: int = 0
+    """Number of output tokens before which the row, while it decodes, has nothing to store."""
     no_room_at: int = 0
     """Number of tokens when the cache last had no room for a block of them."""
     records: Records = UNCHOSEN
@@ -132,10 +138,6 @@ class Sequence:
         """Whether its request is of a batch."""
         return self.request.priority == BATCH_PRIORITY
 
-    @property
-    def aborted(self) -> bool:
-        return self.client.aborted
-
     # -- transitions -----------------------------------------------------------------------------
 
     def enter_state(self, state: State) -> None:
@@ -159,23 +161,28 @@ class Sequence:
         self.id, self.primary, self.node = row, None, None
         self.num_resumed_tokens = self.num_scheduled_tokens = self.num_output_tokens
         self.num_unscheduled_tokens = self.num_prompt_tokens + self.num_output_tokens
-        self.num_draft_tokens = self.snapshot_at = self.no_room_at = 0
+        self.num_draft_tokens = self.snapshot_at = self.no_room_at = self.place_until = self.stores_from = 0
         self.boundaries, self.dropped = [], False
         self.output.scores.clear()
 
-    def schedule_chunk(self, tokens: int) -> None:
-        """A plan prefills the next tokens. The last chunk of a prompt samples the next token."""
+    def schedule_chunk(self, tokens: int) -> bool:
+        """A plan prefills the next tokens. The last chunk of a prompt samples the next token. Returns whether that was the answer's last."""
         self.num_unscheduled_tokens -= tokens
-        if self.num_unscheduled_tokens == 0:
-            self.num_scheduled_tokens = self.num_resumed_tokens + 1
-            more = self.num_scheduled_tokens < self.max_tokens
-            self.enter_state(State.DECODING if more else State.LAST_TOKEN_SCHEDULED)
+        if self.num_unscheduled_tokens:
+            return False
+        self.num_scheduled_tokens = self.num_resumed_tokens + 1
+        last = self.num_scheduled_tokens >= self.max_tokens
+        self.enter_state(State.LAST_TOKEN_SCHEDULED if last else State.DECODING)
+        return last
 
-    def schedule_token(self) -> None:
-        """A plan samples the next token, or a drafted token was accepted that no plan counted."""
+    def schedule_token(self) -> bool:
+        """A plan samples the next token, or a drafted token was accepted that no plan counted. Returns whether that was the last."""
         self.num_scheduled_tokens += 1
-        if self.num_scheduled_tokens >= self.output.max_tokens and self.state is not State.LAST_TOKEN_SCHEDULED:
+        if self.num_scheduled_tokens < self.output.max_tokens:
+            return False
+        if self.state is not State.LAST_TOKEN_SCHEDULED:
             self.enter_state(State.LAST_TOKEN_SCHEDULED)
+        return True
 
     def preempt(self) -> None:
         """Leave the row before the end of the answer."""
@@ -238,17 +245,6 @@ class Sequence:
             return self.num_prompt_tokens + self.num_scheduled_tokens - 1
         return self.num_prefill_tokens - self.num_unscheduled_tokens
 
-    def kv_lengths(self, max_draft_tokens: int) -> tuple[int, int]:
-        """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in its KV, which the last token is not;
-        and the most in its KV after the next plan, which may draft `max_draft_tokens` tokens. Asked of each row, in each step."""
-        prompt, output = self.num_prompt_tokens, self.output
-        if self.num_unscheduled_tokens > 0:
-            known = prompt + self.num_resumed_tokens
-            return known, known + 1
-        drafts = self.num_draft_tokens + (max_draft_tokens if self.records else 0)
-        reserved = min(self.num_scheduled_tokens + drafts, output.max_tokens)
-        return prompt + output.num_tokens - 1, prompt + reserved
-
     @property
     def prefilling(self) -> bool:
         return self.num_unscheduled_tokens > 0
@@ -292,7 +288,11 @@ class Sequence:
         if at < self.num_prefill_tokens:
             index = bisect_left(self.boundaries, at)
             return index < len(self.boundaries) and self.boundaries[index] == at
-        return at - max(self.snapshot_at, self.num_prefill_tokens) >= interval
+        return self.until_snapshot(interval) <= 0
+
+    def until_snapshot(self, interval: int) -> int:
+        """Number of tokens that a decoding row is to grow by until its next snapshot."""
+        return max(self.snapshot_at, self.num_prefill_tokens) + interval - self.num_computed_tokens
 
     @property
     def room(self) -> int:

@@ -101,9 +101,9 @@ class Speculation:
             DraftOption(index, record, room)
             for index, row in enumerate(rows)
             for record in row.records.values()
-            if record.active(self._steps)
+            if (self._repeating or record.name != "ngram")  # First: mostly no row repeats anything.
+            and record.active(self._steps)
             and (room := row.room - record.undrafted) > 0
-            and (self._repeating or record.name != "ngram")
         ]
         ngrams = [option for option in options if option.record.name == "ngram"]
         self._repeating = bool(ngrams)

@@ -93,7 +93,7 @@ class WaitingQueue:
     def remove_aborted(self) -> list[Sequence]:
         """Sequences whose client left. A suspect stays: it is tried to its end, since a client that leaves early could otherwise
         crash the engine as often as it likes."""
-        aborted = [sequence for sequence in self if sequence.aborted and not sequence.standing.suspect]
+        aborted = [sequence for sequence in self if sequence.client.aborted and not sequence.standing.suspect]
         for sequence in aborted:
             self.remove(sequence)
         return aborted
