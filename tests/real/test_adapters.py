@@ -22,7 +22,8 @@ from trouper.protocol.settings import Settings
 from trouper.web.server import serve_http
 
 NAMES = ("one", "two")
-PROMPT = "a prompt that is long enough for some blocks of sixteen tokens, whatever answers it"
+PROMPT = 2 * "a prompt that is long enough for some blocks of sixteen tokens, whatever answers it; "
+"""Some more than what is worth restoring on a GPU."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ async def test_each_name_has_its_own_answer_and_its_own_cache(files: Path) -> No
             again = await complete(url, **{"model": name, **({"adapters": field} if field else {})})  # type: ignore[arg-type]
             assert again["choices"] == first["base:one"]["choices"], (name, field)
             assert again["model"] == "base:one"
-            assert cached(again) > 50
+            assert cached(again) > 80
         async with httpx2.AsyncClient() as client:
             metrics = (await client.get(f"{url}/metrics")).text
         assert 'trouper_adapter_requests_total{adapter="one",model_name="base"} 6.0' in metrics
@@ -92,14 +93,15 @@ async def test_nobody_waits_for_the_prefill_of_another_adapter(files: Path) -> N
 async def test_blocks_on_disk_are_an_adapters_own_by_its_content(files: Path, tmp_path: Path) -> None:
     """Not by its name: other files under the same name find nothing."""
     changed = save_adapter(build("llama"), tmp_path / "one", 9)
-    long = 8 * PROMPT
+    long = 4 * PROMPT
     disk = {"no_ssd": False, "ssd_cache_dir": tmp_path / "blocks"}
     async with serving(files, **disk) as (_, url):
         assert cached(await complete(url, "one", prompt=long)) == 0
     async with serving(files, **disk) as (runtime, url):
-        assert [cached(await complete(url, name, prompt=long)) for name in ("two", "base")] == [0, 0]
+        # First: a server that has measured nothing reads, on a device that computes such a prompt in less time, too.
         assert cached(await complete(url, "one", prompt=long)) > 0
         assert runtime.health().scheduler.cache.hits_disk > 0
+        assert [cached(await complete(url, name, prompt=long)) for name in ("two", "base")] == [0, 0]
     async with serving(files, adapter=flags([changed]), **disk) as (_, url):
         assert cached(await complete(url, "one", prompt=long)) == 0
 
