@@ -99,7 +99,8 @@ class Answer(ClosesAtEnd):
                 case Scored(logprobs=logprobs):
                     self.prompt_logprobs = logprobs
                 case Delta():
-                    self._count_tokens(reply)
+                    self.completion_tokens += len(reply.tokens)
+                    self._note_token_time(reply.at)
                     self._limits.enter("decode", trio.current_time())
                     return reply
                 case Finished():
@@ -132,12 +133,16 @@ class Answer(ClosesAtEnd):
     def take_deltas(self, limit: int, now: float) -> list[Delta]:
         """The Deltas that already arrived at an answer that is followed, at most `limit`. `now`: trio.current_time(), of which one look
         does for all streams."""
-        unread, deltas = self._unread, list[Delta]()
+        unread = self._unread
+        deltas: list[Delta] = []  # `list[Delta]()` would take as long as the rest of this, for each token of each stream.
         while unread and len(deltas) < limit and isinstance(delta := unread[0], Delta):
-            unread.popleft()
             deltas.append(delta)
-            self._count_tokens(delta)
+            self.completion_tokens += len(delta.tokens)
+            unread.popleft()
         if deltas:
+            if self.first_token_at is None:
+                self.first_token_at = deltas[0].at
+            self.last_token_at = deltas[-1].at
             self._limits.enter("decode", now)
         return deltas
 
@@ -202,10 +207,6 @@ class Answer(ClosesAtEnd):
     def _note_start(self, started: Started) -> None:
         self.cached_tokens, self._disk_tokens = started.cached_tokens, started.disk_tokens
         self.admitted_at = started.at
-
-    def _count_tokens(self, delta: Delta) -> None:
-        self.completion_tokens += len(delta.tokens)
-        self._note_token_time(delta.at)
 
     def _note_token_time(self, at: float) -> None:
         if self.first_token_at is None:

@@ -133,7 +133,8 @@ class DirectStream:
                 if not self._decodes:  # The limit between tokens may end before the first one's.
                     self._decodes = True
                     self._sleep.deadline = min(self._sleep.deadline, answer.deadline)
-                if data := self._context.run(self._text, 0, joined(deltas), answer):
+                delta = deltas[0] if len(deltas) == 1 else joined(deltas)
+                if data := self._context.run(self._text, 0, delta, answer):
                     self._untaken = self._writer.write_now(data)
                     self._written_at = now
                 if len(deltas) < MAX_EVENTS:
