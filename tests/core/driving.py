@@ -120,6 +120,12 @@ class DrivenCore:
         self.plans += plans
         self._in_flight += ((plan, self._answer(plan)) for plan in plans)
 
+    def plan_ahead(self) -> None:
+        """Send the second plan, which is else sent in the next step."""
+        if (plan := self.core.schedule(self.now)) is not None:
+            self.plans.append(plan)
+            self._in_flight.append((plan, self._answer(plan)))
+
     def timed_step(self) -> float:
         """Seconds of the core in one round."""
         began = [0.0]

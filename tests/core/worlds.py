@@ -15,6 +15,7 @@ from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, l
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.eviction import NODE_COST
+from trouper.actors.scheduling.row_storing import TAIL_TOKENS
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.sequence_state import QUEUED, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
@@ -87,6 +88,25 @@ class RecordingClient:
 
 def key_of(prompt: tuple[int, ...]) -> int:
     return sum(prompt)
+
+
+def check_kv_usage(core: Core, row: Sequence) -> None:
+    """A row counts for memory where it would be counted anew."""
+    if row.num_draft_tokens or row.num_scheduled_tokens >= row.kv_usage_until:
+        return
+    budget = core._budget
+    usage = budget.kv.usage(*budget.lengths(row))
+    assert usage[:2] == row.kv_usage[:2], "a row counts in another bank"
+    assert budget.kv.row_bytes(usage.reserved) == budget.kv.row_bytes(row.kv_usage.reserved), "a row has other bytes"
+
+
+def check_storing(core: Core, row: Sequence) -> None:
+    """A row that is not asked whether it has something to store has nothing."""
+    if row.prefilling or row.node is None or row.num_output_tokens >= row.stores_from:
+        return
+    tail = row.num_tokens - max(row.node.end, row.no_room_at)
+    assert tail < max(TAIL_TOKENS, core._settings.block_size), "a long tail is not stored"
+    assert not core._cache._storing._snapshot_due(row), "a snapshot is missed"
 
 
 def padded_bytes(kv: KvLayout, lengths: list[int]) -> int:
@@ -295,7 +315,8 @@ class CoreWorld:
         for row, sequence in batch.rows.items():
             assert sequence.id == row, "a sequence has another row"
             self._check_running(sequence)
-            self._check_place(sequence)
+            check_kv_usage(core, sequence)
+            check_storing(core, sequence)
         queued = [*core._queue]
         self.overdue += any(sequence.overdue for sequence in queued)
         assert len(queued) == len({*queued}), "a sequence waits twice"
@@ -329,14 +350,6 @@ class CoreWorld:
         least = self.settings.batch_min_rows
         assert all(of_batches) or sum(of_batches) <= least, "rows of batches did not yield"
         self.yielded += not all(of_batches) and sum(of_batches) > 0
-
-    def _check_place(self, row: Sequence) -> None:
-        if row.num_draft_tokens or row.num_scheduled_tokens >= row.place_until:
-            return
-        budget = self.core._budget
-        place = budget.kv.place(*budget.lengths(row))
-        assert place[:2] == row.place[:2], "a row counts in another bank"
-        assert budget.kv.row_bytes(place.reserved) == budget.kv.row_bytes(row.place.reserved), "a row has other bytes"
 
     @staticmethod
     def _check_running(sequence: Sequence) -> None:

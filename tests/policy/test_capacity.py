@@ -65,15 +65,15 @@ LAYOUTS = st.builds(
 @given(LAYOUTS, st.integers(1, 40_000), st.integers(0, 9), st.data())
 def test_a_row_keeps_its_place_while_that_lasts(kv: KvLayout, tokens: int, more: int, data: st.DataObject) -> None:
     """Whatever of its tokens were in flight: the engine knows them later than the plans that sample them."""
-    place = kv.place(tokens, tokens + more)
-    grown = data.draw(st.integers(0, max(place.lasts - 1, 0)))
+    usage = kv.usage(tokens, tokens + more)
+    grown = data.draw(st.integers(0, max(usage.lasts - 1, 0)))
     known = data.draw(st.integers(tokens, tokens + more + grown))
-    later = kv.place(known, tokens + more + grown)
-    if place.lasts:
-        assert later[:2] == place[:2]
-        assert kv.row_bytes(later.reserved) == kv.row_bytes(place.reserved)
-        after = kv.place(tokens + place.lasts, tokens + more + place.lasts)
-        assert after[:2] != place[:2] or kv.row_bytes(after.reserved) != kv.row_bytes(place.reserved), "it lasts longer"
+    later = kv.usage(known, tokens + more + grown)
+    if usage.lasts:
+        assert later[:2] == usage[:2]
+        assert kv.row_bytes(later.reserved) == kv.row_bytes(usage.reserved)
+        after = kv.usage(tokens + usage.lasts, tokens + more + usage.lasts)
+        assert after[:2] != usage[:2] or kv.row_bytes(after.reserved) != kv.row_bytes(usage.reserved), "it lasts longer"
 
 
 @given(TOKENS)

@@ -63,8 +63,8 @@ class BankStats:
     """Bytes of the buffers, used or not, and of the rows' recurrent states."""
 
 
-class RowPlace(NamedTuple):
-    """Where a row counts among the rows of a batch. It stays the same while the row grows by less than `lasts` tokens."""
+class KvUsage(NamedTuple):
+    """What a row counts among the rows of a batch. It stays the same while the row grows by less than `lasts` tokens."""
 
     level: int
     """Level of the bank in which the row may be soon."""
@@ -75,34 +75,34 @@ class RowPlace(NamedTuple):
     lasts: int = 0
 
 
-NO_PLACE = RowPlace(0, None, 0)
+NO_USAGE = KvUsage(0, None, 0)
 
 
 class BatchLengths:
     """Lengths of rows by the level of their bank. What the rows take together follows from these, also with one more row, without
     another look at all of them."""
 
-    def __init__(self, places: Iterable[RowPlace] = ()) -> None:
+    def __init__(self, usages: Iterable[KvUsage] = ()) -> None:
         self.by_level = defaultdict[int, list[int]](list)
         """Tokens that each row may have soon."""
         self.shared = set[int]()
         """Levels of banks in which rows may be that will soon be in another."""
-        self._add(places)
+        self._add(usages)
 
-    def with_row(self, place: RowPlace) -> BatchLengths:
+    def with_row(self, usage: KvUsage) -> BatchLengths:
         """These rows and one more."""
         batch = BatchLengths()
         batch.by_level.update({level: lengths.copy() for level, lengths in self.by_level.items()})
         batch.shared |= self.shared
-        batch._add((place,))
+        batch._add((usage,))
         return batch
 
     def __len__(self) -> int:
         return sum(map(len, self.by_level.values()))
 
-    def _add(self, places: Iterable[RowPlace]) -> None:
+    def _add(self, usages: Iterable[KvUsage]) -> None:
         by_level = self.by_level
-        for level, left, reserved, _ in places:
+        for level, left, reserved, _ in usages:
             by_level[level].append(reserved)
             if left is not None:
                 self.shared.add(left)
@@ -167,22 +167,22 @@ class KvLayout:
         capacity = kv_capacity(tokens + self.lead_tokens, self.capacity_step) + self._early_tokens
         return self._row_token_bytes * capacity + self._fixed_bytes
 
-    def place(self, tokens: int, reserved: int) -> RowPlace:
+    def usage(self, tokens: int, reserved: int) -> KvUsage:
         """Place of a row that has `tokens` tokens, and may have `reserved` soon."""
         length = reserved + self.lead_tokens
         grows = kv_capacity(length, self.capacity_step) + 1 - length
         if not self.first_bank:
-            return RowPlace(0, None, reserved, grows)
+            return KvUsage(0, None, reserved, grows)
         level, left = bank_level(reserved, self.first_bank), lowest_level(tokens, self.first_bank)
         if left != level:
-            return RowPlace(level, left, reserved)
-        return RowPlace(level, None, reserved, min(grows, longest_of(level, self.first_bank) + 1 - reserved))
+            return KvUsage(level, left, reserved)
+        return KvUsage(level, None, reserved, min(grows, longest_of(level, self.first_bank) + 1 - reserved))
 
     def batch_bytes(self, rows: Iterable[tuple[int, int]]) -> int:
         """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
         share a bank take as much as the longest row that it may hold, since a row that leaves it may have been so long; a row with a
         bank of its own takes its own capacity."""
-        return self.bytes_of(BatchLengths(starmap(self.place, rows)))
+        return self.bytes_of(BatchLengths(starmap(self.usage, rows)))
 
     def bytes_of(self, batch: BatchLengths) -> int:
         """`batch_bytes` of these rows."""

@@ -17,7 +17,7 @@ from trouper.actors.scheduling.allocation_failures import AllocationFailures
 from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import AdapterStats, MemoryStatus
-from trouper.protocol.kv import BatchLengths, KvLayout, RowPlace
+from trouper.protocol.kv import BatchLengths, KvLayout, KvUsage
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import Problem
 from trouper.protocol.requests import ChatPrompt, Generate
@@ -64,8 +64,8 @@ class MemoryBudget:
     _seen: tuple[MemoryStatus, AdapterStats] | None = attrs.field(default=None, init=False)
     """What `_lasting` follows from. Every step asks for the limit several times, and these change once in seconds."""
     _lasting: int | None = attrs.field(default=None, init=False)
-    _places: list[RowPlace] = attrs.field(factory=list, init=False)
-    """The places of the rows that were last counted, of which `_counted` follows."""
+    _usages: list[KvUsage] = attrs.field(factory=list, init=False)
+    """The usages of the rows that were last counted, of which `_counted` follows."""
     _counted: CountedRows = attrs.field(factory=lambda: CountedRows(BatchLengths(), drafts=False), init=False)
 
     @row_bytes_known.default
@@ -116,22 +116,24 @@ class MemoryBudget:
         return self._lasting
 
     def count(self, rows: Ordered[Sequence]) -> CountedRows:
-        """Count what these rows may hold after the next plan. All rows are counted in each step: a row that decodes keeps its place until it
+        """Count what these rows may hold after the next plan. All rows are counted in each step: of a row that decodes this stays the same until it
         has grown out of it."""
-        places = [
-            row.place if row.num_scheduled_tokens < row.place_until and not row.num_draft_tokens else self._place(row)
+        usages = [
+            row.kv_usage
+            if row.num_scheduled_tokens < row.kv_usage_until and not row.num_draft_tokens
+            else self._usage(row)
             for row in rows
         ]
         drafts = self.kv.draft_state_bytes > 0 and any(row.records for row in rows)
-        if places != self._places or drafts != self._counted.drafts:
-            self._places, self._counted = places, CountedRows(BatchLengths(places), drafts=drafts)
+        if usages != self._usages or drafts != self._counted.drafts:
+            self._usages, self._counted = usages, CountedRows(BatchLengths(usages), drafts=drafts)
         return self._counted
 
-    def _place(self, row: Sequence) -> RowPlace:
-        place = self.kv.place(*self.lengths(row))
+    def _usage(self, row: Sequence) -> KvUsage:
+        usage = self.kv.usage(*self.lengths(row))
         if not (row.prefilling or row.num_draft_tokens):
-            row.place, row.place_until = place, row.num_scheduled_tokens + place.lasts
-        return place
+            row.kv_usage, row.kv_usage_until = usage, row.num_scheduled_tokens + usage.lasts
+        return usage
 
     def lengths(self, row: Sequence) -> tuple[int, int]:
         """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in its KV, which the last token is not;
@@ -144,8 +146,8 @@ class MemoryBudget:
 
     def with_entering(self, rows: CountedRows, entering: Sequence) -> CountedRows:
         """Count a sequence that enters beside these rows: when it has prefilled what is known of its tokens, and sampled one."""
-        place = self.kv.place(entering.num_tokens, entering.num_tokens + 1)
-        return CountedRows(rows.lengths.with_row(place), drafts=rows.drafts or bool(entering.records))
+        usage = self.kv.usage(entering.num_tokens, entering.num_tokens + 1)
+        return CountedRows(rows.lengths.with_row(usage), drafts=rows.drafts or bool(entering.records))
 
     def rows_bytes(self, rows: CountedRows) -> int:
         """Bytes that these rows may hold after the next plan. If any row may draft, all keep recurrent states of before."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from trouper.actors.scheduling.admission import Admission
@@ -12,6 +14,7 @@ from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.plans import NO_ROW, Chunk, Load, Plan, RowId, Store
@@ -66,14 +69,7 @@ class PlanComposer:
         allowed = self.speculation.allow(decoding)
         for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
             sequence.num_draft_tokens += num_draft_tokens
-        for sequence in decoding:
-            if sequence.schedule_token():
-                self.batch.drop(sequence)
-        for chunk in chunks:
-            sequence = self.batch.rows[chunk.row]
-            if sequence.schedule_chunk(chunk.tokens):
-                self.batch.drop(sequence)
-            self.commit.to_store[chunk.row] = sequence
+        self._schedule(decoding, chunks)
         kv_bound = self.kv_memory.bound_buffers()
         evicted = self.cache.freed()
         persist, persist_as = self.disk.pick()
@@ -83,6 +79,17 @@ class PlanComposer:
             persist_as=persist_as, settled=self.disk.settled(), drafts=allowed.drafts, proposers=allowed.proposers, watch=allowed.watch,
             kv_bound=kv_bound,
         )  # fmt: skip
+
+    def _schedule(self, decoding: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
+        """Count what the plan samples and prefills. The next plan drops rows whose last token this one samples."""
+        for sequence in decoding:
+            if sequence.schedule_token():
+                self.batch.drop(sequence)
+        for chunk in chunks:
+            sequence = self.batch.rows[chunk.row]
+            if sequence.schedule_chunk(chunk.tokens):
+                self.batch.drop(sequence)
+            self.commit.to_store[chunk.row] = sequence
 
     def _stores(self) -> tuple[Store, ...]:
         """Stores of what the plans so far have computed, for rows that go on and for those that leave."""

@@ -16,7 +16,7 @@ from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
 from trouper.actors.scheduling.tree_node import Node
-from trouper.protocol.kv import NO_PLACE, RowPlace
+from trouper.protocol.kv import NO_USAGE, KvUsage
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import NO_ROW, RowId
 from trouper.protocol.problems import Problem
@@ -79,9 +79,9 @@ class Sequence:
     num_scheduled_tokens: int = 0
     num_draft_tokens: int = 0
     """Maximum number of tokens that the row drafts in unanswered plans."""
-    place: RowPlace = NO_PLACE
-    """Where the row counts for memory, while it decodes and has fewer scheduled tokens than `place_until`."""
-    place_until: int = 0
+    kv_usage: KvUsage = NO_USAGE
+    """What the row counts for memory, while it decodes and has fewer scheduled tokens than `kv_usage_until`."""
+    kv_usage_until: int = 0
     dropped: bool = False
     """Whether a sent plan or the next plan drops the row from the engine."""
     node: Node | None = None
@@ -161,7 +161,7 @@ class Sequence:
         self.id, self.primary, self.node = row, None, None
         self.num_resumed_tokens = self.num_scheduled_tokens = self.num_output_tokens
         self.num_unscheduled_tokens = self.num_prompt_tokens + self.num_output_tokens
-        self.num_draft_tokens = self.snapshot_at = self.no_room_at = self.place_until = self.stores_from = 0
+        self.num_draft_tokens = self.snapshot_at = self.no_room_at = self.kv_usage_until = self.stores_from = 0
         self.boundaries, self.dropped = [], False
         self.output.scores.clear()
 
