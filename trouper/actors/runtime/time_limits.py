@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import attrs
 import trio
@@ -18,8 +18,7 @@ Phase = Literal["queue", "prefill", "decode"]
 Code = Literal["queue_timeout", "first_token_timeout", "token_timeout", "request_timeout"]
 
 
-@attrs.frozen
-class Deadline:
+class Deadline(NamedTuple):
     """A time limit that applies now. `at`: trio.current_time() when the request is too late."""
 
     at: float

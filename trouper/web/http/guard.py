@@ -277,7 +277,9 @@ class Connection:
         self._wait_at_most(LINGER_S)
 
     def _close(self) -> None:
-        """Shut down the sending side, then close. Synchronous: trio's send_eof would collide with a write in progress."""
+        """Shut down the sending side, then close, unless that was done. Synchronous: trio's send_eof would collide with a write in progress."""
+        if self._stream.socket.fileno() < 0:
+            return
         with suppress(OSError):
             self._stream.socket.shutdown(SHUT_WR)
         self.cut()
