@@ -168,7 +168,7 @@ class KvLayout:
         return self._row_token_bytes * capacity + self._fixed_bytes
 
     def usage(self, tokens: int, reserved: int) -> KvUsage:
-        """Place of a row that has `tokens` tokens, and may have `reserved` soon."""
+        """Usage of a row that has `tokens` tokens, and may have `reserved` soon."""
         length = reserved + self.lead_tokens
         grows = kv_capacity(length, self.capacity_step) + 1 - length
         if not self.first_bank:

@@ -134,9 +134,8 @@ class Answer(ClosesAtEnd):
         """The Deltas that already arrived at an answer that is followed, at most `limit`. `now`: trio.current_time(), of which one look
         does for all streams."""
         unread = self._unread
-        deltas: list[
-            Delta
-        ] = []  # `list[Delta]()` would take as long as the rest of this, for each token of each stream.
+        # `list[Delta]()` would take as long as the rest of this, for each token of each stream.
+        deltas: list[Delta] = []
         while unread and len(deltas) < limit and isinstance(delta := unread[0], Delta):
             deltas.append(delta)
             self.completion_tokens += len(delta.tokens)

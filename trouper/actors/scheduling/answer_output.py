@@ -53,10 +53,8 @@ class AnswerOutput:
         if count == 1:
             self._begin(now)
         if token in self.ends:
-            stops, own_ends = self.client.request.stop_token_ids, self.tokenizer.eos_token_ids
-            return self._end(
-                "stop", Delta("", (token,), (), now), token if token in stops and token not in own_ends else None
-            )
+            named = token in self.client.request.stop_token_ids and token not in self.tokenizer.eos_token_ids
+            return self._end("stop", Delta("", (token,), (), now), token if named else None)
         push, may_stop = self.text.push, count > self.client.request.min_tokens
         text = push(self.tokenizer.token_bytes(token), may_stop=may_stop)
         delta = Delta(text, (token,), () if logprobs is None else (logprobs,), now)
