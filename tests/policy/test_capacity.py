@@ -63,7 +63,7 @@ LAYOUTS = st.builds(
 
 
 @given(LAYOUTS, st.integers(1, 40_000), st.integers(0, 9), st.data())
-def test_a_row_keeps_its_place_while_that_lasts(kv: KvLayout, tokens: int, more: int, data: st.DataObject) -> None:
+def test_a_usage_stays_the_same_while_it_lasts(kv: KvLayout, tokens: int, more: int, data: st.DataObject) -> None:
     """Whatever of its tokens were in flight: the engine knows them later than the plans that sample them."""
     usage = kv.usage(tokens, tokens + more)
     grown = data.draw(st.integers(0, max(usage.lasts - 1, 0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -18,8 +19,6 @@ from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import Chunk, Plan, ProposerName, RowId, Stepped
 
 MOST = 16
-NEAR = 0.75
-"""Part of the best speed-up that is reached. Of 600 random devices and rows one had less than 0.8 of it, by the luck of its first drafts."""
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
 Cost = Callable[[int, int], float]
 """Of a step with so many rows, the longest draft so many tokens, in seconds."""
@@ -95,10 +94,10 @@ class Simulated:
     watched: int = 0
 
     @classmethod
-    def of(cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0) -> Simulated:
+    def of(cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0, seed: int = 7) -> Simulated:
         policy = Speculation(MOST, 3, SpeculationStats())
         rows = [SimRow(policy.records(["ngram"]), repeats, right) for repeats, right in kinds]
-        return cls(cost, rows, policy, random.Random(7), noise)
+        return cls(cost, rows, policy, random.Random(seed), noise)
 
     @classmethod
     def with_model(cls, cost: Cost, kinds: Sequence[tuple[float, float, float]], part: float) -> Simulated:
@@ -185,9 +184,12 @@ def test_it_never_costs_much(cost: Cost, kinds: list[tuple[float, float]], noise
 @settings(max_examples=300 if LONG else 8)
 @given(devices, st.integers(1, 16), st.floats(0.6, 1), st.floats(0.5, 1))
 def test_it_pays_where_it_can(cost: Cost, rows: int, right: float, repeats: float) -> None:
-    """Near the best size that whoever knew all costs and chances would take, if that is worth anything."""
-    batch = Simulated.of(cost, [(repeats, right)] * rows)
-    batch.run(1500)
+    """Near the best size that whoever knew all costs and chances would take, if that is worth anything. On the average of some dice: by the
+    luck of the first drafts one of 600 devices had 0.79 of the best with one of them, and 0.93 over eight."""
+    batches = [Simulated.of(cost, [(repeats, right)] * rows, seed=seed) for seed in (7, 8, 9)]
+    for batch in batches:
+        batch.run(1500)
+    gain = statistics.mean(batch.gain() for batch in batches)
 
     def known(drafted: int) -> float:
         expected = repeats * sum(right**place for place in range(1, drafted + 1))
@@ -196,7 +198,7 @@ def test_it_pays_where_it_can(cost: Cost, rows: int, right: float, repeats: floa
         return (1 + expected) * cost(rows, 0) / seconds
 
     best = max(known(size) for size in (1, 2, 4, 8, 16))
-    assert batch.gain() > (NEAR * best if best > 1.2 else 0.95)
+    assert gain > (0.8 * best if best > 1.2 else 0.95)
 
 
 spells = st.sampled_from([1.5, 5, 50, 500])
@@ -359,7 +361,7 @@ def test_a_draft_model_pays_where_it_can(cost: Cost, rows: int, right: float, pa
         return (1 + expected) * cost(rows, 0) / (cost(rows, drafted) + drafted * part * cost(rows, 0))
 
     best = max(known(size) for size in (1, 2, 4, 8, 16))
-    assert batch.gain() > (NEAR * best if best > 1.2 else 0.95)
+    assert batch.gain() > (0.8 * best if best > 1.2 else 0.95)
 
 
 def test_a_wrong_draft_model_is_parked_within_50_steps() -> None:
