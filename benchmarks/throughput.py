@@ -176,6 +176,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=50, help="tokens")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--rounds-alone", type=int, help="rounds of one stream, which are short and differ; default: as --rounds"
+    )
     parser.add_argument("--clients", type=int, default=6, help="processes of clients")
     parser.add_argument("--tokenizer", help="directory of a tokenizer; default: the embedded model's")
     parser.add_argument("--model", help="a checkpoint instead of shapes")
@@ -244,7 +247,8 @@ def main() -> None:
             for name, server in opened.items():
                 measure(server, max(streams_of(name, chosen)), 16, subjects.clients, 1)
             for streams in chosen.streams:
-                rounds = [round_of(subjects, chosen, streams, 100 * n + streams) for n in range(chosen.rounds)]
+                count = chosen.rounds_alone or chosen.rounds if streams == 1 else chosen.rounds
+                rounds = [round_of(subjects, chosen, streams, 100 * n + streams) for n in range(count)]
                 made.append({"shape": shape, "streams": streams, **summary(rounds)})
                 console.print({k: round(v, 3) if isinstance(v, float) else v for k, v in made[-1].items()})
                 made[-1]["rounds"] = rounds

@@ -45,6 +45,7 @@ class DrivenCore:
         capabilities: Capabilities = EVERYTHING,
         draft_context: int | None = None,
         min_restored_tokens: int = 0,
+        chunk_step: int = 1,
         **settings: Any,
     ) -> None:
         self.watches = CoreWatches(
@@ -64,6 +65,7 @@ class DrivenCore:
         model_card = attrs.evolve(
             card(kv=kv), context_length=CONTEXT, capabilities=capabilities, draft_context=draft_context,
             draft_model=self.settings.draft_model, min_restored_tokens=min_restored_tokens,
+            chunk_step=chunk_step,
         )  # fmt: skip
         model = LoadedModel(model_card, ByteTokenizer())
         self.core = Core(
@@ -73,6 +75,8 @@ class DrivenCore:
         self.clients: list[RecordingClient] = []
         self.plans: list[Plan] = []
         self.now = 0.0
+        self.step_s, self.preparing = STEP_S, False
+        """What the engine says of each step from now on."""
         self._viewed = viewed
         self._written: list[Write] = []
         self._in_flight: deque[tuple[Plan, Stepped]] = deque()
@@ -158,8 +162,9 @@ class DrivenCore:
                 rows.append(chunk.row)
         empty = (Tensor("U32", (2,), bytes(8)),)
         return Stepped(
-            plan.step, tuple(rows), (97,) * len(rows), (), STEP_S, persisted=tuple(empty for _ in plan.persist)
-        )
+            plan.step, tuple(rows), (97,) * len(rows), (), self.step_s, persisted=tuple(empty for _ in plan.persist),
+            preparing=self.preparing,
+        )  # fmt: skip
 
 
 def bytecodes(work: Callable[[], object]) -> int:

@@ -55,15 +55,17 @@ class ChunkSizer:
         if not self._measured:
             self.tokens = max(self.min_tokens, min(self.max_tokens, tokens))
 
-    def measured(self, tokens: int, seconds: float) -> None:
-        """Learn from a step that prefilled `tokens` tokens in `seconds`, decode included."""
-        if seconds <= 0 or tokens <= 0 or self._surprising(tokens, seconds):
+    def measured(self, tokens: int, seconds: float, *, limited: bool = False, preparing: bool = False) -> None:
+        """Learn from a step that prefilled `tokens` tokens in `seconds`, decode included. `limited`: more would have been prefilled if it had
+        been allowed; chunks that are rounded have fewer tokens than that. `preparing`: the device prepared kernels in it, which takes as long with
+        a smaller chunk: such a step can only show that chunks may be larger."""
+        if seconds <= 0 or tokens <= 0 or (preparing and seconds > self.target_s) or self._surprising(tokens, seconds):
             return
         self._measured, self._seen = True, (tokens, seconds)
         ratio = self.target_s / seconds
         if ratio < 1:  # A remainder of a prompt, or noise, says little about the whole chunk: halve at most.
             self.tokens = max(self.min_tokens, min(self.tokens, int(max(tokens, self.tokens) * max(ratio, 0.5))))
-        elif tokens >= self.tokens:
+        elif limited or tokens >= self.tokens:
             self.tokens = max(self.tokens, min(self.max_tokens, int(tokens * min(ratio * 0.9, 4.0))))
 
     def _surprising(self, tokens: int, seconds: float) -> bool:

@@ -77,7 +77,7 @@ class Core:
         )
         stats = attrs.evolve(latest.speculation, reason=model.card.no_drafts)
         self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, stats)
-        self._prefill_budget = PrefillBudget.of(settings)
+        self._prefill_budget = PrefillBudget.of(settings, model.card.chunk_step)
         self._counters = SchedulerCounters(watches.stats)
         self._step_statistics = StepStatistics.of(latest)
         self._batch_view = BatchView(watches.last_viewed_at, watches.batch)

@@ -107,13 +107,16 @@ class PlanComposer:
             return ()
         work = self.prefill_budget.turn({sequence.work for sequence in prefilling})
         remaining = [(sequence.id, sequence.next_chunk) for sequence in prefilling if sequence.work == work]
-        self.prefill_budget.plan(work)
-        budget = self.prefill_budget.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
+        requested = sum(tokens for _, tokens in remaining)
+        budget = self.prefill_budget.budget(requested, busy=busy, work=work)
         if work != "text" or not self.prefill_together:
             remaining = take_turns(remaining, budget, self._last_lone)
             self._last_lone = remaining[-1][0]
         chunks = share_chunks(remaining, budget, self.settings.prefill_step_size)
-        return tuple(map(self._round, chunks)) if self.chunk_step > 1 else chunks
+        if self.chunk_step > 1:
+            chunks = tuple(map(self._round, chunks))
+        self.prefill_budget.plan(work, limited=sum(chunk.tokens for chunk in chunks) < requested)
+        return chunks
 
     def _round(self, chunk: Chunk) -> Chunk:
         sequence = self.batch.rows[chunk.row]

@@ -40,10 +40,17 @@ class Sizers:
     idle: ChunkSizer
 
     @classmethod
-    def of(cls, stall_s: float, max_tokens: int) -> Self:
-        return cls(
-            ChunkSizer(stall_s, max_tokens), ChunkSizer(IDLE_STEP_S, max_tokens, MIN_IDLE_TOKENS, MIN_IDLE_TOKENS)
-        )
+    def of(cls, stall_s: float, max_tokens: int, min_idle: int) -> Self:
+        return cls(ChunkSizer(stall_s, max_tokens), ChunkSizer(IDLE_STEP_S, max_tokens, min_idle, min_idle))
+
+
+@attrs.frozen
+class PlannedWork:
+    """What a plan in flight prefills."""
+
+    work: Work
+    limited: bool
+    """Whether prompts of this kind have tokens left that the budget did not allow."""
 
 
 @attrs.define
@@ -52,8 +59,8 @@ class PrefillBudget:
 
     _stall_s: float
     _sizers: dict[Work, Sizers]
-    _planned: deque[Work] = attrs.field(factory=deque)
-    """Kinds of work of the steps in flight, oldest first."""
+    _planned: deque[PlannedWork] = attrs.field(factory=deque)
+    """Of the steps in flight, oldest first."""
     _last: Work = "embed"
     decode_s: float = 0.0
     """Moving average of the seconds of a step that only decodes."""
@@ -61,18 +68,21 @@ class PrefillBudget:
     """Moving average of prefilled tokens a second; 0 before any measurement."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings, chunk_step: int = 1) -> Self:
+        """`chunk_step`: see `ModelCard`. A device that prepares shapes has done so for lone prompts of up to as many tokens, which cost it about as
+        much as a few do."""
         stall_s, max_tokens = settings.decode_stall_ms / 1000 * AIM, settings.prefill_step_size
-        return cls(stall_s, {work: Sizers.of(stall_s, max_tokens) for work in WORKS})
+        min_idle = max(MIN_IDLE_TOKENS, chunk_step)
+        return cls(stall_s, {work: Sizers.of(stall_s, max_tokens, min_idle) for work in WORKS})
 
     def turn(self, waiting: Collection[Work]) -> Work:
         """Kind of work that the next step prefills: round robin over the waiting kinds."""
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
 
-    def plan(self, work: Work) -> None:
-        """Note the kind of work of the step being composed; its duration is attributed to that kind."""
-        self._planned.append(work)
+    def plan(self, work: Work, *, limited: bool = False) -> None:
+        """Note the kind of work of the step being composed; its duration is attributed to that kind. `limited`: see `PlannedWork`."""
+        self._planned.append(PlannedWork(work, limited))
         self._last = work
 
     def budget(self, requested: int, *, busy: bool, work: Work = "text") -> int:
@@ -92,12 +102,13 @@ class PrefillBudget:
             for sizers in self._sizers.values():
                 sizers.busy.target_s = max(self._stall_s, 2 * self.decode_s)
         elif prefilled:
-            work = self._planned.popleft() if self._planned else "text"
-            sizers = self._sizers[work]
+            planned = self._planned.popleft() if self._planned else PlannedWork("text", limited=False)
+            sizers = self._sizers[planned.work]
             rate = prefilled / stepped.seconds if stepped.seconds > 0 else 0.0
-            if work == "text" and rate:
+            if planned.work == "text" and rate:
                 self.prefill_rate += NEWEST * (rate - self.prefill_rate) if self.prefill_rate else rate
                 rate = self.prefill_rate
             if not plan.decode:
                 sizers.busy.expect(int(rate * self._stall_s / 3))
-            (sizers.busy if plan.decode else sizers.idle).measured(prefilled, stepped.seconds)
+            sizer = sizers.busy if plan.decode else sizers.idle
+            sizer.measured(prefilled, stepped.seconds, limited=planned.limited, preparing=stepped.preparing)
