@@ -99,6 +99,15 @@ def test_what_mlx_multiplies(calls: list[tuple[WeightFormat, int]], layer: nn.Mo
     assert not calls
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rows"),
+    [(1024, 2048, 320), (1024, 3072, 320), (2560, 1024, 320), (2560, 4096, 25), (9728, 2560, 10), (512, 512, 1024)],
+)
+def test_small_matrices_have_more_rows(inputs: int, outputs: int, rows: int) -> None:
+    """Those of a 0.6B and a 4B shape in bfloat16, and one that is smaller still."""
+    assert linear_layers.max_plain_rows(inputs * outputs * 2) == rows
+
+
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of rows that MLX multiplies by packed weights."""

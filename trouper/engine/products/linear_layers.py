@@ -39,6 +39,11 @@ without launching): 8 rows by (9728, 2560) take 21 here and 15 by cuBLAS, by (30
 the engine on an H100, the fastest of 72 with 2**28, 2**29, 2**30 and 2**31: 0.6B with 8 rows 3.8, 3.7, 3.6 and 3.6 ms, with 16 4.5, 4.0,
 3.9 and 3.9; 4B with 8 6.2, 5.8, 5.9 and 5.8, with 16 7.1, 6.5, 7.5 and 7.5, with 32 7.1, 7.0, 6.9 and 8.4; 8B with 8 7.9, 7.7, 8.3 and 8.3, with 32
 9.0, 8.7, 9.4 and 9.5."""
+SMALL_BYTES, SMALL_ROWS = 2**23, 320
+"""Size of a matrix up to which our kernel has at least so many rows: launching is most of such a product also where cuBLAS's is faster. The pass over a lone
+prompt in the engine, one H100, in turns, medians of 15 (the fastest), with 2**29 alone and with more by our kernel, milliseconds: 0.6B (matrices of up
+to 6 MiB), 77 tokens 9.3 (6.6) and 6.8 (5.9), 300 tokens 13.6 (9.1) and 10.5 (9.1); 4B with 300 tokens, of whose matrices keys' and values' are as small, 15.8
+(13.8) and 15.4 (13.7). Larger matrices of 4B do not pay: 77 tokens take 12.0 ms, with matrices of 20 MiB 12.5, and with all of them 17.2."""
 Method = Callable[[mx.array], mx.array]
 
 
@@ -94,9 +99,14 @@ def max_unpacked_bytes() -> int:
     return device.memory_limit_bytes() // UNPACKED_PART
 
 
+def max_plain_rows(matrix_bytes: int) -> int:
+    """Maximum number of rows that our kernel multiplies by plain weights of this size."""
+    return max(MAX_BYTES // matrix_bytes, SMALL_ROWS if matrix_bytes <= SMALL_BYTES else 0)
+
+
 def _plain_product(layer: nn.Linear, x: mx.array, usual: Method) -> mx.array:
     rows = x.size // x.shape[-1]
-    few = 1 < rows <= MAX_BYTES // layer.weight.nbytes and _in_one_type(x, layer.weight, layer.get("bias"))
+    few = 1 < rows <= max_plain_rows(layer.weight.nbytes) and _in_one_type(x, layer.weight, layer.get("bias"))
     form = WeightFormat(x.dtype)
     if few and few_rows.supports(form, x.shape[-1]):
         return few_rows.product(form, x, Weights(layer.weight, bias=layer.get("bias")))
