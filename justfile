@@ -111,6 +111,10 @@ bench-lora *flags: _setup
 bench-device *flags: _setup
     @.venv/bin/python -m benchmarks.throughput "$@"
 
+# What a pass takes by how MLX sends it to a CUDA device: graphs of 20 operations, of 100, none
+bench-launching *flags: _setup
+    @.venv/bin/python -m benchmarks.launching "$@"
+
 # The wheel by plain pip into an empty environment of each Python: a server, a chat, the doctor, a certificate, types of the examples
 test-wheel *flags: _setup
     @.venv/bin/python -m tests.packaging "$@"

@@ -68,13 +68,8 @@ EXPERTS = {
 def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
     """Random weights of a shape, with the tokenizer of `source`; quantized in groups of 64, if `bits` is 4 or 8. All layers have the same: drawing and writing 60 GB of
     different ones takes minutes, and speed does not depend on what they are."""
-    hidden, inner, layers, heads, kv_heads, head_dim, dtype = SHAPES[shape]
-    experts = EXPERTS.get(shape, {})
-    module = qwen3_moe if experts else qwen3
-    config = {"model_type": "qwen3_moe" if experts else "qwen3", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1,
-              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-6,
-              "rope_theta": 1e6, "vocab_size": 49152, "max_position_embeddings": 131_072, "tie_word_embeddings": True,
-              "bos_token_id": 1, "eos_token_id": 2, **experts}  # fmt: skip
+    module, config, dtype = _config(shape, layers=1)
+    layers = SHAPES[shape][2]
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(config))
     model.set_dtype(getattr(mx, dtype))
@@ -90,6 +85,27 @@ def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
     mx.save_safetensors(str(scratch / "model-000.safetensors"), layer, {"format": "mlx"})
     _copy_layer(scratch / "model-000.safetensors", layers)
     _finish({**config, "num_hidden_layers": layers}, Path(source), scratch, Path(target))
+
+
+def random_model(shape: str) -> tuple[nn.Module, int]:
+    """A model of a shape with random weights, in memory, and its vocabulary's size."""
+    module, config, dtype = _config(shape, layers=SHAPES[shape][2])
+    model = module.Model(module.ModelArgs.from_dict(config))
+    model.set_dtype(getattr(mx, dtype))
+    mx.eval(model.parameters())
+    return model, int(config["vocab_size"])
+
+
+def _config(shape: str, layers: int) -> tuple[Any, dict[str, Any], str]:
+    """The module of mlx-lm that has the model, its config, and the dtype of its weights."""
+    hidden, inner, _, heads, kv_heads, head_dim, dtype = SHAPES[shape]
+    experts = EXPERTS.get(shape, {})
+    module = qwen3_moe if experts else qwen3
+    config = {"model_type": "qwen3_moe" if experts else "qwen3", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-6,
+              "rope_theta": 1e6, "vocab_size": 49152, "max_position_embeddings": 131_072, "tie_word_embeddings": True,
+              "bos_token_id": 1, "eos_token_id": 2, **experts}  # fmt: skip
+    return module, config, dtype
 
 
 def _copy_layer(first: Path, layers: int) -> None:
