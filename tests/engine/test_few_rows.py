@@ -3,11 +3,13 @@ its place. That it computes the same is tested by test_few_rows_kernel.py, and o
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx import nn
+from mlx.utils import tree_flatten
 
 from tests.arithmetic import cpu_only
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
@@ -106,6 +108,30 @@ def test_what_mlx_multiplies(calls: list[tuple[WeightFormat, int]], layer: nn.Mo
 def test_small_matrices_have_more_rows(inputs: int, outputs: int, rows: int) -> None:
     """Those of a 0.6B and a 4B shape in bfloat16, and one that is smaller still."""
     assert linear_layers.max_plain_rows(inputs * outputs * 2) == rows
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_pass_has_no_operation_that_transposes_weights(bias: bool, tmp_path: Path) -> None:
+    layer, x = linear(bias=bias), rows_of(1, 1)
+    usual = layer(x)
+    linear_layers.prepare(layer)
+    names = dict(tree_flatten(layer.parameters())).keys()
+    for function in (layer, mx.compile(layer)):
+        made = function(x)
+        mx.export_to_dot(str(tmp_path / "pass.dot"), made)
+        assert "Transpose" not in (tmp_path / "pass.dot").read_text()
+        assert mx.array_equal(made, usual)
+    assert dict(tree_flatten(layer.parameters())).keys() == names, "the view is no parameter"
+
+
+def test_other_weights_are_transposed_anew() -> None:
+    layer, other = linear(), linear()
+    linear_layers.prepare(layer)
+    layer(rows_of(1))
+    other.weight = layer.weight = layer.weight * 2
+    assert mx.array_equal(layer(rows_of(1)), other(rows_of(1)))
+    linear_layers.unprepare(layer)
+    assert linear_layers.HELD not in layer.__dict__
 
 
 @pytest.fixture
