@@ -121,6 +121,8 @@ def test_a_pass_has_no_operation_that_transposes_weights(bias: bool, tmp_path: P
         mx.export_to_dot(str(tmp_path / "pass.dot"), made)
         assert "Transpose" not in (tmp_path / "pass.dot").read_text()
         assert mx.array_equal(made, usual)
+    assert isinstance(layer, linear_layers.FastLinear)
+    assert layer.transposed() is layer.transposed()
     assert dict(tree_flatten(layer.parameters())).keys() == names, "the view is no parameter"
 
 
