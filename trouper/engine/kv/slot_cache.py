@@ -130,10 +130,10 @@ class SlotCache:
 
     def has_room(self, slots: int, tokens: int) -> bool:
         """Whether buffers hold `slots` slots of `tokens` tokens."""
-        slots = max(self.slots, slots)
-        return (
-            bool(self.buffers) and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens + self.lead
-        )
+        if not self.buffers:
+            return False
+        held, _, capacity, _ = self.buffers[0].shape
+        return held >= slots and held >= self.slots and capacity >= tokens + self.lead
 
     def reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
         """Make room for `slots` slots of `tokens` tokens. `parts`, (rows, heads, any, dim) each, give heads, dim and dtype."""
