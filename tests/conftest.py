@@ -24,6 +24,9 @@ with suppress(AttributeError, OSError):
 
 # First of all: a fast BLAS must be there before anything imports MLX.
 import trouper.engine  # noqa: F401
+from tests.fused_kernels import precompile_header
+
+precompile_header()
 
 # No test is about how fast this machine is at the moment.
 settings.register_profile("trouper", deadline=None)
