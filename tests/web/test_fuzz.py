@@ -26,7 +26,7 @@ from tests.web.test_openapi import STREAMED, data_of, described, operations, val
 Json = dict[str, Any]
 LONG = "TROUPER_LONG_TESTS" in os.environ
 ROUNDS = 40 if LONG else 1
-EXAMPLES = 200 if LONG else 40
+EXAMPLES = 200 if LONG else 20
 MIB = 2**20
 REFUSALS = (400, 404, 413)
 BRIEF = {"default_max_tokens": 3}
