@@ -24,6 +24,9 @@ with suppress(AttributeError, OSError):
 
 # First of all: a fast BLAS must be there before anything imports MLX.
 import trouper.engine  # noqa: F401
+from tests.fused_kernels import precompile_header
+
+precompile_header()
 
 # No test is about how fast this machine is at the moment.
 settings.register_profile("trouper", deadline=None)
@@ -48,11 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (SLOW.isdisjoint({item.path.name, item.path.parent.name}), -tests[item.path]))
 
 
+def pytest_collection() -> None:
+    """What is imported from here on stays: nothing of it is garbage that would be worth looking for."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Everything imported and collected by now stays to the end, and is a large heap. An engine that ends collects garbage, and
     would look through all of it: that took longer than what most tests of the graph do."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,8 +19,8 @@ from trouper.engine.certificate.family_configs import (
 )
 
 __all__ = [
-    "ALTERNATING", "BASE", "DEEPSEEK_V3", "EVERY", "EXPERTS", "FAMILIES", "GATED_DELTA", "HIDDEN", "INNER", "LONG", "SOME_FAMILIES", "VOCABULARY",
-    "WINDOW", "Config", "wide",
+    "ALTERNATING", "BASE", "DEEPSEEK_V3", "EVERY", "EXPERTS", "FAMILIES", "GATED_DELTA", "HIDDEN", "INNER", "LONG", "ONE_HALF",
+    "OTHER_HALF", "SOME_FAMILIES", "VOCABULARY", "WINDOW", "Config", "wide",
 ]  # fmt: skip
 
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
@@ -41,7 +41,9 @@ OF_EACH_KIND = (
 EVERY = LONG or bool(os.environ.get("TROUPER_EVERY_FAMILY"))
 """Whether all families are played in all ways: in the long version, and on a device that is to be tested (`just test-device`)."""
 SOME_FAMILIES = tuple(FAMILIES) if EVERY else OF_EACH_KIND
-"""Families that are played in all ways."""
+"""One of each kind of cache, or all families."""
+ONE_HALF, OTHER_HALF = (SOME_FAMILIES, SOME_FAMILIES) if EVERY else (OF_EACH_KIND[::2], OF_EACH_KIND[1::2])
+"""Families that are played in one way or another, each of them in half of the ways; in the long version all families in all ways."""
 
 BY_HIDDEN_SIZE = ("phi3", "lfm2", "qwen2", "cohere2", "mixtral", "jamba", "granitemoehybrid")
 """Models that take the size of a head from the hidden size, whatever head_dim says."""

@@ -13,6 +13,7 @@ import pytest
 from tests.arithmetic import full_float32
 from tests.drafts.models import saved
 from tests.engine.oracle import Foretelling
+from tests.family_configs import LONG
 from tests.real.serving import running
 from tests.reuse.serving import text
 from tests.sim.world import Eager
@@ -23,6 +24,12 @@ from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.protocol.requests import Speculation
 
 Tokens = tuple[int, ...]
+CASES = [
+    (ended, name)
+    for place, name in enumerate(("qwen3_5", "falcon_h1", "rwkv7", "recurrent_gemma"))
+    for turn, ended in enumerate(("by length", "by a token"))
+    if LONG or place % 2 == turn
+]
 PROMPT, OTHER = text(50, 1), text(9, 2)
 ANSWER, DRAFT, SNAPSHOT = 90, 8, 32
 """Tokens of an answer, of a draft at most, and between two snapshots."""
@@ -69,8 +76,7 @@ async def left(path: str, answer: Tokens, how: Speculation, *ends: int) -> tuple
 
 
 @full_float32
-@pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1", "rwkv7", "recurrent_gemma"])
-@pytest.mark.parametrize("ended", ["by length", "by a token"])
+@pytest.mark.parametrize(("ended", "name"), CASES)
 async def test_rows_that_draft_leave_what_others_leave(name: str, ended: str, tmp_path: Path) -> None:
     """An answer that ends within a draft has a snapshot at its end, and those of its middle are as close as drafts allow."""
     path = saved(name, tmp_path)

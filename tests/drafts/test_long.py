@@ -75,7 +75,7 @@ def drafted(model: nn.Module, requests: Sequence[Request], **drafters: Any) -> l
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_f22_long_answers_are_equal_to_those_without_drafts(name: str) -> None:
-    tokens = 300
+    tokens = 300 if LONG else 200
     model, requests = build(name), asked(LENGTHS, tokens)
     plain = Driver(StepEngine(model, VOCABULARY)).play(requests)
     compared = 0

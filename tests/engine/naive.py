@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
@@ -138,9 +138,13 @@ def kept(
     return mask
 
 
+@lru_cache(256)
 def noise(seed: int, position: int, vocabulary: int) -> Floats:
+    """(vocabulary,), read-only: all families and all filters draw with the same."""
     keys = stream_keys(mixed_seeds([seed]), np.array([position], np.uint64))
-    return np.array(gumbel(keys, mx.arange(vocabulary, dtype=mx.uint32))[0], np.float64)
+    values = np.array(gumbel(keys, mx.arange(vocabulary, dtype=mx.uint32))[0], np.float64)
+    values.setflags(write=False)
+    return values
 
 
 def choose(logits: Floats, sampling: Sampling, position: int) -> tuple[int, bool]:

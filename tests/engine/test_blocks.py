@@ -13,7 +13,7 @@ from mlx import nn
 
 from tests.arithmetic import CERTAIN, CLOSE, TF32, releases_late
 from tests.engine.driver import GREEDY, Driver, Orders, Request, Row, only_bank
-from tests.engine.test_exactness import engine_of, every_family, model_of, some_families
+from tests.engine.test_exactness import engine_of, every_family, model_of, one_half, other_half
 from tests.engine.test_slots import Watching
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
@@ -145,7 +145,7 @@ def play(
 class TestRestored:
     """Every family through bytes, which others of its kind do in all ways."""
 
-    @some_families
+    @one_half
     def test_d10_from_a_row_that_prefills(self, name: str) -> None:
         order = store(name, 0, 3 * CHUNK)
         requests = [
@@ -157,7 +157,7 @@ class TestRestored:
         rows, _ = play(name, requests, {3: {"store": (order,)}})
         assert rows[0].tokens == cold(name).tokens, "who was copied goes on"
 
-    @some_families
+    @other_half
     def test_d10_from_a_row_that_decodes_among_others(self, name: str) -> None:
         others = company()
         order = store(name, 3, WHOLE)
@@ -173,7 +173,7 @@ class TestRestored:
         alone = [row.tokens for row in Driver(engine_of(name), CHUNK).play(others)]
         assert [row.tokens for row in rows[:3]] == alone
 
-    @some_families
+    @one_half
     def test_d10_stored_as_the_row_leaves(self, name: str) -> None:
         order = store(name, 0, WHOLE)
         requests = [
@@ -195,7 +195,7 @@ class TestRestored:
         driver = play(name, [*company(), continued(name, restore(order, WHOLE), 0)], plans)[1]
         assert driver.engine.blocks.nbytes == 0
 
-    @some_families
+    @other_half
     def test_a_block_may_be_used_in_part(self, name: str) -> None:
         """Where everything can be cut at a token; others need a snapshot there."""
         assert (name in CUT_ANYWHERE) == (layout(name).snapshot_bytes == 0)
@@ -210,7 +210,7 @@ class TestRestored:
         ]
         play(name, requests, {3: {"store": (order,)}})
 
-    @some_families
+    @one_half
     def test_snapshots_of_short_rows(self, name: str) -> None:
         """A ring that is not full, a state after one token."""
         one, six = store(name, 0, 1, first=10, snapshot=901), store(name, 0, 6, first=20, snapshot=902)
@@ -220,7 +220,7 @@ class TestRestored:
         for row in driver.play([Request(PROMPT, TOKENS, logprobs=3), *requests]):
             assert close(row, cold(name))
 
-    @some_families
+    @other_half
     def test_what_a_token_and_a_snapshot_weigh(self, name: str) -> None:
         card, order = kv_layout(model_of(name), PLAIN), store(name, 0, WHOLE)
         engine = engine_of(name)

@@ -20,7 +20,7 @@ from tests.arithmetic import cpu_only
 from tests.engine import test_draft_model, test_drafts, test_mtp
 from tests.engine.driver import Driver, Request
 from tests.engine.test_draft_model import other
-from tests.engine.test_exactness import greedy_requests, model_of, play_randomly, some_families
+from tests.engine.test_exactness import greedy_requests, model_of, one_half, other_half, play_randomly
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.heads import HEADS
 from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
@@ -84,7 +84,7 @@ def compiled(engine: StepEngine) -> CompiledPasses:
     return engine._rows._compiled
 
 
-@some_families
+@one_half
 def test_r1_a_row_says_the_same(name: str) -> None:
     play_randomly(name, greedy_requests(name), 1, BY_LENGTH)
 
@@ -138,7 +138,7 @@ def lone_prompts(engine: StepEngine, *prompts: Sequence[int]) -> list[list[int]]
 PROMPTS = [range(3, 3 + length) for length in (20, 33, 31, 40, 7, 2, 64, 32, 31)]
 
 
-@some_families
+@other_half
 def test_r1_a_lone_prompt_has_the_same_first_token_when_its_pass_is_compiled(name: str) -> None:
     engine = StepEngine(model_of(name), VOCABULARY, shapes=ONE_BANK)
     assert lone_prompts(engine, *PROMPTS) == lone_prompts(StepEngine(model_of(name), VOCABULARY), *PROMPTS)

@@ -398,6 +398,17 @@ async def test_r1_concurrent_answers_are_what_each_is_alone(tiny: str, wanted: l
     assert (alone == wanted) is (kind == "greedy")
 
 
+UNDISTURBED: dict[str, list[list[int]]] = {}
+"""What a model answers to the wishes of the test below, by its path: the same for each of its errors."""
+
+
+async def undisturbed_answers(tiny: str, wishes: Sequence[Generate]) -> list[list[int]]:
+    if tiny not in UNDISTURBED:
+        async with running_runtime(tiny) as runtime:
+            UNDISTURBED[tiny] = [await tokens_of(runtime, wish) for wish in wishes]
+    return UNDISTURBED[tiny]
+
+
 @pytest.mark.parametrize("error", [Broken, Panic, NoMemory, MemoryError])
 async def test_after_a_crash_each_answer_goes_on_with_its_next_token(
     tiny: str, spy: Spy, error: type[BaseException]
@@ -405,8 +416,7 @@ async def test_after_a_crash_each_answer_goes_on_with_its_next_token(
     """Greedy and seeded rows, in the middle of their answers; on the same thread."""
     samplings = [*SAMPLINGS["greedy"][:4], *SAMPLINGS["seeded"][4:]]
     wishes = [request(place, sampling, 60) for place, sampling in enumerate(samplings)]
-    async with running_runtime(tiny) as runtime:
-        undisturbed = [await tokens_of(runtime, wish) for wish in wishes]
+    undisturbed = await undisturbed_answers(tiny, wishes)
     started, answered = list[int](), dict[int, list[int]]()
     spy.threads.clear()
     async with running_runtime(tiny) as runtime:

@@ -16,7 +16,7 @@ from tests.arithmetic import CLOSE, TF32
 from tests.engine.driver import Driver, Orders, Request, Row
 from tests.engine.test_blocks import AHEAD, WHOLE, restore, sizes
 from tests.families import FAMILIES, build, prompts
-from tests.family_configs import SOME_FAMILIES, VOCABULARY, wide
+from tests.family_configs import ONE_HALF, OTHER_HALF, VOCABULARY, wide
 from trouper.engine.kv import model_caches
 from trouper.engine.kv.kv_layout import kv_layout, layout_of
 from trouper.engine.kv.model_caches import slot_caches
@@ -34,7 +34,8 @@ NO_KV = ("mamba2", "rwkv7", "recurrent_gemma")
 """Nothing to quantize: states, and rings."""
 QUANTIZED = [name for name in FAMILIES if name not in NO_KV]
 every_quantized = pytest.mark.parametrize("name", QUANTIZED)
-some_quantized = pytest.mark.parametrize("name", [name for name in QUANTIZED if name in SOME_FAMILIES])
+one_half = pytest.mark.parametrize("name", [name for name in QUANTIZED if name in ONE_HALF])
+other_half = pytest.mark.parametrize("name", [name for name in QUANTIZED if name in OTHER_HALF])
 GAP = 0.2 if TF32 else 0.05
 """A value that rounding moves over the edge of its step moves log-probabilities by this at most, so closer tokens may
 change places. What a wrong row would say is far beyond it."""
@@ -73,7 +74,7 @@ def agree(rows: Sequence[Row], wanted: Sequence[Row]) -> None:
 
 
 class TestEightBits:
-    @some_quantized
+    @one_half
     def test_r1_r3_together_joining_and_leaving(self, name: str) -> None:
         requests = [Request(prompt, TOKENS, logprobs=2) for prompt in PROMPTS]
         agree(Driver(engine_of(name), CHUNK).play(requests), alone(name))
@@ -84,7 +85,7 @@ class TestEightBits:
         ]
         agree(Driver(engine_of(name), lambda step: (50, 7, 32)[step % 3]).play(requests), alone(name))
 
-    @some_quantized
+    @other_half
     def test_d10_stored_and_restored(self, name: str) -> None:
         """From blocks, from a live row beyond them, and through bytes into another engine."""
         order = Store(RowId(0), 0, sizes(WHOLE), tuple(map(BlockId, range(len(sizes(WHOLE))))), self.snapshot(name))

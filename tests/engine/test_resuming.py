@@ -15,7 +15,7 @@ from tests.engine import test_grammar
 from tests.engine.driver import GREEDY, Allow, Driver, Request
 from tests.engine.naive import certain_answer
 from tests.engine.oracle import Foretelling
-from tests.engine.test_exactness import PROMPTS, greedy_requests, model_of, seeded_requests, some_families
+from tests.engine.test_exactness import PROMPTS, greedy_requests, model_of, other_half, seeded_requests
 from tests.engine.test_thinking import LIMIT
 from tests.families import END
 from tests.family_configs import VOCABULARY
@@ -92,7 +92,7 @@ def assert_same(
         assert_close(logprobs[:alike], told[:alike], str(place), close)
 
 
-@some_families
+@other_half
 def test_rows_of_every_kind(name: str) -> None:
     """Greedy and seeded, with penalties and without, with log-probabilities; attention, rings, recurrent state, experts."""
     cases = [*greedy_requests(name)[:5], *seeded_requests(name)]

@@ -13,7 +13,7 @@ from tests.real.alone import alone_of
 from tests.real.serving import running
 from tests.real.test_mixed import PROMPTS, TOKENS, assert_as_alone
 from tests.real.test_preemption import fine_capacities, lower_ones_first
-from tests.real.wishes import wishes
+from tests.real.wishes import some_of, wishes
 from tests.sim.world import Eager
 from trouper.actors.scheduling import core
 
@@ -28,7 +28,7 @@ async def test_rows_go_on_after_they_were_preempted(
     draft_model = path if draft == "itself" else saved_draft(tmp_path)
     with fine_capacities():
         async with running(path) as runtime:
-            asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
+            asked = some_of(wishes(runtime.tokenizer, PROMPTS, TOKENS), int(draft == "other"))
             alone_bytes = runtime.model.kv.token_bytes
     wanted = await alone_of(path, asked)
     asked = {

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from tests.families import build, save
-from tests.family_configs import SOME_FAMILIES
+from tests.family_configs import OTHER_HALF
 from tests.model.test_smollm import smollm
 from tests.real.serving import CLOSE, Heard, hear, running
 from tests.reuse.serving import text
@@ -82,7 +82,7 @@ def model_of(name: str) -> nn.Module:
     return build(name)
 
 
-@pytest.mark.parametrize("name", SOME_FAMILIES)
+@pytest.mark.parametrize("name", OTHER_HALF)
 async def test_families(name: str, tmp_path: Path) -> None:
     """A prompt of several chunks, of which one needs logits in two parts. What is cached is no help, and is not needed;
     afterwards others find what was computed."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from tests.family_configs import LONG
 from trouper import ChatPrompt, Generate, Sampling, TokenPrompt
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import Tokenizer
@@ -101,6 +102,11 @@ def wishes(words: Tokenizer, prompts: Sequence[tuple[int, ...]], tokens: int) ->
     }
     shared = own["choice 0 of 3"].prompt
     return own | {name: attrs.evolve(wish, prompt=shared) for name, wish in own.items() if name.endswith("of 3")}
+
+
+def some_of(asked: dict[str, Generate], turn: int) -> dict[str, Generate]:
+    """Every second one from the first or the second on (`turn` 0 or 1), as the tests take turns with them; all in the long version."""
+    return asked if LONG else {name: asked[name] for name in [*asked][turn::2]}
 
 
 def ask(sampling: Sampling, **more: object) -> Generate:

@@ -16,7 +16,7 @@ from mlx import nn
 
 from tests.engine.naive import certain_answer
 from tests.families import build
-from tests.family_configs import SOME_FAMILIES
+from tests.family_configs import ONE_HALF, OTHER_HALF
 from tests.reuse.serving import (
     BLOCK,
     SNAPSHOT,
@@ -38,7 +38,8 @@ from trouper.actors.scheduling.eviction import NODE_COST
 from trouper.actors.scheduling.snapshot_boundaries import APART_TOKENS
 
 LONG = text(100, 1)
-some_families = pytest.mark.parametrize("name", SOME_FAMILIES)
+one_half = pytest.mark.parametrize("name", ONE_HALF)
+other_half = pytest.mark.parametrize("name", OTHER_HALF)
 """Of the others, what each computes after a hit is tested in tests/engine/test_blocks.py."""
 
 
@@ -59,8 +60,8 @@ def marks(prompt: Tokens) -> tuple[int, ...]:
     return (*range(SNAPSHOT, end - APART_TOKENS + 1, SNAPSHOT), end)
 
 
-@some_families
 class TestFromMemory:
+    @one_half
     async def test_f3_f15_again_whole_and_shorter(self, name: str, tiny: Tiny) -> None:
         full = LONG[:96]
         async with serving(tiny) as served:
@@ -82,6 +83,7 @@ class TestFromMemory:
             assert served.facts.cache.hits_block == sum(each.cached // BLOCK for each in heard)
         await assert_as_cold(tiny, heard)
 
+    @other_half
     async def test_a_prompt_that_departs_inside_a_block(self, name: str, tiny: Tiny) -> None:
         """The second to depart there finds a snapshot, too: the first one left it."""
         async with serving(tiny) as served:
@@ -91,6 +93,7 @@ class TestFromMemory:
                 assert heard[-1].cached == cached
         await assert_as_cold(tiny, heard)
 
+    @one_half
     async def test_f2_a_conversation_goes_on(self, name: str, tiny: Tiny) -> None:
         async with serving(tiny) as served:
             heard = [await served.one(LONG[:61])]
@@ -102,6 +105,7 @@ class TestFromMemory:
             assert heard[-1].cached == tiny.reach(65, *marks(LONG[:61]))
         await assert_as_cold(tiny, heard)
 
+    @other_half
     async def test_requests_that_wait_for_a_leader(self, name: str, tiny: Tiny) -> None:
         """A prompt that several send at once is computed once, whatever each draws after it."""
         asks = [sampled(name, LONG, 100 * place) for place in range(3)]
@@ -114,6 +118,7 @@ class TestFromMemory:
             assert len({each.tokens for each in heard}) == 4
         await assert_as_cold(tiny, heard)
 
+    @one_half
     async def test_blocks_are_evicted_while_rows_run(self, name: str, tiny: Tiny) -> None:
         blocks, snapshots = 12, 3
         room = blocks * (BLOCK * tiny.layout.token_bytes + NODE_COST) + snapshots * tiny.layout.snapshot_bytes
@@ -130,13 +135,13 @@ class TestFromMemory:
         await assert_as_cold(tiny, heard)
 
 
-@some_families
 class TestAborted:
     """F12, D7: whoever comes next continues where the aborted one was."""
 
     PROMPT = text(130, 6)
     STEP = 16
 
+    @other_half
     async def test_in_prefill(self, name: str, tiny: Tiny) -> None:
         leader: list[Answer] = []
 
@@ -151,6 +156,7 @@ class TestAborted:
             assert served.facts.total_prefill_tokens == len(self.PROMPT)
         await assert_as_cold(tiny, [heard])
 
+    @one_half
     async def test_while_others_wait_for_it(self, name: str, tiny: Tiny) -> None:
         leader: list[Answer] = []
         heard: list[Heard] = []
@@ -178,10 +184,10 @@ class TestAborted:
         await assert_as_cold(tiny, heard)
 
 
-@some_families
 class TestFromDisk:
     """A start that has not measured anything yet takes the disk, whatever computing would cost."""
 
+    @other_half
     async def test_f8_after_a_restart(self, name: str, tiny: Tiny, tmp_path: Path) -> None:
         disk: dict[str, Any] = {"ssd_cache_dir": tmp_path / "blocks"}
         async with serving(tiny, **disk) as served:

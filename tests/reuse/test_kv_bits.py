@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.arithmetic import skip_if_routed
-from tests.engine.test_quantized import GAP, some_quantized
+from tests.engine.test_quantized import GAP, other_half
 from tests.families import FAMILIES
 from tests.family_configs import wide
 from tests.reuse.serving import Ask, Heard, Tiny, agreed, cold, serving, text
@@ -29,7 +29,7 @@ def wide_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     return cache(lambda name: Tiny.saved(name, directory, wide(FAMILIES[name])))
 
 
-@some_quantized
+@other_half
 async def test_8_bits_from_memory_and_disk(name: str, wide_of: Callable[[str], Tiny], tmp_path: Path) -> None:
     skip_if_routed(FAMILIES[name])
     tiny, disk = wide_of(name), {**EIGHT, "ssd_cache_dir": tmp_path / "blocks"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.family_configs import LONG
 from tests.sim.ranks import FATES, Fate, What, run_ranks_world, run_two_lives
 
 
@@ -40,7 +41,7 @@ def test_the_same_seed_is_the_same_world() -> None:
 # -- with a disk -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(12 if LONG else 8))
 def test_r4_f27_two_lives_with_disks_that_fail_or_hang(seed: int) -> None:
     """F9: what one rank has lost between them is computed. D9: or what is damaged. Nobody waits for a disk for ever, and each
     rank gets its own shard."""

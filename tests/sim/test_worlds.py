@@ -1,4 +1,4 @@
-"""The whole graph in a hundred worlds; `just sim N` runs more."""
+"""The whole graph in 60 worlds, 100 in the long version; `just sim N` runs more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from functools import cache
 
 import pytest
 
+from tests.family_configs import LONG
 from tests.sim.world import World, run_world
+
+SEEDS = range(100 if LONG else 60)
 
 
 @cache
@@ -15,7 +18,7 @@ def first(seed: int) -> World:
     return run_world(seed)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_every_client_that_stays_meets_one_end_and_nothing_leaks(seed: int) -> None:
     first(seed)
 
@@ -27,7 +30,7 @@ def test_the_same_seed_is_the_same_world(seed: int) -> None:
 
 def test_the_worlds_meet_every_fate() -> None:
     """A world where nobody is cut off proves nothing about being cut off."""
-    worlds = [first(seed) for seed in range(100)]
+    worlds = [first(seed) for seed in SEEDS]
     assert 0 < sum(world.drafts.accepted for world in worlds) < sum(world.drafts.drafted for world in worlds)
     assert sum(world.drafts.accepted > 20 for world in worlds) > 10
     met = {outcome for world in worlds for outcome in world.outcomes}
