@@ -29,8 +29,8 @@ STEPS = 60
 """Number of decode steps of a measurement."""
 PREPARING = 4
 """Number of passes of each kind before its first measurement: kernels are compiled, and the pass is."""
-PAUSE_S = 0.05
-"""Pause before a prompt, as on a server that waits for one."""
+PAUSE_S = 0.3
+"""Pause before a prompt, as in `bench-first-token`: the caches of an idle server are cold."""
 Row = dict[str, Any]
 
 
