@@ -56,8 +56,12 @@ def smollm() -> EvaluatedModel:
 def prompts() -> list[tuple[int, ...]]:
     words = smollm().tokenizer
     chats = [words.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
-    every = [*chats, *map(words.encode, TEXTS)]
-    return every if LONG else every[1::2]
+    return [*chats, *map(words.encode, TEXTS)]
+
+
+def played() -> list[tuple[int, ...]]:
+    """Every second prompt, all in the long version."""
+    return prompts() if LONG else prompts()[1::2]
 
 
 @cache
@@ -65,7 +69,7 @@ def alone(kind: str) -> list[tuple[Request, list[int]]]:
     """What the model's own loop for one row and a naive sampler answer."""
     samplings = [GREEDY] if kind == "greedy" else list(SAMPLINGS)
     cases = []
-    for place, prompt in enumerate(prompts()):
+    for place, prompt in enumerate(played()):
         sampling, answer = certain_answer(smollm().model, prompt, samplings[place % len(samplings)], TOKENS)
         cases.append((Request(prompt, TOKENS, sampling), answer))
     return cases
@@ -88,7 +92,7 @@ def test_r1_d1_d2_together(kind: str) -> None:
 @kinds
 def test_r1_d5_joining_and_leaving(kind: str) -> None:
     dice = random.Random(kind)
-    cases = dice.sample(alone(kind), len(prompts()))
+    cases = dice.sample(alone(kind), len(played()))
     script = []
     for place, (request, _) in enumerate(cases):
         join = dice.randrange(TOKENS)
