@@ -111,7 +111,7 @@ bench-lora *flags: _setup
 bench-device *flags: _setup
     @.venv/bin/python -m benchmarks.throughput "$@"
 
-# What a pass takes by how MLX sends it to a CUDA device: graphs of 20 operations, of 100, none
+# What a pass takes by how MLX sends it to a CUDA device: as Trouper sets it, in graphs of 100 operations, without graphs
 bench-launching *flags: _setup
     @.venv/bin/python -m benchmarks.launching "$@"
 

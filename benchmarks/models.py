@@ -68,11 +68,8 @@ EXPERTS = {
 def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
     """Random weights of a shape, with the tokenizer of `source`; quantized in groups of 64, if `bits` is 4 or 8. All layers have the same: drawing and writing 60 GB of
     different ones takes minutes, and speed does not depend on what they are."""
-    module, config, dtype = _config(shape, layers=1)
     layers = SHAPES[shape][2]
-    mx.random.seed(0)
-    model = module.Model(module.ModelArgs.from_dict(config))
-    model.set_dtype(getattr(mx, dtype))
+    model, config = _drawn(shape, layers=1)
     if bits < 16:
         nn.quantize(model, 64, bits)
         config["quantization"] = {"group_size": 64, "bits": bits}
@@ -89,15 +86,13 @@ def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
 
 def random_model(shape: str) -> tuple[nn.Module, int]:
     """A model of a shape with random weights, in memory, and its vocabulary's size."""
-    module, config, dtype = _config(shape, layers=SHAPES[shape][2])
-    model = module.Model(module.ModelArgs.from_dict(config))
-    model.set_dtype(getattr(mx, dtype))
+    model, config = _drawn(shape, layers=SHAPES[shape][2])
     mx.eval(model.parameters())
     return model, int(config["vocab_size"])
 
 
-def _config(shape: str, layers: int) -> tuple[Any, dict[str, Any], str]:
-    """The module of mlx-lm that has the model, its config, and the dtype of its weights."""
+def _drawn(shape: str, layers: int) -> tuple[nn.Module, dict[str, Any]]:
+    """A model with random weights, not evaluated, and its config."""
     hidden, inner, _, heads, kv_heads, head_dim, dtype = SHAPES[shape]
     experts = EXPERTS.get(shape, {})
     module = qwen3_moe if experts else qwen3
@@ -105,7 +100,10 @@ def _config(shape: str, layers: int) -> tuple[Any, dict[str, Any], str]:
               "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-6,
               "rope_theta": 1e6, "vocab_size": 49152, "max_position_embeddings": 131_072, "tie_word_embeddings": True,
               "bos_token_id": 1, "eos_token_id": 2, **experts}  # fmt: skip
-    return module, config, dtype
+    mx.random.seed(0)
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    model.set_dtype(getattr(mx, dtype))
+    return model, config
 
 
 def _copy_layer(first: Path, layers: int) -> None:

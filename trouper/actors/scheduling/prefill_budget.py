@@ -60,7 +60,7 @@ class PrefillBudget:
     _stall_s: float
     _sizers: dict[Work, Sizers]
     _planned: deque[PlannedWork] = attrs.field(factory=deque)
-    """Of the steps in flight, oldest first."""
+    """What each plan in flight prefills, the oldest first."""
     _last: Work = "embed"
     decode_s: float = 0.0
     """Moving average of the seconds of a step that only decodes."""

@@ -40,6 +40,7 @@ the engine on an H100, the fastest of 72 with 2**28, 2**29, 2**30 and 2**31: 0.6
 3.9 and 3.9; 4B with 8 6.2, 5.8, 5.9 and 5.8, with 16 7.1, 6.5, 7.5 and 7.5, with 32 7.1, 7.0, 6.9 and 8.4; 8B with 8 7.9, 7.7, 8.3 and 8.3, with 32
 9.0, 8.7, 9.4 and 9.5."""
 HELD = "transposed weights"
+"""Key of a layer's weights and their view in its `__dict__`."""
 SMALL_BYTES, SMALL_ROWS = 2**23, 320
 """Size of a matrix up to which our kernel has at least so many rows: launching is most of such a product also where cuBLAS's is faster. The pass over a lone
 prompt in the engine, one H100, in turns, medians of 15 (the fastest), with 2**29 alone and with more by our kernel, milliseconds: 0.6B (matrices of up
