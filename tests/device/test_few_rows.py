@@ -10,7 +10,7 @@ from mlx import nn
 
 from trouper.engine.platform import device
 from trouper.engine.products import linear_layers
-from trouper.engine.products.few_rows import WeightFormat, Weights, computes, product
+from trouper.engine.products.few_rows import WeightFormat, Weights, computes, product, products
 
 pytestmark = pytest.mark.skipif(not device.runs_cuda_kernels(), reason="the device has no such kernel")
 FORMATS = [
@@ -45,6 +45,10 @@ def test_the_kernel_is_a_product_with_the_transposed_matrix(form: WeightFormat) 
         for rows in (1, 3, 8, 9, 32, 33):
             few = product(form, x[:rows][None], weights)[0]
             assert mx.array_equal(few, got[:rows]), "a row's result does not depend on how many there are"
+            sizes = (16, 16, outputs - 32) if outputs > 32 else (outputs,)
+            parts = products(form, x[:rows], weights, sizes)
+            assert [part.shape[-1] for part in parts] == list(sizes)
+            assert mx.array_equal(mx.concatenate(parts, axis=-1), got[:rows]), "nor on arrays of their own"
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -61,6 +65,25 @@ def test_prepared_layers_are_products_with_their_weights(rows: int, bias: bool) 
             if bias:
                 expected += layer.bias.astype(mx.float32)
             np.testing.assert_allclose(got, np.array(expected), rtol=0.02, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize("rows", [1, 2, 8, 30, 33, 100, 600])
+def test_merged_layers_are_products_with_their_weights(rows: int, bits: int) -> None:
+    """More rows than our kernel has among them, which MLX multiplies at once or not."""
+    for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        module = nn.Module()
+        for name, outputs in zip(names, (4096, 1024, 1008), strict=False):
+            layer = nn.Linear(2560, outputs, bias=False)
+            layer.set_dtype(mx.bfloat16)
+            module[name] = layer if bits == 16 else layer.to_quantized(64, bits)
+        linear_layers.prepare(module)
+        x = (mx.random.normal((rows, 1, 2560)) if rows < 600 else mx.random.normal((1, rows, 2560))).astype(mx.bfloat16)
+        got = [np.array(module[name](x).astype(mx.float32)) for name in names]
+        with mx.stream(mx.cpu):
+            for name, result in zip(names, got, strict=True):
+                expected = x.astype(mx.float32) @ matrix_of(module[name]).T
+                np.testing.assert_allclose(result, np.array(expected), rtol=0.02, atol=TOLERANCE)
 
 
 def matrix_of(layer: nn.Module) -> mx.array:

@@ -16,7 +16,7 @@ from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from trouper.engine.kv.pass_shapes import ROUNDED
 from trouper.engine.lora import lora_layers
 from trouper.engine.platform import device
-from trouper.engine.products import few_rows, linear_layers
+from trouper.engine.products import few_rows, linear_layers, merged_layers
 from trouper.engine.products.few_rows import WeightFormat, Weights
 
 INPUTS, OUTPUTS = 256, 24
@@ -35,11 +35,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[WeightFormat, int]]:
     """The formats and numbers of rows of each call of the kernel."""
     made = list[tuple[WeightFormat, int]]()
 
-    def product(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
+    def products(form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]) -> list[mx.array]:
         made.append((form, x.size // x.shape[-1]))
-        return plain(form, x, weights)
+        return merged_layers.split(plain(form, x, weights), sizes, axis=-1)
 
-    monkeypatch.setattr(few_rows, "product", product)
+    monkeypatch.setattr(few_rows, "products", products)
     monkeypatch.setattr(few_rows, "computes", lambda _: True)
     monkeypatch.setattr(device, "runs_cuda_kernels", lambda: True)
     return made
@@ -224,19 +224,19 @@ def test_adapters_are_added_to_it(calls: list[tuple[WeightFormat, int]], bits: i
 def test_a_device_that_computes_it_wrongly_is_found(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right, form = few_rows.product, WeightFormat(mx.bfloat16, 4, 64)
+    right, form = few_rows.products, WeightFormat(mx.bfloat16, 4, 64)
     COMPUTES.cache_clear()
     assert COMPUTES(form)
-    for broken in (lambda *given: right(*given) + 1, lambda *given: right(*given) * mx.nan):
-        monkeypatch.setattr(few_rows, "product", broken)
+    for error in (1, mx.nan):
+        monkeypatch.setattr(few_rows, "products", lambda *given, error=error: [part + error for part in right(*given)])
         COMPUTES.cache_clear()
         assert not COMPUTES(form)
         assert "its results are wrong" in caplog.messages[-1]
 
-    def refused(*_: object) -> mx.array:
+    def refused(*_: object) -> list[mx.array]:
         raise RuntimeError("Failed to compile kernel: no such instruction.")
 
-    monkeypatch.setattr(few_rows, "product", refused)
+    monkeypatch.setattr(few_rows, "products", refused)
     COMPUTES.cache_clear()
     assert not COMPUTES(form) and "no such instruction" in caplog.messages[-1]
     COMPUTES.cache_clear()

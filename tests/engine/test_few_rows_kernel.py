@@ -3,6 +3,7 @@ indices are tested so without a GPU; on one, by tests/device/test_few_rows.py.""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import mlx.core as mx
@@ -25,8 +26,11 @@ int main() {
     const T* biases = read<T>(outputs * groups);
     const T* bias = read<T>(outputs);
     T* out = (T*)calloc(rows * outputs, sizeof(T));
+    const int starts[] = {%(starts)s};
+    T* const outs[] = {%(outs)s};
     launch({(rows + %(tiles)d * 8 - 1) / (%(tiles)d * 8), (outputs + 15) / 16, 1}, %(threads)d, [=] {
-        few_rows::product<T, %(bits)d, %(group)d, %(tiles)d>(x, w, scales, biases, bias, out, rows, inputs, outputs, true);
+        few_rows::product<T, %(bits)d, %(group)d, %(tiles)d>(x, w, scales, biases, bias, outs, starts, rows, inputs,
+            outputs, true);
     });
     fwrite(out, sizeof(T), rows * outputs, stdout);
 }
@@ -34,19 +38,22 @@ int main() {
 
 
 @pytest.mark.parametrize(
-    ("form", "tiles", "sizes"),
+    ("form", "tiles", "sizes", "parts"),
     [
-        (WeightFormat(mx.bfloat16), 1, (3, 8, 20)),
-        (WeightFormat(mx.bfloat16), 4, (37, 1032, 17)),
-        (WeightFormat(mx.bfloat16, 4, 32), 1, (9, 1056, 16)),
-        (WeightFormat(mx.bfloat16, 4, 64), 4, (21, 2240, 20)),
-        (WeightFormat(mx.bfloat16, 8, 64), 4, (9, 576, 20)),
+        (WeightFormat(mx.bfloat16), 1, (3, 8, 20), (20,)),
+        (WeightFormat(mx.bfloat16), 4, (37, 1032, 17), (17,)),
+        (WeightFormat(mx.bfloat16), 4, (11, 264, 100), (48, 16, 36)),
+        (WeightFormat(mx.bfloat16, 4, 32), 1, (9, 1056, 16), (16,)),
+        (WeightFormat(mx.bfloat16, 4, 64), 4, (21, 2240, 20), (20,)),
+        (WeightFormat(mx.bfloat16, 4, 64), 1, (5, 320, 52), (16, 36)),
+        (WeightFormat(mx.bfloat16, 8, 64), 4, (9, 576, 20), (20,)),
     ],
     ids=str,
 )
 def test_the_kernel_is_a_product_with_the_transposed_matrix(
-    form: WeightFormat, tiles: int, sizes: tuple[int, int, int], tmp_path: Path
+    form: WeightFormat, tiles: int, sizes: tuple[int, int, int], parts: tuple[int, ...], tmp_path: Path
 ) -> None:
+    """`parts`: numbers of outputs that have an array of their own."""
     rows, inputs, outputs = sizes
     drawn = mx.random.normal((rows + outputs, inputs), key=mx.random.key(inputs)).astype(mx.bfloat16)
     x, full, bias = drawn[:rows], drawn[rows:] * inputs**-0.5, mx.arange(outputs).astype(mx.bfloat16) / outputs
@@ -58,9 +65,13 @@ def test_the_kernel_is_a_product_with_the_transposed_matrix(
     expected = x.astype(mx.float32) @ full.astype(mx.float32).T + bias.astype(mx.float32)
     names = {"rows": rows, "inputs": inputs, "outputs": outputs, "tiles": tiles, "bits": form.bits, "group": form.group_size or 1,
              "threads": WARPS * 32, "source": few_rows.FILE}  # fmt: skip
-    parts = [np.array(array.view(mx.uint8)).tobytes() for array in (x, *given, bias)]
-    done = on_threads.run(PROGRAM % names, b"".join(parts), tmp_path)
-    got = mx.array(np.frombuffer(done, np.uint16).reshape(rows, outputs)).view(mx.bfloat16)
+    starts = [0, *accumulate(parts)][:-1]
+    names |= {"starts": ", ".join(map(str, starts)), "outs": ", ".join(f"out + {rows} * {start}" for start in starts)}
+    read = [np.array(array.view(mx.uint8)).tobytes() for array in (x, *given, bias)]
+    done = on_threads.run(PROGRAM % names, b"".join(read), tmp_path)
+    made = np.split(np.frombuffer(done, np.uint16), [rows * start for start in starts[1:]])
+    columns = [array.reshape(rows, size) for array, size in zip(made, parts, strict=True)]
+    got = mx.array(np.concatenate(columns, axis=1)).view(mx.bfloat16)
     np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), rtol=2**-8, atol=1e-4)
 
 

@@ -14,12 +14,11 @@ Kernel = Callable[..., list[mx.array]]
 """As `mlx.core.fast.cuda_kernel` returns it."""
 
 
-def kernel(name: str, file: Path, inputs: Sequence[str], source: str) -> Kernel:
-    """A kernel with one output, `out`, whose source calls what the file defines. The file is included, since MLX hashes a kernel's source at
-    each launch."""
+def kernel(name: str, file: Path, inputs: Sequence[str], source: str, outputs: Sequence[str] = ("out",)) -> Kernel:
+    """A kernel whose source calls what the file defines. The file is included, since MLX hashes a kernel's source at each launch."""
     header = f'#include "{file.as_posix()}"\n'
     compiled = mx.fast.cuda_kernel(
-        name=name, input_names=list(inputs), output_names=["out"], source=source, header=header
+        name=name, input_names=list(inputs), output_names=list(outputs), source=source, header=header
     )
     return cast(Kernel, compiled)
 

@@ -43,11 +43,25 @@ template <typename T> __device__ __forceinline__ uint unpacked(uint pair, float 
     return both<T>(fmaf(low, scale, bias), fmaf(high, scale, bias));
 }
 
+// A part of the outputs, in an array of its own: `outputs` of them from `start` on. Blocks do not lie across parts.
+template <typename T> struct Part { T* out; int start, outputs; };
+// The part in which this block's outputs are. `starts`: of all parts.
+template <typename T, int PARTS> __device__ __forceinline__ Part<T> part_of(T* const (&outs)[PARTS], const int* starts, int outputs) {
+    Part<T> part = {outs[0], 0, PARTS == 1 ? outputs : starts[1]};
+    #pragma unroll
+    for (int i = 1; i < PARTS; i++) {
+        const int start = starts[i], end = i + 1 < PARTS ? starts[i + 1] : outputs;
+        if (static_cast<int>(blockIdx.y) * 16 >= start) part = {outs[i], start, end - start};
+    }
+    return part;
+}
+
 // BITS: 16, w has numbers of type T; 4 or 8, w has integers, the first in the lowest bits, and `scales` and `biases` one number for each
-// GROUP of a row. `bias`: (outputs,) if `biased`.
-template <typename T, int BITS, int GROUP, int TILES>
-__device__ __forceinline__ void product(const T* x, const void* w, const T* scales, const T* biases, const T* bias, T* out,
-                                        int rows, int inputs, int outputs, bool biased) {
+// GROUP of a row. `bias`: (outputs,) if `biased`. `outs`, `starts`: the array of each part,
+// and its first output. They are read last: before, they would take registers of the loop.
+template <typename T, int BITS, int GROUP, int TILES, int PARTS>
+__device__ __forceinline__ void product(const T* x, const void* w, const T* scales, const T* biases, const T* bias, T* const (&outs)[PARTS],
+                                        const int* starts, int rows, int inputs, int outputs, bool biased) {
     constexpr int E = 128 / BITS;                         // numbers in 16 bytes of w
     constexpr int U = BITS == 16 && TILES == 1 ? 4 : 2;  // reads of w at a time, so that they overlap
     __shared__ float sums[WARPS][TILES * 8][17];
@@ -126,6 +140,7 @@ __device__ __forceinline__ void product(const T* x, const void* w, const T* scal
         sums[warp][i * 8 + 2 * t][g + 8] = sum[i][2];
         sums[warp][i * 8 + 2 * t + 1][g + 8] = sum[i][3];
     }
+    const Part<T> part = part_of(outs, starts, outputs);
     __syncthreads();
     for (int i = threadIdx.x; i < TILES * 8 * 16; i += WARPS * 32) {
         const int to = first + i / 16, output = column + i % 16;
@@ -134,7 +149,7 @@ __device__ __forceinline__ void product(const T* x, const void* w, const T* scal
         #pragma unroll
         for (int k = 0; k < WARPS; k++) total += sums[k][i / 16][i % 16];
         if (biased) total += static_cast<float>(bias[output]);
-        out[(long long)to * outputs + output] = static_cast<T>(total);
+        part.out[(long long)to * part.outputs + output - part.start] = static_cast<T>(total);
     }
 }
 }  // namespace few_rows

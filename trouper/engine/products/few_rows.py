@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 import attrs
@@ -21,15 +22,20 @@ FILE = Path(__file__).with_suffix(".cuh")
 SOURCE = """
     int rows = 1;
     for (int axis = 0; axis < x_ndim - 1; axis++) rows *= x_shape[axis];
-    few_rows::product<T, BITS, GROUP, TILES>(x, w, scales, biases, bias, out, rows, x_shape[x_ndim - 1], w_shape[0],
-                                                 bias_shape[0] == w_shape[0]);
+    T* const outs[] = {%s};
+    few_rows::product<T, BITS, GROUP, TILES>(x, w, scales, biases, bias, outs, starts, rows, x_shape[x_ndim - 1], w_shape[0],
+                                             bias_shape[0] == w_shape[0]);
 """
 WARPS, TILE = 8, 8
 """Number of warps of a block, and of rows in a tile."""
+BLOCK_OUTPUTS = 16
+"""Number of outputs of a block."""
 MAX_TILES = 4
 """Maximum number of tiles of a block."""
 TRIED_ROWS, TRIED_OUTPUTS, TRIED_INPUTS = 13, 40, 1152
 """Sizes of the trial: neither full tiles, nor full blocks, nor a full turn of all warps."""
+TRIED_SIZES = (16, 16, 8)
+"""Numbers of outputs of the matrices in the trial of several."""
 TRIED_ERROR = 0.05
 """Largest error in the trial: results are of the order of 1, in bfloat16 within 0.02."""
 
@@ -71,17 +77,23 @@ def unpacked(form: WeightFormat, weights: Weights) -> mx.array:
 
 def product(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
     """Multiply x (..., inputs) by the matrix: (..., outputs). A row's result does not depend on others."""
+    return products(form, x, weights, (weights.matrix.shape[0],))[0]
+
+
+def products(form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]) -> list[mx.array]:
+    """Multiply x (..., inputs) by matrices that lie one behind the other, each with so many outputs: (..., size) each. All but the last size are
+    multiples of `BLOCK_OUTPUTS`. Results are those of each matrix alone."""
     outputs, rows, nothing = weights.matrix.shape[0], x.size // x.shape[-1], _nothing(x.dtype)
     tiles = 1 if rows <= TILE else MAX_TILES
     given = (weights.scales, weights.biases, weights.bias)
-    return _kernel()(
-        inputs=[x, weights.matrix, *(nothing if array is None else array for array in given)],
+    return _kernel(len(sizes))(
+        inputs=[x, weights.matrix, *(nothing if array is None else array for array in given), _starts(sizes)],
         template=[("T", x.dtype), ("BITS", form.bits), ("GROUP", form.group_size or 1), ("TILES", tiles)],
-        grid=(-(-rows // (TILE * tiles)) * WARPS * 32, -(-outputs // 16), 1),
+        grid=(-(-rows // (TILE * tiles)) * WARPS * 32, -(-outputs // BLOCK_OUTPUTS), 1),
         threadgroup=(WARPS * 32, 1, 1),
-        output_shapes=[(*x.shape[:-1], outputs)],
-        output_dtypes=[x.dtype],
-    )[0]
+        output_shapes=[(*x.shape[:-1], size) for size in sizes],
+        output_dtypes=[x.dtype] * len(sizes),
+    )
 
 
 def supports(form: WeightFormat, inputs: int) -> bool:
@@ -100,8 +112,12 @@ def computes(form: WeightFormat) -> bool:
         weights = Weights(full) if form.bits == 16 else Weights(*mx.quantize(full, form.group_size, form.bits))
         matrix = full if form.bits == 16 else unpacked(form, weights)
         expected = x.astype(mx.float32) @ matrix.astype(mx.float32).T
-        parts = [product(form, x[:rows], weights).astype(mx.float32) - expected[:rows] for rows in (3, TRIED_ROWS)]
-        return mx.concatenate(parts)
+        found = list[mx.array]()
+        for rows in (3, TRIED_ROWS):
+            for sizes in ((TRIED_OUTPUTS,), TRIED_SIZES):
+                results = products(form, x[:rows], weights, sizes)
+                found.append(mx.concatenate(results, axis=1).astype(mx.float32) - expected[:rows])
+        return mx.concatenate(found)
 
     if fault := fault_of(errors, TRIED_ERROR):
         log.warning("MLX multiplies few rows by weights of %s: %s", form, fault)
@@ -109,8 +125,16 @@ def computes(form: WeightFormat) -> bool:
 
 
 @cache
-def _kernel() -> Kernel:
-    return kernel("few_rows", FILE, ["x", "w", "scales", "biases", "bias"], SOURCE)
+def _kernel(parts: int) -> Kernel:
+    outs = [f"out{part}" for part in range(parts)]
+    names = ["x", "w", "scales", "biases", "bias", "starts"]
+    return kernel(f"few_rows_{parts}", FILE, names, SOURCE % ", ".join(outs), outs)
+
+
+@cache
+def _starts(sizes: tuple[int, ...]) -> mx.array:
+    """The first output of each matrix."""
+    return mx.array([0, *accumulate(sizes)][:-1], mx.int32)
 
 
 @cache

@@ -5,14 +5,15 @@ are multiplied one by one: each reads all weights. On an H200, 32 rows by a pack
 
 - few rows go to our kernel (`few_rows.py`), packed or not;
 - more rows are made one array for MLX's kernel;
-- many rows are multiplied by unpacked weights: then cuBLAS's product is worth the unpacking.
+- many rows are multiplied by unpacked weights: then cuBLAS's product is worth the unpacking;
+- layers that get the same input are multiplied at once (`merged_layers.py`), where launching is most of a product.
 
 A layer gets a subclass of its class, and keeps its weights, as with adapters (`lora_layers.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,7 +21,7 @@ import mlx.core as mx
 from mlx import nn
 
 from trouper.engine.platform import device
-from trouper.engine.products import few_rows
+from trouper.engine.products import few_rows, merged_layers
 from trouper.engine.products.few_rows import WeightFormat, Weights
 
 DTYPES = (mx.bfloat16, mx.float16)
@@ -39,6 +40,8 @@ without launching): 8 rows by (9728, 2560) take 21 here and 15 by cuBLAS, by (30
 the engine on an H100, the fastest of 72 with 2**28, 2**29, 2**30 and 2**31: 0.6B with 8 rows 3.8, 3.7, 3.6 and 3.6 ms, with 16 4.5, 4.0,
 3.9 and 3.9; 4B with 8 6.2, 5.8, 5.9 and 5.8, with 16 7.1, 6.5, 7.5 and 7.5, with 32 7.1, 7.0, 6.9 and 8.4; 8B with 8 7.9, 7.7, 8.3 and 8.3, with 32
 9.0, 8.7, 9.4 and 9.5."""
+MAX_SPLIT_ROWS = 512
+"""Maximum number of rows of a product by MLX with two matrices at once. An activation reads a part of its result in more time than an array of its own."""
 HELD = "transposed weights"
 """Key of a layer's weights and their view in its `__dict__`."""
 SMALL_BYTES, SMALL_ROWS = 2**23, 320
@@ -53,7 +56,8 @@ class FastLinear(nn.Linear):
     """A linear layer, of which few rows take less time to launch."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        return _plain_product(self, x)
+        merged = merged_layers.result(self, x, _plain_products)
+        return _plain_product(self, x) if merged is None else merged
 
     def transposed(self) -> mx.array:
         """The weights as (inputs, outputs): a view that is evaluated once. As an operation of each pass it would be instantiated in each: 252 of them in a pass
@@ -71,7 +75,8 @@ class FastQuantizedLinear(nn.QuantizedLinear):
     """A linear layer with packed weights, which are read once for all rows."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        return _packed_product(self, x, super().__call__)
+        merged = merged_layers.result(self, x, _packed_products)
+        return _packed_product(self, x, super().__call__) if merged is None else merged
 
 
 class FastQuantizedEmbedding(nn.QuantizedEmbedding):
@@ -97,6 +102,7 @@ def prepare(model: nn.Module) -> None:
                 if name in layer:
                     layer[name] = mx.contiguous(layer[name])
             layer.__class__ = KINDS[type(layer)]
+    merged_layers.merge(model, (FastLinear, FastQuantizedLinear))
 
 
 def unprepare(model: nn.Module) -> None:
@@ -105,6 +111,7 @@ def unprepare(model: nn.Module) -> None:
     for _, layer in model.named_modules():
         layer.__class__ = usual.get(type(layer), type(layer))
         layer.__dict__.pop(HELD, None)
+        merged_layers.separate(layer)
 
 
 @cache
@@ -124,17 +131,57 @@ def _plain_product(layer: FastLinear, x: mx.array) -> mx.array:
     form = WeightFormat(x.dtype)
     if few and few_rows.supports(form, x.shape[-1]):
         return few_rows.product(form, x, Weights(layer.weight, bias=bias))
+    return _transposed_product(layer, x)
+
+
+def _transposed_product(layer: FastLinear, x: mx.array) -> mx.array:
+    bias = layer.get("bias")
     return x @ layer.transposed() if bias is None else mx.addmm(bias, x, layer.transposed())
+
+
+def _plain_products(layer: FastLinear, x: mx.array, sizes: tuple[int, ...]) -> Sequence[mx.array] | None:
+    """Products with each of the matrices of merged layers: by our kernel, if it computes each one's; else by MLX, if there is one row, whose results are
+    contiguous, or if there are two matrices, whose results go through an activation that reads them in any layout."""
+    rows, bias, form = x.size // x.shape[-1], layer.get("bias"), WeightFormat(x.dtype)
+    if not _in_one_type(x, layer.weight, bias):
+        return None
+    largest = layer.weight.nbytes // layer.weight.shape[0] * max(sizes)
+    if 1 < rows <= max_plain_rows(largest) and few_rows.supports(form, x.shape[-1]):
+        return few_rows.products(form, x, Weights(layer.weight, bias=bias), sizes)
+    if rows == 1 or (len(sizes) == 2 and rows <= MAX_SPLIT_ROWS):
+        return merged_layers.split(_transposed_product(layer, x), sizes, axis=-1)
+    return None
+
+
+def _packed_products(layer: FastQuantizedLinear, x: mx.array, sizes: tuple[int, ...]) -> Sequence[mx.array] | None:
+    """Products of few rows with each of the matrices of merged layers."""
+    rows = x.size // x.shape[-1]
+    if rows == 1:
+        return merged_layers.split(nn.QuantizedLinear.__call__(layer, x), sizes, axis=-1)
+    form = _packed_format(layer, x) if rows <= MAX_PACKED_ROWS else None
+    if form is not None and few_rows.supports(form, x.shape[-1]):
+        return few_rows.products(form, x, _packed_weights(layer), sizes)
+    return None
+
+
+def _packed_format(layer: Any, x: mx.array) -> WeightFormat | None:
+    """The format of packed weights, if our kernel may multiply them by these rows."""
+    known = layer.mode == "affine" and layer.bits in PACKED_BITS
+    if not (known and _in_one_type(x, layer.scales, layer.biases, layer.get("bias"))):
+        return None
+    return WeightFormat(x.dtype, layer.bits, layer.group_size)
+
+
+def _packed_weights(layer: Any) -> Weights:
+    return Weights(layer.weight, layer.scales, layer.biases, layer.get("bias"))
 
 
 def _packed_product(layer: Any, x: mx.array, usual: Method) -> mx.array:
     rows = x.size // x.shape[-1]
     if rows < 2:
         return usual(x)
-    known = layer.mode == "affine" and layer.bits in PACKED_BITS
-    if known and _in_one_type(x, layer.scales, layer.biases, layer.get("bias")):
-        form = WeightFormat(x.dtype, layer.bits, layer.group_size)
-        weights = Weights(layer.weight, layer.scales, layer.biases, layer.get("bias"))
+    if (form := _packed_format(layer, x)) is not None:
+        weights = _packed_weights(layer)
         if rows <= MAX_PACKED_ROWS and few_rows.supports(form, x.shape[-1]):
             return few_rows.product(form, x, weights)
         unpacked_bytes = layer.weight.shape[0] * x.shape[-1] * x.dtype.size

@@ -1,0 +1,117 @@
+"""Linear layers that get the same input, as those of queries, keys and values do: their matrices lie one behind the other, and are multiplied in one launch.
+
+On a fast GPU launching a step takes longer than computing it, and of some 18 kernels a layer five are such products: two are left. mlx-lm's models call each layer
+by itself, and stay as they are: the first layer that is called computes the results of all, and the others find theirs by the identity of the input.
+If one is not called with that input - a layer that has keys of another one, say - the layers multiply by themselves from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+
+from trouper.engine.products.few_rows import BLOCK_OUTPUTS
+
+NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of a module that get the same input in mlx-lm's models."""
+PARTS = ("weight", "scales", "biases", "bias")
+FORMAT = ("bits", "group_size", "mode")
+MERGED = "merged"
+"""Key in a layer's `__dict__` of the group that it belongs to, and of its index there."""
+Multiply = Callable[[Any, mx.array, tuple[int, ...]], Sequence[mx.array] | None]
+"""From a layer with the matrices of all, an input and each one's number of outputs to their results; None: each layer multiplies by itself."""
+
+
+@attrs.define(eq=False)
+class MergedLayers:
+    """A group of layers. It holds their matrices, and no layer, which would be a cycle."""
+
+    layer: nn.Module
+    """A layer with the matrices of all."""
+    sizes: tuple[int, ...]
+    """Number of outputs of each."""
+    _parts: list[mx.array]
+    """Matrices of the layers, which are views of the one of `layer`."""
+    apart: bool = False
+    """Whether they multiply by themselves, since they do not all get the same input."""
+    _input: mx.array | None = None
+    _results: dict[int, mx.array] = attrs.field(factory=dict)
+    """Results for `_input` of the layers, by index, that were not called with it yet."""
+
+    def result(self, index: int, weight: mx.array, x: mx.array, multiply: Multiply) -> mx.array | None:
+        """The result of a layer, which has the matrix `weight`; None: it multiplies by itself."""
+        if self.apart or self._parts[index] is not weight:
+            return None
+        if self._input is not x:
+            self.apart = bool(self._results)
+            self._results.clear()
+            self._input = None
+        elif (made := self._results.pop(index, None)) is not None:
+            if not self._results:
+                self._input = None
+            return made
+        if self.apart or self._results or (all_made := multiply(self.layer, x, self.sizes)) is None:
+            return None
+        self._input, self._results = x, dict(enumerate(all_made))
+        return self._results.pop(index)
+
+
+def merge(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
+    """Merge layers of these kinds, where they can be. Nothing is evaluated."""
+    for _, module in model.named_modules():
+        for names in NAMES:
+            layers = [module.get(name) for name in names]
+            if type(layers[0]) in kinds and MERGED not in layers[0].__dict__ and _alike(layers):
+                _merge(layers)
+
+
+def separate(layer: nn.Module) -> None:
+    """Let a layer multiply by itself."""
+    layer.__dict__.pop(MERGED, None)
+
+
+def result(layer: Any, x: mx.array, multiply: Multiply) -> mx.array | None:
+    """The result of a layer for this input, if it is one of a group that is multiplied at once."""
+    found: tuple[MergedLayers, int] | None = layer.__dict__.get(MERGED)
+    return None if found is None else found[0].result(found[1], layer.weight, x, multiply)
+
+
+def _alike(layers: Sequence[Any]) -> bool:
+    """Whether layers differ in nothing but their weights and their numbers of outputs, and no block of the kernel would lie across two of them."""
+    forms = {_form(layer) for layer in layers}
+    return len(forms) == 1 and all(layer.weight.shape[0] % BLOCK_OUTPUTS == 0 for layer in layers[:-1])
+
+
+def _form(layer: Any) -> object:
+    """What layers have in common that may be merged."""
+    if not isinstance(layer, nn.Module):
+        return None
+    parts = [(part, layer[part].dtype, layer[part].shape[1:]) for part in PARTS if part in layer]
+    return type(layer), *parts, *(getattr(layer, name, None) for name in FORMAT)
+
+
+def _merge(layers: Sequence[Any]) -> None:
+    first, sizes = layers[0], tuple(layer.weight.shape[0] for layer in layers)
+    of_all: Any = dict.__new__(type(first))
+    nn.Module.__init__(of_all)
+    for name in FORMAT:
+        if hasattr(first, name):
+            setattr(of_all, name, getattr(first, name))
+    for part in PARTS:
+        if part in first:
+            of_all[part] = mx.concatenate([layer[part] for layer in layers])
+            for layer, view in zip(layers, split(of_all[part], sizes, axis=0), strict=True):
+                layer[part] = view
+    group = MergedLayers(of_all, sizes, [layer.weight for layer in layers])
+    for index, layer in enumerate(layers):
+        layer.__dict__[MERGED] = group, index
+
+
+def split(array: mx.array, sizes: Sequence[int], axis: int) -> list[mx.array]:
+    """Views of parts of these sizes."""
+    return cast(list[mx.array], mx.split(array, [*accumulate(sizes)][:-1], axis=axis))
