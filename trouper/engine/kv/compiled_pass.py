@@ -14,13 +14,16 @@ prompt depends on nothing but its width: the row has no tokens yet, and its buff
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from itertools import repeat
+from operator import attrgetter, setitem
+from typing import Any, ClassVar
 
 import attrs
 import mlx.core as mx
 
+from trouper.engine.kv.buffer_shapes import BankCaches
 from trouper.engine.kv.region import ADAPTERS, Name, Region
 from trouper.engine.kv.slot_cache import SlotCache
 from trouper.engine.platform.error_text import line_of
@@ -35,6 +38,9 @@ PREPARING = 2
 """Number of passes of a kind, if it is not compiled, that may take longer than those after them. A kind that is compiled takes longer until it
 was traced: kernels and plans are prepared in its first pass, the graph is traced and made into a CUDA graph in the second. On an H100 (4B
 shape, 8 rows, 4 drafts each): 48, 32, 15, 15, 15 ms."""
+
+
+BUFFERS = attrgetter("buffers")
 
 
 class Untraceable(Exception):
@@ -71,10 +77,12 @@ class TracedPrompt(PartialRegion):
 
 @attrs.frozen(eq=False)
 class Pass:
-    """A pass of the model. `regions`: of each bank, and if there are several then of all rows. `leaves`: the caches of each bank."""
+    """A pass of the model. `regions`: of each bank, and if there are several then of all rows. `banks`: the caches of each bank."""
 
+    keeps_shapes: ClassVar[bool]
+    """Whether the buffers have the same shapes after it."""
     regions: Sequence[Region]
-    leaves: Sequence[Sequence[SlotCache]]
+    banks: Sequence[BankCaches]
 
     @property
     def kind(self) -> Hashable:
@@ -95,9 +103,10 @@ class Pass:
         raise NotImplementedError
 
     @property
-    def caches(self) -> list[SlotCache]:
+    def caches(self) -> Sequence[SlotCache]:
         """The caches of all banks."""
-        return [leaf for leaves in self.leaves for leaf in leaves]
+        first, *others = self.banks
+        return [*first.leaves, *(leaf for bank in others for leaf in bank.leaves)] if others else first.leaves
 
     def put(self, buffers: Sequence[list[mx.array]]) -> None:
         """Set the buffers of all caches."""
@@ -108,9 +117,11 @@ class Pass:
 class DecodePass(Pass):
     """A pass over decoding rows; or over chunks of prompts, which is never compiled."""
 
+    keeps_shapes = True
+
     @property
     def kind(self) -> Hashable:
-        shapes = (tuple(buffer.shape for leaf in leaves for buffer in leaf.buffers) for leaves in self.leaves)
+        shapes = (bank.held() for bank in self.banks)
         adapters = self.regions[-1].adapters
         adapted = () if adapters is None else ("adapters", adapters.version)
         return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
@@ -118,8 +129,8 @@ class DecodePass(Pass):
     @property
     def traceable(self) -> bool:
         return all(
-            region.by_length and all(leaf.has_room(region.stop, region.room) for leaf in leaves)
-            for region, leaves in zip(self.regions, self.leaves, strict=False)
+            region.by_length and bank.held().has_room(region.stop, region.room)
+            for region, bank in zip(self.regions, self.banks, strict=False)
         )
 
     def inputs(self) -> list[list[Name]]:
@@ -131,6 +142,8 @@ class DecodePass(Pass):
 
 class PromptPass(Pass):
     """The first pass over the prompt of a lone row, whose bank has no buffers yet."""
+
+    keeps_shapes = False
 
     @property
     def kind(self) -> Hashable:
@@ -231,7 +244,7 @@ class CompiledPass:
 
     def __call__(self, build: Build, model_pass: Pass, tokens: mx.array) -> mx.array:
         """Instantiate the pass, or build it as usual, if it cannot be traced."""
-        buffers = [leaf.buffers for leaf in model_pass.caches]
+        buffers = list(map(BUFFERS, model_pass.caches))
         arrays = [
             [region.array(name) for name in names]
             for region, names in zip(model_pass.regions, self._names, strict=True)
@@ -239,14 +252,23 @@ class CompiledPass:
         self._call.append((build, model_pass))
         try:
             logits, changed = self._function(tokens, arrays, buffers)
+            was_traced = not self._call
         except Exception as error:  # noqa: BLE001 - any architecture's code over arrays without values: it is the answer
             self.fault = line_of(error)
             model_pass.put(buffers)
             return build(model_pass.regions, tokens)
         finally:
             self._call.clear()
-        model_pass.put(changed)
+        if was_traced or not model_pass.keeps_shapes:
+            model_pass.put(changed)
+        else:
+            replace_items(buffers, changed)
         return logits
+
+
+def replace_items(lists: Sequence[list[mx.array]], items: Sequence[list[mx.array]]) -> None:
+    """Replace all items of each list. In C: there are as many lists as layers, in each step."""
+    deque(map(setitem, lists, repeat(slice(None)), items), maxlen=0)
 
 
 def _traced(names: list[list[Name]], call: list[tuple[Build, Pass]]) -> Traced:
@@ -256,7 +278,7 @@ def _traced(names: list[list[Name]], call: list[tuple[Build, Pass]]) -> Traced:
     def run(
         tokens: mx.array, arrays: list[list[mx.array]], buffers: list[list[mx.array]]
     ) -> tuple[mx.array, list[list[mx.array]]]:
-        [(build, model_pass)] = call
+        build, model_pass = call.pop()
         model_pass.put([list(parts) for parts in buffers])
         regions = model_pass.traced_regions(
             [dict(zip(known, values, strict=True)) for known, values in zip(names, arrays, strict=True)]

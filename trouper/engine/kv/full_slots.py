@@ -69,12 +69,13 @@ class FullSlots(SlotCache):
         """Make the buffers for one slot from its row's first tokens: for each buffer consecutive pieces (heads, any, dim).
         This takes one copy, where making buffers and writing into them take three."""
         assert not self.buffers and self.slots == 1, "somebody's KV would be lost"
-        capacity = self.capacity_for(room)
+        capacity, made = self.capacity_for(room), list[mx.array]()
         for pieces in parts:
             heads, _, dim = pieces[0].shape
             padding = capacity - sum(piece.shape[1] for piece in pieces)
             end = [mx.zeros((heads, padding, dim), pieces[0].dtype)] if padding else []
-            self.buffers.append(mx.concatenate([*pieces, *end], 1)[None])
+            made.append(mx.concatenate([*pieces, *end], 1)[None])
+        self.buffers = made
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Return a mask as mlx-lm's KVCache does: None, "causal", or (n, 1, width, keys) bool; True where a query

@@ -10,8 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
+from trouper.engine.kv.buffer_shapes import Room
 from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import SlotCache
+
+ANY_LENGTH = 2**31
+"""More tokens than a row has."""
 
 
 def ring_slack(draft_tokens: int) -> int:
@@ -53,8 +57,10 @@ class RingSlots(SlotCache):
     def _used_tokens(self, tokens: int) -> int:
         return min(tokens, self.ring)
 
-    def has_room(self, slots: int, tokens: int) -> bool:  # noqa: ARG002  A ring has room for any row.
-        return super().has_room(slots, 0)
+    @property
+    def room(self) -> Room:
+        """Rings have room for rows of any length."""
+        return super().room[0], ANY_LENGTH
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the pass's tokens. Returns the ring after the write if the pass has few tokens, else the ring before the write

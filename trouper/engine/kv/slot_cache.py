@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
+from trouper.engine.kv.buffer_shapes import NO_ROOM, Changes, Room
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.region import Region
 
@@ -25,8 +26,8 @@ class SlotCache:
     """Base of every layer's cache: the region of the pass, and buffers that grow."""
 
     def __init__(self, traits: Traits = USUAL) -> None:
-        self.buffers: list[mx.array] = []
-        """Keys and values, each with a slot for every row; quantized, up to three buffers for each. Empty before the first write."""
+        self.changes = Changes()
+        self._buffers: list[mx.array] = []
         self._region: Region | None = None
         self._updated = False
         self.traits = traits
@@ -44,6 +45,17 @@ class SlotCache:
         self.expected_tokens = 0
         """Number of tokens of the longest row when its prompt is complete: buffers that grow with each chunk of a long prompt would
         be copied as often."""
+
+    @property
+    def buffers(self) -> list[mx.array]:
+        """Keys and values, each with a slot for every row; quantized, up to three buffers for each. Empty before the first write. An array may be
+        replaced by one of the same shape; for other shapes the list is set."""
+        return self._buffers
+
+    @buffers.setter
+    def buffers(self, buffers: list[mx.array]) -> None:
+        self._buffers = buffers
+        self.changes.count += 1
 
     def begin(self, region: Region) -> None:
         """Set the slots of the next forward pass."""
@@ -128,17 +140,19 @@ class SlotCache:
         """Number of positions of its slot that a row of `tokens` tokens uses."""
         return tokens
 
-    def has_room(self, slots: int, tokens: int) -> bool:
-        """Whether buffers hold `slots` slots of `tokens` tokens."""
-        if not self.buffers:
-            return False
-        held, _, capacity, _ = self.buffers[0].shape
-        return held >= slots and held >= self.slots and capacity >= tokens + self.lead
+    @property
+    def room(self) -> Room:
+        """What buffers have room for; none if they do not hold all slots."""
+        if not self._buffers:
+            return NO_ROOM
+        held, _, capacity, _ = self._buffers[0].shape
+        return (held, capacity - self.lead) if held >= self.slots else NO_ROOM
 
     def reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
         """Make room for `slots` slots of `tokens` tokens. `parts`, (rows, heads, any, dim) each, give heads, dim and dtype."""
         slots = max(self.slots, slots)
-        if self.has_room(slots, tokens):
+        held, free = self.room
+        if slots <= held and tokens <= free:
             return  # The usual case, in nearly every pass of every layer.
         capacity = self.capacity_for(tokens)
         buffers: Iterable[mx.array | None] = self.buffers or [None] * len(parts)

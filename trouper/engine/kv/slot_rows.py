@@ -197,8 +197,8 @@ class SlotRows:
 
     def _of_decoding(self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array) -> mx.array:
         """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
-        build, own = partial(self._build, segments), [segment.bank.buffers.own for segment in segments]
-        return self._compiled.run(build, DecodePass(regions, own), tokens, may_compile=not self._states)
+        build, banks = partial(self._build, segments), [segment.bank.buffers.of_model for segment in segments]
+        return self._compiled.run(build, DecodePass(regions, banks), tokens, may_compile=not self._states)
 
     @property
     def preparing(self) -> bool:
@@ -234,8 +234,8 @@ class SlotRows:
         rounded = self._shapes.lone_width(width) if compiled else self._shapes.width(width)
         tokens = padded(tokens, width if self._states else rounded)
         regions = self._regions(segments, counts, tokens.shape[1])
-        own = [segment.bank.buffers.own for segment in segments]
-        one = PromptPass(regions, own) if compiled else DecodePass(regions, own)
+        banks = [segment.bank.buffers.of_model for segment in segments]
+        one = PromptPass(regions, banks) if compiled else DecodePass(regions, banks)
         self._states.begin(rows_of(segments), None)
         outputs = self._compiled.run(partial(self._build, segments, part=part), one, tokens, may_compile=compiled)
         logits = self._logits(segments, counts, outputs)
