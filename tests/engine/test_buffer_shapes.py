@@ -11,7 +11,7 @@ from tests.engine.test_decode_attention import BY_LENGTH, ONE_BANK, PROMPTS, ker
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import buffer_shapes
-from trouper.engine.kv.buffer_shapes import NO_ROOM, BankCaches, Changes, HeldShapes
+from trouper.engine.kv.buffer_shapes import NO_ROOM, BankCaches, ShapeChanges, HeldShapes
 from trouper.engine.kv.compiled_pass import Build, CompiledPasses, Pass, PromptPass
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.slot_cache import SlotCache
@@ -88,7 +88,7 @@ def full(*shapes: tuple[int, ...], slots: int = 1, lead: int = 0) -> SlotCache:
 
 
 def test_the_cache_with_the_smallest_room_counts() -> None:
-    changes = Changes()
+    changes = ShapeChanges()
     leaves = [full((4, 1, 32, 8), lead=8), full((3, 1, 64, 8))]
     bank = BankCaches(leaves, changes)
     held = bank.held()
@@ -99,11 +99,11 @@ def test_the_cache_with_the_smallest_room_counts() -> None:
 def test_buffers_that_do_not_hold_all_slots_have_no_room() -> None:
     assert full((2, 1, 32, 8), slots=3).room == NO_ROOM
     assert FullSlots().room == NO_ROOM
-    assert BankCaches([], Changes()).held().room == NO_ROOM
+    assert BankCaches([], ShapeChanges()).held().room == NO_ROOM
 
 
 def test_other_buffers_are_seen_and_equal_shapes_are_equal() -> None:
-    bank = BankCaches([cache := full((2, 1, 32, 8))], Changes())
+    bank = BankCaches([cache := full((2, 1, 32, 8))], ShapeChanges())
     cache.changes = bank._changes
     before = bank.held()
     cache.buffers[0] = mx.ones((2, 1, 32, 8))

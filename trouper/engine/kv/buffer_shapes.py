@@ -19,7 +19,7 @@ Room = tuple[int, int]
 NO_ROOM: Room = (0, 0)
 
 
-class Changes:
+class ShapeChanges:
     """How often caches got other buffers. Those of a bank share one count."""
 
     __slots__ = ("count",)
@@ -44,7 +44,7 @@ class HeldShapes:
 class BankCaches:
     """The caches of a bank for one model, and the shapes of their buffers."""
 
-    def __init__(self, leaves: Sequence[SlotCache], changes: Changes) -> None:
+    def __init__(self, leaves: Sequence[SlotCache], changes: ShapeChanges) -> None:
         """`changes`: the count that these caches share."""
         self.leaves, self._changes = leaves, changes
         self._seen = -1

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from trouper.engine.kv.buffer_shapes import BankCaches, Changes
+from trouper.engine.kv.buffer_shapes import BankCaches, ShapeChanges
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.kv_layout import Layout, dealt
 from trouper.engine.kv.model_caches import flatten
@@ -44,7 +44,7 @@ class SlotBuffers:
         )
         self.leaves: list[SlotCache] = [*self.own, *self._drafts]
         """Cache of each layer, or several of one layer, in the model's order; without recurrent states."""
-        changes = Changes()
+        changes = ShapeChanges()
         for cache in self.leaves:
             cache.changes = changes
         self.of_model = BankCaches(self.own, changes)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
-from trouper.engine.kv.buffer_shapes import NO_ROOM, Changes, Room
+from trouper.engine.kv.buffer_shapes import NO_ROOM, ShapeChanges, Room
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.region import Region
 
@@ -26,7 +26,7 @@ class SlotCache:
     """Base of every layer's cache: the region of the pass, and buffers that grow."""
 
     def __init__(self, traits: Traits = USUAL) -> None:
-        self.changes = Changes()
+        self.changes = ShapeChanges()
         self._buffers: list[mx.array] = []
         self._region: Region | None = None
         self._updated = False
