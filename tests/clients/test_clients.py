@@ -9,7 +9,11 @@ from tests.clients.running import run
 from tests.family_configs import LONG
 
 CASES = {"openai": 8, "anthropic": 6}
-PAIRS = [("openai", "qwen3"), ("anthropic", "qwen3_5"), *([("openai", "qwen3_5"), ("anthropic", "qwen3")] if LONG else [])]
+PAIRS = [
+    ("openai", "qwen3"),
+    ("anthropic", "qwen3_5"),
+    *([("openai", "qwen3_5"), ("anthropic", "qwen3")] if LONG else []),
+]
 
 
 @pytest.mark.parametrize(("client", "family"), PAIRS)

@@ -30,8 +30,12 @@ from trouper.protocol.loading import nobody_watches
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
-
-WAYS = [(name, original) for place, name in enumerate(HEADS) for original in (True, False) if EVERY or original == bool(place % 2)]
+WAYS = [
+    (name, original)
+    for place, name in enumerate(HEADS)
+    for original in (True, False)
+    if EVERY or original == bool(place % 2)
+]
 """Of each head the names of its publisher or those of conversions, in turns."""
 
 

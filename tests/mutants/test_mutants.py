@@ -16,7 +16,9 @@ from tests.mutants.catalogue import HERE, ROOT, Mutant, Stale, faults, load
 from tests.mutants.playing import NotTheCopy, Outcome, Results, Scratch
 
 MUTANTS = load()
-SAMPLE = Random(int(os.environ.get("TROUPER_MUTANTS_SEED", "0"))).sample([m for m in MUTANTS if not m.equivalent], 2 if LONG else 1)
+SAMPLE = Random(int(os.environ.get("TROUPER_MUTANTS_SEED", "0"))).sample(
+    [m for m in MUTANTS if not m.equivalent], 2 if LONG else 1
+)
 
 
 # -- the list ----------------------------------------------------------------------------------------
