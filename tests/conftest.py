@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
+import httpcore2
 import pytest
 from hypothesis import Phase, settings
 
@@ -27,6 +29,9 @@ import trouper.engine  # noqa: F401
 from tests.fused_kernels import precompile_header
 
 precompile_header()
+
+# Each client would read the certificates of this machine, which takes longer than what it then asks a server without TLS.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 # No test is about how fast this machine is at the moment.
 settings.register_profile("trouper", deadline=None)

@@ -320,7 +320,7 @@ def pasted(command: list[str]) -> Any:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
-    with running("--model", str(save("llama", tmp_path / "tiny"))) as process:
+    with running("--model", str(save("llama", tmp_path / "tiny")), "--default-max-tokens", "16") as process:
         assert process.stdout is not None
         assert "ready at http://127.0.0.1:" in process.stdout.readline()
         assert process.stdout.readline().endswith("/docs\n")

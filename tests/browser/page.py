@@ -15,6 +15,22 @@ from trouper.protocol.plans import Plan
 
 PATIENCE_S = 60.0
 SAID = "The capital of France is Paris."
+LOOKING = """
+  const late = performance.now() + 500;
+  return new Promise((resolve, reject) => {
+    const look = () => {
+      try {
+        if (Boolean(%s)) resolve(true);
+        else if (performance.now() > late) resolve(false);
+        else setTimeout(look, 10);
+      } catch (error) {
+        reject(error);
+      }
+    };
+    look();
+  });
+"""
+"""Whether a condition came true within half a second: no longer, so that somebody else may end the waiting."""
 
 
 async def slowly(plan: Plan) -> None:
@@ -42,9 +58,10 @@ class Page:
         return await trio.to_thread.run_sync(self.browser.run, script, *arguments)
 
     async def until(self, condition: str) -> None:
-        """Until an expression of JavaScript holds."""
+        """Until an expression of JavaScript holds. The page itself looks again and again: asked from here each time, the driver and the
+        browser did little else."""
         with trio.fail_after(PATIENCE_S):
-            while not await self.run(f"return Boolean({condition})"):
+            while not await self.run(LOOKING % condition):
                 pass
 
     async def reads(self, selector: str, text: str) -> None:

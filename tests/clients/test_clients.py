@@ -6,12 +6,17 @@ import pytest
 
 from tests.clients.install import CLIENTS, PROGRAMS
 from tests.clients.running import run
+from tests.family_configs import LONG
 
 CASES = {"openai": 8, "anthropic": 6}
+PAIRS = [
+    ("openai", "qwen3"),
+    ("anthropic", "qwen3_5"),
+    *([("openai", "qwen3_5"), ("anthropic", "qwen3")] if LONG else []),
+]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
-@pytest.mark.parametrize("client", CASES)
+@pytest.mark.parametrize(("client", "family"), PAIRS)
 def test_every_loop_ends_with_the_tools_executed(client: str, family: str) -> None:
     outcome = run(client, family)
     assert [(case.name, case.streamed, case.detail) for case in outcome.cases if not case.ok] == []

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from tests.core.worlds import CoreWorld, RecordingClient, play
+from tests.family_configs import LONG
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.eviction import Eviction
 from trouper.actors.scheduling.kv_memory import KvMemory
@@ -25,7 +26,7 @@ from trouper.protocol.plans import BlockId, Plan
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
 
-SEEDS = range(200)
+SEEDS = range(200 if LONG else 120)
 
 
 @cache

@@ -11,11 +11,14 @@ from random import Random
 import attrs
 import pytest
 
+from tests.family_configs import LONG
 from tests.mutants.catalogue import HERE, ROOT, Mutant, Stale, faults, load
 from tests.mutants.playing import NotTheCopy, Outcome, Results, Scratch
 
 MUTANTS = load()
-SAMPLE = Random(int(os.environ.get("TROUPER_MUTANTS_SEED", "0"))).sample([m for m in MUTANTS if not m.equivalent], 2)
+SAMPLE = Random(int(os.environ.get("TROUPER_MUTANTS_SEED", "0"))).sample(
+    [m for m in MUTANTS if not m.equivalent], 2 if LONG else 1
+)
 
 
 # -- the list ----------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def test_the_template_says_the_format(template: str, tmp_path: Path) -> None:
     if template == "gpt_oss":
         markers = CALL_MARKERS[HARMONY]
     family = attrs.evolve(FAMILIES["qwen3"], name=template, template=template, markers=markers)
-    tokenizer = family.tokenizer(tmp_path)
+    tokenizer = family.tokenizer(tmp_path, small=True)
     assert (tokenizer.tool_parser, tokenizer.reasoning_parser) == TEMPLATES[template]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.engine.driver import GREEDY
 from tests.engine.naive import generate
+from tests.family_configs import LONG
 from tests.model.test_smollm import smollm
 from tests.ranks.losses import ranks_of
 from tests.test_process import PATIENCE_S, Client, free_port
@@ -20,6 +21,9 @@ from trouper.engine.platform import device
 TOKENS = 7
 
 
+@pytest.mark.skipif(
+    not LONG, reason="a long test: tiny models at three ranks are in test_parity.py, their losses in test_losses.py"
+)
 @pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")
 def test_r8_f27_it_answers_as_at_one_rank_and_a_loss_is_one_line_of_each() -> None:
     """Through HTTP, the same greedy tokens. Then rank 2 is killed: the ring breaks for rank 1, which says whose loss it is,

@@ -18,7 +18,7 @@ from tests.family_configs import LONG
 from tests.reuse.serving import Served, Tiny, Tokens, serving, text
 from trouper import Generate, Sampling, TokenPrompt
 
-CONVERSATIONS, TURNS, AT_ONCE = (30, 8, 15) if LONG else (14, 5, 7)
+CONVERSATIONS, TURNS, AT_ONCE = (30, 8, 15) if LONG else (10, 5, 5)
 GOES_BACK = 0.2
 """How often somebody takes back what was said since an earlier turn."""
 USER, ASSISTANT = (END - 1, 1), (END - 1, 2)

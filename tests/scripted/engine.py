@@ -18,6 +18,7 @@ from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Admit, Plan
 
+made: dict[Family, HubTokenizer] = {}
 CACHE_BYTES = 2**30
 """Cached blocks have 100 bytes a token here, so nothing is evicted."""
 
@@ -74,8 +75,8 @@ class ScriptedEngine(FakeEngine):
 
     @classmethod
     def of(cls, script: Script, family: Family, directory: Path, **options: Any) -> ScriptedEngine:
-        """With a tokenizer that is written into `directory`."""
-        tokenizer = family.tokenizer(directory)
+        """With a tokenizer that is made once for each family: in `directory` if that is now."""
+        tokenizer = made.get(family) or made.setdefault(family, family.tokenizer(directory))
         words = NotingTokenizer.of(tokenizer.with_grammars(len(tokenizer._bytes)))
         engine = cls(
             script=script, family=family, words=words,

@@ -10,6 +10,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.family_configs import LONG
 from tests.storage.index_machine import BLOCK, NAMESPACE, SNAPSHOT_COST, TOKEN_COST, IndexMachine
 from trouper.actors.scheduling.block_keys import Digest, token_bytes
 from trouper.actors.scheduling.block_keys import sha256 as digest_of
@@ -333,7 +334,7 @@ def play(index_class: type[PrefixTree], examples: int, phases: Collection[Phase]
 
 
 def test_it_is_what_dictionaries_promise() -> None:
-    play(PrefixTree, 250)
+    play(PrefixTree, 250 if LONG else 100)
 
 
 class IgnoresPins(Eviction):
