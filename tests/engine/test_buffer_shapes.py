@@ -11,7 +11,7 @@ from tests.engine.test_decode_attention import BY_LENGTH, ONE_BANK, PROMPTS, ker
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import buffer_shapes
-from trouper.engine.kv.buffer_shapes import NO_ROOM, BankCaches, ShapeChanges, HeldShapes
+from trouper.engine.kv.buffer_shapes import NO_ROOM, BankCaches, HeldShapes, ShapeChanges
 from trouper.engine.kv.compiled_pass import Build, CompiledPasses, Pass, PromptPass
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.slot_cache import SlotCache

@@ -65,7 +65,7 @@ class Rows(Protocol):
         """Let a prefilling row decode. It comes last among the decoding rows of its bank; without banks, among all."""
 
     def move_outgrown(self) -> None:
-        """Move decoding rows that outgrew their buffers. ShapeChanges the order of rows, so this comes before their inputs are made."""
+        """Move decoding rows that outgrew their buffers. Changes the order of rows, so this comes before their inputs are made."""
 
     def decodes_from_nothing(self, row: RowId) -> bool:
         """Whether the row may decode in the batch at once. False for a row without recurrent state to join the batch with: its

@@ -70,7 +70,7 @@ class SlotAssignment:
         self.num_decoding += 1
 
     def without(self, rows: Sequence[RowId]) -> Rearrangement:
-        """Compute the slots after these rows have left. ShapeChanges nothing."""
+        """Compute the slots after these rows have left. Changes nothing."""
         dropped = set(rows)
         kept = [slot for slot, row in enumerate(self.order) if row not in dropped]
         assert len(kept) + len(dropped) == len(self.order), "a row was dropped that is not here"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
-from trouper.engine.kv.buffer_shapes import NO_ROOM, ShapeChanges, Room
+from trouper.engine.kv.buffer_shapes import NO_ROOM, Room, ShapeChanges
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.region import Region
 
