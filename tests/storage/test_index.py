@@ -217,8 +217,17 @@ def test_what_does_not_fit_is_not_believed(tokens: list[int]) -> None:
     root = index.root().key
     part = token_bytes(tokens)
     index.on_disk(root, BlockRef(digest_of(root + part), part))
-    index.on_disk(root, BlockRef(digest_of(b"something else"), token_bytes([1, 2, 3])))
     assert not list(index.nodes())
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3], [1, 2, 3, 4]])
+def test_a_key_of_other_tokens_is_not_believed(tokens: list[int]) -> None:
+    index = new()
+    root, part, key = index.root().key, token_bytes(tokens), digest_of(b"something else")
+    index.on_disk(root, BlockRef(key, part, snapshot=True))
+    index.on_disk(key, BlockRef(digest_of(key + part), part, snapshot=True))
+    assert not list(index.nodes())
+    assert known(index, tokens) == 0
 
 
 # -- forgetting ----------------------------------------------------------------------------------
