@@ -78,8 +78,7 @@ async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, spe
     with fine_capacities():
         async with running(path) as runtime:
             asked = some_of(wishes(runtime.tokenizer, PROMPTS, TOKENS), CASES.index((name, speculation)) % 2)
-            begun, ended = (runtime.model.kv.row_bytes(max(map(len, PROMPTS)) + more) for more in (0, 2 * TOKENS))
-    limit = 3 * ended
+            limit = 3 * runtime.model.kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS)
     wanted = await alone_of(path, asked)
     asked = {
         name: attrs.evolve(wish, speculation=speculation, priority=place % 2)
@@ -89,9 +88,9 @@ async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, spe
         async with running(path, kv_memory=limit) as runtime:
             heard = await lower_ones_first(runtime, asked)
             stats = runtime.health().scheduler
-    # How many depends on when requests come; on a busy machine 3 where 4 and more were usual. Rows that hardly grow leave for a higher
-    # priority alone, and where steps are short all but one have ended when it comes.
-    assert stats.preemptions > (ended > 1.5 * begun), stats
+    assert stats.preemptions > 1, (
+        stats
+    )  # How many depends on when requests come; on a busy machine 3 where 4 and more were usual.
     assert stats.requests_completed == len(asked)
     assert stats.kv_limit_bytes == limit
     for wish in asked.values():

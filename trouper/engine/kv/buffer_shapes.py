@@ -1,6 +1,6 @@
 """Shapes of a bank's buffers, which a decode pass asks for in each step: computed anew only after a cache has got other buffers.
 
-To ask each of 28 layers for its shapes and its room was a third of the Python of a step of one row, 2,300 of 5,900 bytecodes. A pass writes into its buffers
+To ask each of 28 layers for its shapes and its room was two fifths of the Python of a step of one row, 2,300 of 5,900 bytecodes. A pass writes into its buffers
 and so has new arrays, but of the same shapes: `SlotCache.buffers` is set only where shapes may change, and counts that.
 """
 
@@ -34,7 +34,7 @@ class HeldShapes:
 
     shapes: tuple[tuple[int, ...], ...]
     room: Room = attrs.field(eq=False)
-    """Of the cache that has least."""
+    """The smallest number of slots, and of tokens, that the buffers of any cache have room for."""
 
     def has_room(self, slots: int, tokens: int) -> bool:
         """Whether all buffers hold `slots` slots of `tokens` tokens."""

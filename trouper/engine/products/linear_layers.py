@@ -126,12 +126,16 @@ def max_plain_rows(matrix_bytes: int) -> int:
 
 
 def _plain_product(layer: FastLinear, x: mx.array) -> mx.array:
-    rows, bias = x.size // x.shape[-1], layer.get("bias")
-    few = 1 < rows <= max_plain_rows(layer.weight.nbytes) and _in_one_type(x, layer.weight, bias)
-    form = WeightFormat(x.dtype)
-    if few and few_rows.supports(form, x.shape[-1]):
-        return few_rows.product(form, x, Weights(layer.weight, bias=bias))
+    bias = layer.get("bias")
+    if _in_one_type(x, layer.weight, bias) and _kernel_takes(x, layer.weight.nbytes):
+        return few_rows.product(WeightFormat(x.dtype), x, Weights(layer.weight, bias=bias))
     return _transposed_product(layer, x)
+
+
+def _kernel_takes(x: mx.array, matrix_bytes: int) -> bool:
+    """Whether our kernel multiplies these rows by plain weights of this size and of their type."""
+    rows = x.size // x.shape[-1]
+    return 1 < rows <= max_plain_rows(matrix_bytes) and few_rows.supports(WeightFormat(x.dtype), x.shape[-1])
 
 
 def _transposed_product(layer: FastLinear, x: mx.array) -> mx.array:
@@ -142,12 +146,11 @@ def _transposed_product(layer: FastLinear, x: mx.array) -> mx.array:
 def _plain_products(layer: FastLinear, x: mx.array, sizes: tuple[int, ...]) -> Sequence[mx.array] | None:
     """Products with each of the matrices of merged layers: by our kernel, if it computes each one's; else by MLX, if there is one row, whose results are
     contiguous, or if there are two matrices, whose results go through an activation that reads them in any layout."""
-    rows, bias, form = x.size // x.shape[-1], layer.get("bias"), WeightFormat(x.dtype)
+    rows, bias = x.size // x.shape[-1], layer.get("bias")
     if not _in_one_type(x, layer.weight, bias):
         return None
-    largest = layer.weight.nbytes // layer.weight.shape[0] * max(sizes)
-    if 1 < rows <= max_plain_rows(largest) and few_rows.supports(form, x.shape[-1]):
-        return few_rows.products(form, x, Weights(layer.weight, bias=bias), sizes)
+    if _kernel_takes(x, layer.weight.nbytes // layer.weight.shape[0] * max(sizes)):
+        return few_rows.products(WeightFormat(x.dtype), x, Weights(layer.weight, bias=bias), sizes)
     if rows == 1 or (len(sizes) == 2 and rows <= MAX_SPLIT_ROWS):
         return merged_layers.split(_transposed_product(layer, x), sizes, axis=-1)
     return None
