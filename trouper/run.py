@@ -14,6 +14,7 @@ from trouper.actors.runtime.found_models import Scan, ScannedModel
 from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.runtime import Runtime
+from trouper.garbage import collected_later
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import Engine, Measured
@@ -39,7 +40,10 @@ async def run_runtime(
     `engine` None: the real one (MLX), which calls `logits_processors` for the requests that name them. Raises `ModelUnusable`.
     """
     if engine is None:
-        from trouper.engine.host import MlxEngine  # Imports MLX, which an embedder with its own engine may not have.
+        with collected_later():
+            from trouper.engine.host import (
+                MlxEngine,
+            )  # Imports MLX, which an embedder with its own engine may not have.
 
         engine = MlxEngine(settings, processors=logits_processors or {})
     await run_graph(settings, engine, task_status=task_status)
@@ -100,8 +104,9 @@ async def run_models(
     `ModelManager.drain`. `options`: of models, by what their settings name. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
     processes that have the one model together; they have no `logits_processors`, by name, which requests may name otherwise. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
-    from trouper.engine.host import MlxEngine
-    from trouper.engine.platform.device import weights_room
+    with collected_later():
+        from trouper.engine.host import MlxEngine
+        from trouper.engine.platform.device import weights_room
 
     progress = LoadProgress()
 

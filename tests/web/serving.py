@@ -7,37 +7,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import psutil
 import trio
-from quart.routing import QuartRule
 
 from tests.fakes import FakeEngine
 from trouper import ModelManager, Runtime, ServerSettings, Settings, run_runtime
-from trouper.web.app import App
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
 PATIENCE_S = 60.0
 STEP_S = 0.002
 SHUTDOWN_S = 8.0
-
-
-class SharedRule(QuartRule):
-    """A route whose functions that build its URL are compiled once for all apps: they are most of what an app of a test takes to start."""
-
-    _builders: ClassVar[dict[tuple[Any, ...], Callable[..., tuple[str, str]]]] = {}
-
-    def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
-        key = (self.rule, self.host, self.subdomain, repr(self.defaults), append_unknown)
-        if key not in self._builders:
-            self._builders[key] = super()._compile_builder(append_unknown)
-        return self._builders[key]
-
-
-App.url_rule_class = SharedRule
 
 
 @attrs.frozen

@@ -8,8 +8,23 @@ from __future__ import annotations
 import click
 
 from trouper import __version__
-from trouper.cli.commands import bench, cache, certify, chat, completion, connect, doctor, launch, models, serve, top
-from trouper.cli.usage_errors import OneLineErrors
+from trouper.garbage import collected_later
+
+with collected_later():
+    from trouper.cli.commands import (
+        bench,
+        cache,
+        certify,
+        chat,
+        completion,
+        connect,
+        doctor,
+        launch,
+        models,
+        serve,
+        top,
+    )
+    from trouper.cli.usage_errors import OneLineErrors
 
 
 @click.group(cls=OneLineErrors)

@@ -18,6 +18,7 @@ from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_link import RankLost
 from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
 from trouper.cli.leaving_signals import insists, leaving_signals
+from trouper.garbage import collected_later
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
 
@@ -99,7 +100,8 @@ def lost_is_an_exit_code(ranks: Leader) -> Iterator[None]:
 
 async def follow(settings: Settings, rank: int) -> None:
     """Run a follower; never returns."""
-    from trouper.engine.host import MlxEngine
+    with collected_later():
+        from trouper.engine.host import MlxEngine
 
     follower = Follower(settings, MlxEngine(settings))
     _tell_rank_0(follower)

@@ -24,6 +24,7 @@ from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.leaving_signals import insists, leaving_signals
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
+from trouper.garbage import collected_later
 from trouper.protocol.model_options import ModelOptions
 from trouper.web.keys.key_file import require_keys
 from trouper.web.observability.request_log import RequestObserver
@@ -65,6 +66,7 @@ async def run(
                 watching.start_soon(end_with_group, ranks)
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
+                    _import_engine()
                     start = partial(run_models, settings, server_settings, options=options, watch=watch, ranks=ranks)
                     models: ModelManager = await nursery.start(start)
                 over.set()
@@ -75,6 +77,13 @@ async def run(
                         nursery, models, server_settings, leaving=leaving, drained=drained, observers=observers
                     )
             watching.cancel_scope.cancel(reason="everything has ended")
+
+
+def _import_engine() -> None:
+    """Import what loading needs, and exempt all that is imported by now from garbage collection: loading would have it looked through."""
+    with collected_later():
+        import trouper.engine.host  # noqa: F401 - imports MLX, which takes a second: an address that is taken is told before.
+    gc.freeze()
 
 
 def _freeze_heap() -> None:

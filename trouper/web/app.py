@@ -14,7 +14,6 @@ from quart import Request, Response, request
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
-from werkzeug.routing import BaseConverter
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Models, OneModel
@@ -36,6 +35,7 @@ from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
+from trouper.web.http.url_rules import OneWayRule, ResponseId
 from trouper.web.keys.endpoint_rights import access_of, missing_right
 from trouper.web.keys.key_file import KeyFile
 from trouper.web.keys.usage_routes import UsageOfKeys
@@ -109,15 +109,9 @@ def with_meant_path(scope: HTTPScope) -> HTTPScope:
     return cast("HTTPScope", {**scope, "path": root + meant_path(path.removeprefix(root))})
 
 
-class ResponseId(BaseConverter):
-    """A response id in a path. Paths of other endpoints are excluded: otherwise a 405 would list methods that they do
-    not have."""
-
-    regex = r"(?!input_tokens$)[^/]+"
-
-
 class App(QuartTrio):
     asgi_http_class = HTTPConnection
+    url_rule_class = OneWayRule  # type: ignore[assignment] # As Quart's own.
     delivery: StepDelivery
     """Writes the text of streams where the server lends its writers; its `run` must run there."""
     batching: Batching | None
