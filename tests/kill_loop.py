@@ -181,12 +181,12 @@ def serving(log: Path, *flags: str) -> Iterator[Server]:
         server.kill()
 
 
-def questions(log: Path, dice: Random) -> list[Question]:
+def questions(log: Path, dice: Random, lengths: Sequence[int] = BLOCKS) -> list[Question]:
     """Phrases that repeat, whose continuation the model is sure of, and what it says when nothing is kept anywhere."""
     found: list[Question] = []
     with serving(log, "--cache-memory", "0", "--no-ssd") as server:
-        for blocks in BLOCKS:
-            while len(found) < BLOCKS.index(blocks) + 1:
+        for count, blocks in enumerate(lengths, 1):
+            while len(found) < count:
                 phrase = dice.sample(range(1000, 20_000), dice.randrange(5, 12))
                 prompt = tuple((phrase * BLOCK * blocks)[: BLOCK * blocks + 2])
                 said = server.ask(prompt, "", top=2)
@@ -274,7 +274,7 @@ class Loop:
             cached = self._compare(server, question)
             self._tally.fresh += lie[question]
             self._tally.hit += min(cached, lie[question])
-        wanted = self._salts * sum(BLOCKS)
+        wanted = self._salts * sum(len(question.prompt) // BLOCK for question in self._known)
         stored = until(lambda: server.health()["directory"], lambda directory: directory["blocks"] >= wanted)
         self._settled = stored["blocks"]
 
@@ -372,10 +372,10 @@ def until(look: Callable[[], T], good: Callable[[T], bool]) -> T:
     return seen
 
 
-def kill_loop(kills: int, seed: int, place: Path, *, quiet: bool = True) -> Tally:
-    """At least so many kills."""
+def kill_loop(kills: int, seed: int, place: Path, lengths: Sequence[int] = BLOCKS, *, quiet: bool = True) -> Tally:
+    """At least so many kills. `lengths`: of the prompts, in blocks."""
     # What the rounds do depends on the seed alone, not on how many phrases the questions took.
-    known, dice, tally = questions(place / "log", Random(seed)), Random(seed), Tally()
+    known, dice, tally = questions(place / "log", Random(seed), lengths), Random(seed), Tally()
     began, number = time.perf_counter(), 0
     while tally.kills < kills:
         with TemporaryDirectory(dir=place) as directory:

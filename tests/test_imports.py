@@ -39,7 +39,8 @@ def test_the_server_is_imported_without_a_full_collection_and_without_reading_mo
 import gc, sys
 full = []
 gc.callbacks.append(lambda phase, info: full.append(info) if info["generation"] == 2 else None)
-import trouper.cli
+from trouper.cli import main
+list(main.commands.values())
 assert gc.isenabled()
 from trouper.engine.platform.transformers_index import BegunIndex
 from trouper.garbage import collected_later
