@@ -69,8 +69,7 @@ def references(models: Models, place: Path, shape: Shape, watch: Watch) -> dict[
     """By model, from servers that keep nothing, one after another."""
     known: dict[str, list[Question]] = {}
     for server, flags, names in (
-        ("quiet", models.flags(), (LARGE, SMALL, OTHER)),
-        ("quiet-split", models.split_flags(), (SPLIT,)),
+        ("quiet", models.flags(**{SPLIT: models.split}), (LARGE, SMALL, OTHER, SPLIT)),
         ("quiet-tuned", models.tuned_flags(), ADAPTED),
     ):
         with group(server, place, flags, quiet=True) as served:

@@ -73,9 +73,14 @@ class Models:
         certain = CERTAIN[LARGE] if large else CERTAIN_SMALL
         return Model(name, certain, vocabulary_of(LARGE if large else "small"), 60 if large else 40)
 
-    def flags(self) -> list[str]:
-        """Of a server with all but the split one."""
-        named = {LARGE: self.large, SMALL: str(self.small), OTHER: str(self.other)}
+    def flags(self, **more: Path) -> list[str]:
+        """Of a server with those that no other has, and more by their names."""
+        named = {
+            LARGE: self.large,
+            SMALL: str(self.small),
+            OTHER: str(self.other),
+            **{n: str(path) for n, path in more.items()},
+        }
         flags = [flag for path in named.values() for flag in ("--model", path)]
         flags += [flag for name, path in named.items() for flag in ("--served-model-name", f"{name}={path}")]
         return [*flags, "--api-key-file", str(self.keys), *self._checked()]
