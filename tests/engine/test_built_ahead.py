@@ -81,6 +81,7 @@ def test_nothing_is_evaluated() -> None:
     """An idle engine keeps the device idle, and takes none of its memory."""
     engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
     mx.eval(model_of("llama").parameters())
+    mx.synchronize()
     before = mx.get_active_memory()
     idle(engine)
     assert mx.get_active_memory() - before < 100_000, "tokens"
