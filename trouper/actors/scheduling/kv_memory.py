@@ -114,19 +114,23 @@ class KvMemory:
         return before - self.row_bytes
 
     def _make_way(self, limit: int, now: float) -> None:
-        """Preempt rows of a lower priority than the first of the queue, if that lets it enter. Only for memory: where all rows are in
-        use it waits, as in vLLM."""
+        """Preempt rows of a lower priority than the first of the queue, if that lets it enter: as many as it needs, or all where it
+        has room only alone. Only for memory: where all rows are in use it waits, as in vLLM."""
         first = self.preemption.queue.first(now)
-        if first is None or not first.is_ready or self.budget.admits(self._counted, first, limit):
+        if first is None or not first.is_ready or self._has_room(self._counted, first, limit):
             return
         rows = self._rows()
         lower = sorted((row for row in rows if row.priority > first.request.priority), key=_kept_longest)
         others = [row for row in rows if row not in lower]
         isolated = any(row.standing.isolated for row in (first, *rows))
-        if isolated or not lower or not self.budget.admits(self.budget.count(others), first, limit):
+        if isolated or not lower or not self._has_room(self.budget.count(others), first, limit):
             return
-        while lower and not self.budget.admits(self._counted, first, limit):
+        while lower and not self._has_room(self._counted, first, limit):
             self._preempt(lower.pop(), now)
+
+    def _has_room(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
+        """Whether a waiting sequence may enter beside these rows; beside none it may, whatever it takes (`admits`)."""
+        return not rows.lengths or self.budget.admits(rows, entering, limit)
 
     # -- rows that enter -------------------------------------------------------------------------
 

@@ -1,0 +1,79 @@
+"""Rows of a lower priority make way where memory is short: for rows that grow and for rows of one size, beside others and alone."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.test_memory import KV, ask, finish, preempted, run, world
+from tests.core.worlds import CoreWorld, RecordingClient
+from trouper.protocol.health import MemoryStatus
+from trouper.protocol.kv import KvLayout
+
+RECURRENT = KvLayout(snapshot_bytes=800, draft_state_bytes=2400, capacity_step=1, first_bank=0)
+"""A row takes as much as eight tokens of `KV`, whatever its length, and four times that while rows draft."""
+STEPS = 4
+"""Two plans are in flight when a request comes; the third prefills it, and the fourth step reads its token."""
+
+
+def steps_to(client: RecordingClient, among: CoreWorld) -> int:
+    """Number of steps until a client has its first token."""
+    steps = 0
+    while not client.tokens:
+        assert not client.terminal, client.terminal
+        run(among)
+        steps += 1
+    return steps
+
+
+def test_a_lower_row_leaves_for_a_prompt_that_fits_only_alone() -> None:
+    """Its row takes all of the memory, and to enter beside another it would leave a 64th free. It waited for the lower row's last token."""
+    small = world(192)
+    [low] = ask(small, max_tokens=100, priority=1)
+    run(small, 3)
+    high = small.ask(tuple(1 + place % 80 for place in range(190)), 1, priority=0)
+    assert steps_to(high, small) <= STEPS + 190 // 64
+    assert preempted(small) == 1
+    finish(small)
+    assert len(low.tokens) == 100
+
+
+@pytest.mark.parametrize("kv", [KV, RECURRENT], ids=["rows that grow", "rows of one size"])
+def test_a_lower_row_leaves_where_memory_holds_no_row(kv: KvLayout) -> None:
+    """The system's memory was short: rows run one at a time, whatever their priority."""
+    pressed = world(None, kv=kv)
+    pressed.watches.memory.publish(MemoryStatus(limit_bytes=2**40, pressure_bound_bytes=1))
+    [low] = ask(pressed, max_tokens=100, priority=1)
+    run(pressed, 3)
+    [high] = ask(pressed, max_tokens=8, priority=0)
+    [equal] = ask(pressed, max_tokens=1, priority=0)
+    assert steps_to(high, pressed) <= STEPS
+    assert preempted(pressed) == 1
+    finish(pressed)
+    assert preempted(pressed) == 1, "an equal one waits"
+    assert len(low.tokens) == 100 and equal.tokens
+
+
+@given(
+    kv=st.sampled_from([KV, RECURRENT, attrs.evolve(KV, snapshot_bytes=300, draft_state_bytes=500)]),
+    bound=st.integers(1, 15_000),
+    speculation=st.sampled_from(["off", "ngram"]),
+    priorities=st.lists(st.integers(1, 3), min_size=1, max_size=7),
+    begun=st.integers(1, 12),
+)
+def test_rows_of_lower_priorities_are_never_waited_for(
+    kv: KvLayout, bound: int, speculation: str, priorities: list[int], begun: int
+) -> None:
+    """However many rows memory holds, none among them (a bound that lasts minutes refuses no request)."""
+    small = world(None, kv=kv, speculation=speculation)
+    small.watches.memory.publish(MemoryStatus(limit_bytes=2**40, pressure_bound_bytes=bound))
+    for priority in priorities:
+        ask(small, max_tokens=60, priority=priority)
+    run(small, begun)
+    [high] = ask(small, max_tokens=1, priority=0)
+    assert steps_to(high, small) <= STEPS
+    for client in small.clients:
+        client.aborted = True
+    finish(small)
