@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.test_memory import KV, ask, finish, preempted, run, world
+from tests.core.test_memory import KV, ask, finish, preempted, run, running, world
 from tests.core.worlds import CoreWorld, RecordingClient
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.kv import KvLayout
@@ -77,3 +77,17 @@ def test_rows_of_lower_priorities_are_never_waited_for(
     for client in small.clients:
         client.aborted = True
     finish(small)
+
+
+def test_nobody_leaves_for_a_request_whose_drafts_have_no_room() -> None:
+    """It would fit beside the equal row if neither kept the states that drafts need. A lower row left for it, and it waited all the same."""
+    small = world(60, kv=RECURRENT)
+    [equal] = ask(small, max_tokens=20, priority=0)
+    ask(small, 6, max_tokens=20, priority=1)
+    run(small, 2)
+    assert len(running(small)) == 7
+    [high] = ask(small, max_tokens=2, priority=0, speculation="ngram")
+    run(small, 3)
+    assert (len(running(small)), preempted(small)) == (7, 0)
+    finish(small)
+    assert equal.tokens and high.tokens
