@@ -91,3 +91,39 @@ def test_nobody_leaves_for_a_request_whose_drafts_have_no_room() -> None:
     assert (len(running(small)), preempted(small)) == (7, 0)
     finish(small)
     assert equal.tokens and high.tokens
+
+
+@pytest.mark.parametrize("bound", [0, 4200, 6000])
+def test_where_the_device_is_nearly_full_lower_rows_leave_all_or_none(bound: int) -> None:
+    """Then only an empty batch takes a request. A row or two left, and it waited until the others had ended."""
+    full = world(100)
+    ask(full, 4, max_tokens=60, priority=1)
+    run(full, 3)
+    full.watches.memory.publish(
+        MemoryStatus(limit_bytes=2**40, pressure="warning", under_pressure=True, pressure_bound_bytes=bound)
+    )
+    run(full)
+    rows, left = len(running(full)), preempted(full)
+    [high] = ask(full, max_tokens=40, priority=0)
+    assert steps_to(high, full) <= STEPS
+    assert (running(full), preempted(full)) == (["4"], left + rows)
+    ask(full, max_tokens=40, priority=1)
+    [higher] = ask(full, max_tokens=1, priority=-1)
+    assert steps_to(higher, full) <= STEPS
+    full.watches.memory.publish(MemoryStatus(limit_bytes=2**40))
+    finish(full)
+
+
+def test_where_the_device_is_nearly_full_nobody_leaves_for_a_request_beside_an_equal_one() -> None:
+    full = world(100)
+    [equal] = ask(full, max_tokens=20, priority=0)
+    ask(full, 3, max_tokens=60, priority=1)
+    run(full, 3)
+    full.watches.memory.publish(MemoryStatus(limit_bytes=2**40, under_pressure=True, pressure_bound_bytes=5200))
+    [high] = ask(full, max_tokens=4, priority=0)
+    run(full)
+    assert (len(running(full)), preempted(full)) == (4, 0)
+    steps_to(high, full)
+    assert equal.terminal
+    full.watches.memory.publish(MemoryStatus(limit_bytes=2**40))
+    finish(full)

@@ -132,8 +132,11 @@ class KvMemory:
             self._preempt(lower.pop(), now)
 
     def _has_room(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
-        """Whether a waiting sequence may enter beside these rows; beside none it may, whatever it takes (`admits`)."""
-        return not rows.lengths or self.budget.admits(rows, entering, limit)
+        """Whether a waiting sequence may enter beside these rows. Alone it may, whatever it takes (`admits`), and while the device's memory
+        is nearly full only alone."""
+        if not rows.lengths:
+            return True
+        return not self.budget.memory.latest.under_pressure and self.budget.admits(rows, entering, limit)
 
     # -- rows that enter -------------------------------------------------------------------------
 
