@@ -17,7 +17,7 @@ from tests.engine.test_decode_attention import (
 )
 from tests.engine.test_exactness import model_of, other_half
 from tests.family_configs import VOCABULARY
-from trouper.engine.kv.compiled_pass import CompiledPass
+from trouper.engine.kv.compiled_pass import CompiledPass, CompiledPasses
 from trouper.engine.kv.pass_shapes import LONE_WIDTHS, ROUNDED
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.step import StepEngine
@@ -130,3 +130,21 @@ def test_a_pass_that_cannot_be_traced_is_not_built(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     assert len(lone_prompts(engine, PROMPTS[0])[0]) == 4
     assert {width_of(kind) for kind in compiled(engine)._compiled if is_of_prompts(kind)} == set(LONE_WIDTHS)
+
+
+@pytest.mark.parametrize("part", ["trace", "build_ahead"])
+def test_what_fails_ahead_is_not_needed(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process may have the device's memory. A session that ended of it would end again as soon as it is idle."""
+
+    def failing(*_: object) -> bool:
+        raise RuntimeError("out of memory")
+
+    expected = lone_prompts(StepEngine(model_of("llama"), VOCABULARY), PROMPTS[0])
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
+    monkeypatch.setattr(CompiledPasses, part, failing)
+    idle(engine)
+    assert not engine.build_ahead()
+    assert [record.getMessage() for record in caplog.records] == ["no pass is built ahead any more: out of memory"]
+    assert lone_prompts(engine, PROMPTS[0]) == expected
