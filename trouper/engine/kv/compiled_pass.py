@@ -11,7 +11,7 @@ prompt depends on nothing but its width: the row has no tokens yet, and its buff
   ring that takes drafts, a mask - fails there, and runs as before.
 - The function gets buffers and returns them. Nobody else may hold the old ones when the pass is evaluated, or each write would copy a buffer.
 - To instantiate the pass of a prompt takes 3 to 4 ms of 36 layers, and nothing of the prompt but its width. So an engine without work does it ahead
-  (`CompiledPrompt`), and the first token comes so much earlier.
+  (`CompiledPass.build_ahead`), and the first token comes so much earlier.
 
 What each pass depends on is in `pass_kinds.py`.
 """

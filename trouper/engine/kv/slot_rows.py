@@ -244,7 +244,8 @@ class SlotRows:
         width = tokens.shape[1]
         if not self._states:
             rounded = self._shapes.lone_width(width) if compiled else self._shapes.width(width)
-            tokens = np.pad(tokens, ((0, 0), (0, rounded - width)))
+            tokens, own = np.zeros((len(tokens), rounded), np.int32), tokens
+            tokens[:, :width] = own
         regions = self._regions(segments, counts, tokens.shape[1])
         banks = [segment.bank.buffers.of_model for segment in segments]
         one = PromptPass(regions, banks) if compiled else DecodePass(regions, banks)
