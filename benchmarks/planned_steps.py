@@ -1,17 +1,21 @@
 """An engine over a model with random weights, whose steps are planned here. `python -m benchmarks.planned_steps SHAPE` reads lines
-`PROMPTS ROWS` (two lists, in JSON) and prints for each a line of what such passes take, in milliseconds, for `benchmarks.launching`."""
+`PROMPTS ROWS` (two lists, in JSON) and prints for each a line of what such passes take, in milliseconds, and of how many primitives decode steps have, for
+`benchmarks.launching`."""
 
 from __future__ import annotations
 
+import io
 import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from unittest import mock
 
 import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
+import mlx.core as mx
 import numpy as np
 
 from benchmarks.models import random_model
@@ -47,9 +51,9 @@ class Steps:
         self._drop([row])
         return took * 1000
 
-    def decode_ms(self, count: int) -> tuple[float, float]:
+    def decode_ms(self, count: int) -> tuple[float, float, int]:
         """Milliseconds of the median step of so many rows, each launched before the one before is read, as the engine's thread does, and of
-        the longest step while they joined."""
+        the longest step while they joined; and primitives of a step, which MLX instantiates and sends."""
         engine, rows, joining = self._engine, list[RowId](), list[float]()
         for length in range(count):
             row, plan = self._admitted(30 + length, rows)
@@ -66,8 +70,22 @@ class Steps:
             times.append(time.perf_counter() - began)
             before = after
         engine.collect(before)
+        found = self._primitives(rows)
         self._drop(rows)
-        return statistics.median(times) * 1000, max(joining) * 1000
+        return statistics.median(times) * 1000, max(joining) * 1000, found
+
+    def _primitives(self, rows: Sequence[RowId]) -> int:
+        sent, usual = list[int](), mx.async_eval
+
+        def counting(*arrays: mx.array) -> None:
+            dot = io.StringIO()
+            mx.export_to_dot(dot, *arrays)
+            sent.append(dot.getvalue().count("shape=rectangle"))
+            usual(*arrays)
+
+        with mock.patch.object(mx, "async_eval", counting):
+            self._engine.collect(self._engine.launch(Plan(0, decode=tuple(rows))))
+        return max(sent)
 
     def _admitted(self, tokens: int, decoding: Sequence[RowId] = ()) -> tuple[RowId, Plan]:
         """A new row, and the plan that computes its prompt beside rows that decode."""
@@ -88,7 +106,9 @@ def main() -> None:
         for _ in range(1 if prepared else PREPARING):
             found = {f"prompt of {tokens}": steps.prompt_ms(tokens) for tokens in prompts}
             for count in rows:
-                found[f"{count} rows"], found[f"longest, {count} join"] = steps.decode_ms(count)
+                found[f"{count} rows"], found[f"longest, {count} join"], found[f"primitives, {count} rows"] = (
+                    steps.decode_ms(count)
+                )
         prepared = True
         print(json.dumps(found), flush=True)
 

@@ -24,9 +24,10 @@ from tests.engine.test_exactness import greedy_requests, model_of, one_half, oth
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.heads import HEADS
 from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
-from trouper.engine.kv.compiled_pass import CompiledPasses, TracedPrompt, TracedRegion, Untraceable
+from trouper.engine.kv.compiled_pass import CompiledPasses
 from trouper.engine.kv.decode_kernel import Heads, KernelCall
 from trouper.engine.kv.model_caches import state_slots
+from trouper.engine.kv.pass_kinds import TracedPrompt, TracedRegion, Untraceable
 from trouper.engine.kv.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.region import Region
@@ -123,13 +124,18 @@ def test_a_pass_that_verifies_drafts_is_compiled() -> None:
     assert {width_of(structure) for structure, each in passes.items() if not each.fault} > {1}
 
 
+def lone_plan(row: RowId, prompt: Sequence[int]) -> Plan:
+    """The plan of a prompt that is alone on the engine."""
+    admit = Admit(row, np.array(prompt, "<i4").tobytes(), Sampling(temperature=0.0))
+    return Plan(0, admit=(admit,), prefill=(Chunk(row, len(prompt)),))
+
+
 def lone_prompts(engine: StepEngine, *prompts: Sequence[int]) -> list[list[int]]:
     """The first tokens after each prompt, alone on the engine: what its pass gives, and what follows from the KV that it leaves."""
     found = []
     for number, prompt in enumerate(prompts):
         row = RowId(number)
-        admit = Admit(row, np.array(prompt, "<i4").tobytes(), Sampling(temperature=0.0))
-        plans = [Plan(0, admit=(admit,), prefill=(Chunk(row, len(prompt)),)), *[Plan(0, decode=(row,))] * 3]
+        plans = [lone_plan(row, prompt), *[Plan(0, decode=(row,))] * 3]
         found.append([token for plan in plans for token in engine.collect(engine.launch(plan)).tokens])
         engine.collect(engine.launch(Plan(0, drop=(row,))))
     return found

@@ -101,12 +101,13 @@ class Heard:
     matched: str | int | None = None
 
 
-async def hear(answer: Answer, most: int | None = None) -> Heard:
-    """To its end, until somebody closes it, or so many deltas: then this does."""
+async def hear(answer: Answer, most: int | None = None, *, begun: Callable[[], object] = lambda: None) -> Heard:
+    """To its end, until somebody closes it, or so many deltas: then this does. `begun` is called with each delta."""
     deltas = []
     with suppress(trio.ClosedResourceError):
         async for delta in answer:
             deltas.append(delta)
+            begun()
             if len(deltas) == most:
                 answer.close()
     return Heard(

@@ -6,6 +6,7 @@ the others. Tokens, text, log-probabilities, reasons.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,14 @@ class Crashing(StepEngine):
         return super().collect(launched)
 
 
-async def all_at_once(runtime: Runtime, asked: dict[str, Generate]) -> dict[str, Heard]:
+async def all_at_once(
+    runtime: Runtime, asked: dict[str, Generate], *, begun: Callable[[], object] = lambda: None
+) -> dict[str, Heard]:
+    """`begun` is called with each delta of any."""
     heard: dict[str, Heard] = {}
 
     async def one(name: str) -> None:
-        heard[name] = await hear(await runtime.submit(asked[name]))
+        heard[name] = await hear(await runtime.submit(asked[name]), begun=begun)
 
     async with trio.open_nursery() as nursery:
         for name in asked:

@@ -35,11 +35,13 @@ from trouper.protocol.plans import Stepped
 from trouper.protocol.requests import Generate
 
 CASES: list[tuple[str, str | None]] = [
-    ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"), ("qwen3_5", "ngram"),
+    ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"), ("qwen3_5", "ngram"), ("mamba2", "ngram"),
 ]  # fmt: skip
 if LONG:
     CASES.append(("llama", "off"))
     CASES += [(name, None) for name in FAMILIES if name not in {name for name, _ in CASES}]
+PRIORITIES = 4
+"""Rows of one size leave only for a higher priority, so requests of several come, one after another."""
 
 
 @contextmanager
@@ -57,18 +59,19 @@ def fine_capacities() -> Iterator[None]:
 
 
 async def lower_ones_first(runtime: Runtime, asked: dict[str, Generate]) -> dict[str, Heard]:
-    """Those of the higher priority come when others have begun, so that rows leave also where no row grows: recurrent states do
+    """Those of each priority come when one of the next lower has begun, so that rows leave also where no row grows: recurrent states do
     not."""
     heard: dict[str, Heard] = {}
 
-    async def some(priority: int) -> None:
-        heard.update(await all_at_once(runtime, {n: wish for n, wish in asked.items() if wish.priority == priority}))
+    async def some(priority: int, begun: trio.Event) -> None:
+        equals = {name: wish for name, wish in asked.items() if wish.priority == priority}
+        heard.update(await all_at_once(runtime, equals, begun=begun.set))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(some, 1)
-        while runtime.health().scheduler.tokens_generated < 3:  # noqa: ASYNC110 - nothing else tells.
-            await trio.sleep(0.001)
-        nursery.start_soon(some, 0)
+        for priority in sorted({wish.priority for wish in asked.values()}, reverse=True):
+            begun = trio.Event()
+            nursery.start_soon(some, priority, begun)
+            await begun.wait()
     return heard
 
 
@@ -78,19 +81,20 @@ async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, spe
     with fine_capacities():
         async with running(path) as runtime:
             asked = some_of(wishes(runtime.tokenizer, PROMPTS, TOKENS), CASES.index((name, speculation)) % 2)
-            limit = 3 * runtime.model.kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS)
+            kv = runtime.model.kv
+    # Without the states that rows keep while they draft, which are up to seven times the row, memory would hold one row of some models.
+    states_bytes = 0 if speculation == "off" else kv.draft_state_bytes
+    limit = 3 * (kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS) + states_bytes)
     wanted = await alone_of(path, asked)
     asked = {
-        name: attrs.evolve(wish, speculation=speculation, priority=place % 2)
+        name: attrs.evolve(wish, speculation=speculation, priority=place % PRIORITIES)
         for place, (name, wish) in enumerate(asked.items())
     }
     with fine_capacities():
         async with running(path, kv_memory=limit) as runtime:
             heard = await lower_ones_first(runtime, asked)
             stats = runtime.health().scheduler
-    assert stats.preemptions > 1, (
-        stats
-    )  # How many depends on when requests come; on a busy machine 3 where 4 and more were usual.
+    assert stats.preemptions >= PRIORITIES - 1, stats  # A row at least leaves for each priority but the first.
     assert stats.requests_completed == len(asked)
     assert stats.kv_limit_bytes == limit
     for wish in asked.values():

@@ -96,6 +96,10 @@ class StepEngine:
             launched.order = self._digests.order()
         return launched
 
+    def build_ahead(self) -> bool:
+        """Build a part of what the first pass of the next prompt needs, if there are no rows. Returns whether there was something to build."""
+        return not self._state and self._rows.build_ahead()
+
     def _compare(self, step: int, expected: Digest) -> None:
         if not self._digests.knows(expected.settled):
             self._read_before()
@@ -106,18 +110,16 @@ class StepEngine:
     # Release, evict, store: released memory and evicted blocks make room. Blocks are copied from rows as they were before
     #   this plan, so the plan that drops a row can store its last blocks.
     # Drop: before rows are admitted, which then get the free slots, so that buffers need not grow.
-    # Load, admit: an admitted row may restore blocks that this plan stores or loads. Room for all new rows is made at once:
-    #   buffers that grow row by row would be copied each time.
-    # Prefill: before decoding, since a row whose prompt ends in this step decodes its last prompt token in this step's pass,
-    #   over the KV of the others.
+    # Load, admit: an admitted row may restore blocks that this plan stores or loads. Room for all new rows is made at once: buffers that grow row by
+    #   row would be copied each time.
+    # Prefill: before decoding, since a row whose prompt ends in this step decodes its last prompt token in this step's pass, over the KV of the others.
     # Move: rows that outgrew their buffers, before anything of this step is made in the order of the rows.
     # Persist: takes references to immutable arrays, among them blocks that this plan stores. A later plan may evict them.
     # Draft: proposals follow from committed tokens alone, which `launch` has read. With a draft in any row one pass verifies
     #   all decoding rows, else one pass decodes them.
     # Sample: last, since it needs the logits. It sends the pass to the device, and calls `starting` before.
     #
-    # Nothing waits for the device, except copies between slots, rows with grammars (see `SamplingBatch.sample`), and a CPU
-    # that stores blocks (see `eager_eval`).
+    # Nothing waits for the device, except copies between slots, rows with grammars (`SamplingBatch.sample`), and a CPU that stores blocks (`eager_eval`).
 
     def _launch(self, plan: Plan) -> Launched:
         at, reading_s = time.perf_counter(), self._reading_s
@@ -206,8 +208,7 @@ class StepEngine:
         return self._sample(logits)
 
     def _draft(self, plan: Plan) -> Spans | None:
-        """Propose drafts for the rows that the plan allows some, up to the token that a row's grammar rejects. None if no row has
-        a draft."""
+        """Propose drafts for the rows that the plan allows some, up to the token that a row's grammar rejects. None if no row has a draft."""
         if not any(plan.drafts):
             return None
         drafts = self.proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)), plan.proposer_of)
@@ -273,8 +274,7 @@ class StepEngine:
     def _commit(
         self, rows: Sequence[RowId], spans: Spans, sampled: Ints
     ) -> tuple[tuple[RowId, ...], KeptMask, Drafted]:
-        """Commit each row's accepted drafts and the token sampled after them (F22): lengths, histories, positions and inputs
-        change accordingly. No step was launched since."""
+        """Commit each row's accepted drafts and the token sampled after them (F22): lengths, histories, positions, inputs. No step was launched since."""
         accepted = spans.accepted(sampled)
         kept = spans.steps <= accepted[spans.owners]
         self._rows.accepted(accepted)

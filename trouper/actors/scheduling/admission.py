@@ -70,7 +70,7 @@ class Admission:
             if len(admits) == free or not self.yielding.admits(sequence, now):
                 break
             self.handled = sequence
-            self._choose_proposers(sequence)
+            self.choose_proposers(sequence)
             if not self.kv_memory.admits(sequence, idle=idle and not admits):
                 break
             found = self._look_up(sequence)
@@ -166,7 +166,7 @@ class Admission:
             num_output_tokens=sequence.num_resumed_tokens,
         )
 
-    def _choose_proposers(self, sequence: Sequence) -> None:
+    def choose_proposers(self, sequence: Sequence) -> None:
         """Choose what drafts for a sequence before it enters, since rows of a batch in which one drafts take more memory. Let a draft
         model rest where the row would be longer than its context."""
         if sequence.records is not UNCHOSEN:  # Chosen once: a sequence may wait for memory through many plans.

@@ -10,6 +10,7 @@ Rows come first. If they outgrow what cached blocks leave them, three things are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import attrs
@@ -45,16 +46,19 @@ class KvMemory:
 
     # -- rows that run ---------------------------------------------------------------------------
 
-    def relieve(self, now: float) -> None:
+    def relieve(self, now: float, choose_proposers: Callable[[Sequence], None]) -> None:
         """Make room for what rows may hold after the next plan, and for the first of the queue if its priority is higher than that of
-        rows. Comes before the plan stores anything."""
+        rows. Comes before the plan stores anything. How much the first takes follows from what may draft for it (`choose_proposers`)."""
         rows = self._rows()
         self._count(rows)
         limit = self.budget.limit_bytes
         if limit is not None:
             if self.row_bytes + self.cache.bytes > limit:
                 self._fit(rows, limit, now)
-            self._make_way(limit, now)
+            first = self.preemption.queue.first(now)
+            if first is not None and first.is_ready:
+                choose_proposers(first)
+                self._make_way(first, limit, now)
         self.bound_cache()
 
     def bound_buffers(self) -> KvBound | None:
@@ -113,20 +117,26 @@ class KvMemory:
         self._count(self._rows())
         return before - self.row_bytes
 
-    def _make_way(self, limit: int, now: float) -> None:
-        """Preempt rows of a lower priority than the first of the queue, if that lets it enter. Only for memory: where all rows are in
-        use it waits, as in vLLM."""
-        first = self.preemption.queue.first(now)
-        if first is None or not first.is_ready or self.budget.admits(self._counted, first, limit):
+    def _make_way(self, first: Sequence, limit: int, now: float) -> None:
+        """Preempt rows of a lower priority than `first` of the queue, if that lets it enter: as many as it needs, or all where it
+        has room only alone. Only for memory: where all rows are in use it waits, as in vLLM."""
+        if self._has_room(self._counted, first, limit):
             return
         rows = self._rows()
         lower = sorted((row for row in rows if row.priority > first.request.priority), key=_kept_longest)
         others = [row for row in rows if row not in lower]
         isolated = any(row.standing.isolated for row in (first, *rows))
-        if isolated or not lower or not self.budget.admits(self.budget.count(others), first, limit):
+        if isolated or not lower or not self._has_room(self.budget.count(others), first, limit):
             return
-        while lower and not self.budget.admits(self._counted, first, limit):
+        while lower and not self._has_room(self._counted, first, limit):
             self._preempt(lower.pop(), now)
+
+    def _has_room(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
+        """Whether a waiting sequence may enter beside these rows. Alone it may, whatever it takes (`admits`), and while the device's memory
+        is nearly full only alone."""
+        if not rows.lengths:
+            return True
+        return not self.budget.memory.latest.under_pressure and self.budget.admits(rows, entering, limit)
 
     # -- rows that enter -------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class PlanComposer:
         """
         self._relieve_pressure()
         self.admission.yielding.yield_rows(now)
-        self.kv_memory.relieve(now)
+        self.kv_memory.relieve(now, self.admission.choose_proposers)
         loads, self.loads = tuple(self.loads), []
         stores = self._stores()
         drops = self.batch.take_drops()

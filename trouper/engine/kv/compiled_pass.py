@@ -10,6 +10,10 @@ prompt depends on nothing but its width: the row has no tokens yet, and its buff
 - While the function is traced, regions have arrays and nothing else (`TracedRegion`). A model that needs more - a window, a
   ring that takes drafts, a mask - fails there, and runs as before.
 - The function gets buffers and returns them. Nobody else may hold the old ones when the pass is evaluated, or each write would copy a buffer.
+- To instantiate the pass of a prompt takes 3 to 4 ms of 36 layers, and nothing of the prompt but its width. So an engine without work does it ahead
+  (`CompiledPass.build_ahead`), and the first token comes so much earlier.
+
+What each pass depends on is in `pass_kinds.py`.
 """
 
 from __future__ import annotations
@@ -18,14 +22,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import repeat
 from operator import attrgetter, setitem
-from typing import Any, ClassVar
 
 import attrs
 import mlx.core as mx
+import numpy as np
 
-from trouper.engine.kv.buffer_shapes import BankCaches
-from trouper.engine.kv.region import ADAPTERS, Name, Region
-from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.kv.pass_kinds import Pass, PromptPass
+from trouper.engine.kv.region import Ints, Name, Region
 from trouper.engine.platform.error_text import line_of
 
 MAX_COMPILED = 48
@@ -43,126 +46,8 @@ shape, 8 rows, 4 drafts each): 48, 32, 15, 15, 15 ms."""
 BUFFERS = attrgetter("buffers")
 
 
-class Untraceable(Exception):
-    """The pass depends on more than arrays."""
-
-
-class PartialRegion(Region):
-    """Region of a pass while it is traced. It lacks what differs between passes of a kind, and what `Region` computes from that."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Called for what it lacks."""
-        raise Untraceable(f"the pass reads {name} of its rows")
-
-
-class TracedRegion(PartialRegion):
-    """Region of a decode pass. Its arrays are inputs, and it has no lengths on the host."""
-
-    def __init__(self, traced: Region, arrays: dict[Name, mx.array]) -> None:
-        self.start, self.stop, self.width, self.room = 0, traced.stop, traced.width, 0
-        self.level = self.causal = self.copied = False
-        self.singly, self.by_length = traced.singly, True
-        self._flat_indices = {name: array for name, array in arrays.items() if isinstance(name, tuple)}
-        self.__dict__ |= {name: array for name, array in arrays.items() if isinstance(name, str) and name != ADAPTERS}
-        self.adapters = None if traced.adapters is None else traced.adapters.traced(arrays[ADAPTERS])
-
-
-class TracedPrompt(PartialRegion):
-    """Region of the first pass over a prompt, without the number of its tokens that are the row's own."""
-
-    def __init__(self, traced: Region) -> None:
-        self.__dict__ |= traced.__dict__
-        del self.__dict__["counts"]
-
-
-@attrs.frozen(eq=False)
-class Pass:
-    """A pass of the model. `regions`: of each bank, and if there are several then of all rows. `banks`: the caches of each bank."""
-
-    keeps_shapes: ClassVar[bool]
-    """Whether the buffers have the same shapes after it."""
-    regions: Sequence[Region]
-    banks: Sequence[BankCaches]
-
-    @property
-    def kind(self) -> Hashable:
-        """What two passes have in common if the device prepares the same for them, and if they may share a compiled function."""
-        raise NotImplementedError
-
-    @property
-    def traceable(self) -> bool:
-        """Whether it depends on arrays alone, so that it may be compiled."""
-        raise NotImplementedError
-
-    def inputs(self) -> list[list[Name]]:
-        """Names of the arrays of each region that the pass has read."""
-        raise NotImplementedError
-
-    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
-        """Regions for the trace. `arrays`: the inputs of each."""
-        raise NotImplementedError
-
-    @property
-    def caches(self) -> Sequence[SlotCache]:
-        """The caches of all banks."""
-        first, *others = self.banks
-        return [*first.leaves, *(leaf for bank in others for leaf in bank.leaves)] if others else first.leaves
-
-    def put(self, buffers: Sequence[list[mx.array]]) -> None:
-        """Set the buffers of all caches."""
-        for leaf, parts in zip(self.caches, buffers, strict=True):
-            leaf.buffers = parts
-
-
-class DecodePass(Pass):
-    """A pass over decoding rows; or over chunks of prompts, which is never compiled."""
-
-    keeps_shapes = True
-
-    @property
-    def kind(self) -> Hashable:
-        shapes = (bank.held() for bank in self.banks)
-        adapters = self.regions[-1].adapters
-        adapted = () if adapters is None else ("adapters", adapters.version)
-        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
-
-    @property
-    def traceable(self) -> bool:
-        return all(
-            region.by_length and bank.held().has_room(region.stop, region.room)
-            for region, bank in zip(self.regions, self.banks, strict=False)
-        )
-
-    def inputs(self) -> list[list[Name]]:
-        return [region.arrays_read() for region in self.regions]
-
-    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
-        return [TracedRegion(region, inputs) for region, inputs in zip(self.regions, arrays, strict=True)]
-
-
-class PromptPass(Pass):
-    """The first pass over the prompt of a lone row, whose bank has no buffers yet."""
-
-    keeps_shapes = False
-
-    @property
-    def kind(self) -> Hashable:
-        [region] = self.regions
-        made = ((leaf.slots, leaf.capacity_for(region.room)) for leaf in self.caches)
-        return "prompt", region.width, region.start, *made
-
-    @property
-    def traceable(self) -> bool:
-        [region] = self.regions
-        return region.level and region.adapters is None and not any(leaf.buffers for leaf in self.caches)
-
-    def inputs(self) -> list[list[Name]]:
-        return [[]]
-
-    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:  # noqa: ARG002 - it has none.
-        return [TracedPrompt(region) for region in self.regions]
-
-
+Tokens = mx.array | Ints
+"""Tokens of a pass (n, width): of a prompt, known to the host; or lazy, as those of decoding rows."""
 Build = Callable[[Sequence[Region], mx.array], mx.array]
 """Builds the model's pass over tokens (n, width) in the slots of these regions; returns logits (n, width, vocabulary)."""
 
@@ -197,30 +82,47 @@ class CompiledPasses:
         """Count a pass that is not compiled, such as one over chunks of prompts, or of a row alone."""
         self.preparing |= self._counting and self._count(ordinary.kind) <= PREPARING
 
-    def run(self, build: Build, model_pass: Pass, tokens: mx.array, *, may_compile: bool = True) -> mx.array:
+    def run(self, build: Build, model_pass: Pass, tokens: Tokens, *, may_compile: bool = True) -> mx.array:
         """Run the pass: instantiated if it is compiled, compiled now if a recent pass was of the same kind, else built. The caches
         then have new buffers."""
         if not (may_compile and model_pass.traceable):
             self.note(model_pass)
-            return build(model_pass.regions, tokens)
+            return build(model_pass.regions, lazy(tokens))
         kind = model_pass.kind
         if (names := self._seen.pop(kind, None)) is not None:
-            self._compiled[kind] = CompiledPass(names)
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._keep(kind, CompiledPass(names))
         compiled = self._compiled.get(kind)
-        self.preparing |= self._counting and (compiled is None or names is not None)
+        self.preparing |= self._counting and (compiled is None or not compiled.has_run)
         if compiled is not None:
             self._compiled.move_to_end(kind)
+            compiled.has_run = True
             if not compiled.fault:
                 return compiled(build, model_pass, tokens)
             self.fault = compiled.fault
-        logits = build(model_pass.regions, tokens)
+        logits = build(model_pass.regions, lazy(tokens))
         if compiled is None:
             self._seen[kind] = model_pass.inputs()
             if len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
         return logits
+
+    def _keep(self, kind: Hashable, compiled: CompiledPass) -> None:
+        self._compiled[kind] = compiled
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+
+    def trace(self, build: Build, model_pass: PromptPass, width: int) -> None:
+        """Trace the pass over a prompt of this width, which is not there yet, if it can be and was not. Nothing is evaluated; the caches then have buffers
+        that must be dropped."""
+        kind = model_pass.kind
+        if model_pass.traceable and kind not in self._compiled:
+            self._seen.pop(kind, None)
+            self._keep(kind, compiled := CompiledPass(model_pass.inputs()))
+            compiled(build, model_pass, np.zeros((1, width), np.int32))
+
+    def build_ahead(self) -> bool:
+        """Instantiate a traced pass over a prompt, if there is one without such a graph: the one that ran last, first. Returns whether there was."""
+        return any(compiled.build_ahead() for compiled in reversed(self._compiled.values()))
 
     def _count(self, kind: Hashable) -> int:
         """Number of passes of a kind that is not compiled, with this one."""
@@ -236,15 +138,26 @@ class CompiledPass:
     def __init__(self, names: list[list[Name]]) -> None:
         """`names`: the arrays of each region that are inputs."""
         self._names = names
+        self.has_run = False
+        """Whether it ran, so that the device has prepared what it needs."""
+        self._ahead: BuiltAhead | None = None
+        self._form: tuple[tuple[int, ...], int] | None = None
+        """Of a pass that depends on nothing but its tokens: their shape, and the number of caches."""
         self._call: list[tuple[Build, Pass]] = []
         """The call in hand, if any: to keep it would keep all rows' KV."""
         self._function = mx.compile(_traced(names, self._call))
         self.fault = ""
         """Why the pass cannot be traced; "" if it can."""
 
-    def __call__(self, build: Build, model_pass: Pass, tokens: mx.array) -> mx.array:
-        """Instantiate the pass, or build it as usual, if it cannot be traced."""
-        buffers = list(map(BUFFERS, model_pass.caches))
+    def __call__(self, build: Build, model_pass: Pass, given: Tokens) -> mx.array:
+        """Instantiate the pass, unless that was done ahead; or build it as usual, if it cannot be traced."""
+        if isinstance(given, np.ndarray):
+            if (ahead := self._ahead) is not None:
+                self._ahead = None
+                model_pass.put(ahead.buffers)
+                return ahead.with_tokens(given)
+            self._form = given.shape, len(model_pass.caches)
+        tokens, buffers = lazy(given), list(map(BUFFERS, model_pass.caches))
         arrays = [
             [region.array(name) for name in names]
             for region, names in zip(model_pass.regions, self._names, strict=True)
@@ -264,6 +177,37 @@ class CompiledPass:
         else:
             replace_items(buffers, changed)
         return logits
+
+    def build_ahead(self) -> bool:
+        """Instantiate the pass for a prompt that is not there yet, if that was not done and can be. Returns whether it was done now."""
+        if self._form is None or self._ahead is not None or self.fault:
+            return False
+        shape, caches = self._form
+        tokens = mx.array(np.zeros(shape, np.int32))
+        logits, buffers = self._function(tokens, [[]], [[] for _ in range(caches)])
+        self._ahead = BuiltAhead(np.array(tokens, copy=False), logits, buffers)
+        return True
+
+
+@attrs.frozen(eq=False)
+class BuiltAhead:
+    """A pass over a prompt, which was instantiated before the prompt was there."""
+
+    tokens: Ints
+    """What the graph reads: a view of an array's memory, which the host and the device share. Nothing has read it yet."""
+    logits: mx.array
+    buffers: list[list[mx.array]]
+    """The new buffers of each cache."""
+
+    def with_tokens(self, tokens: Ints) -> mx.array:
+        """The logits of these tokens, which are not evaluated yet. Once only."""
+        self.tokens[:] = tokens
+        return self.logits
+
+
+def lazy(tokens: Tokens) -> mx.array:
+    """Tokens as an array of MLX."""
+    return tokens if isinstance(tokens, mx.array) else mx.array(tokens)
 
 
 def replace_items(lists: Sequence[list[mx.array]], items: Sequence[list[mx.array]]) -> None:

@@ -6,6 +6,7 @@ a `Region`, so no row's KV is gathered.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
@@ -18,13 +19,14 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
-from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass, PromptPass
+from trouper.engine.kv.compiled_pass import CompiledPasses
 from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
+from trouper.engine.kv.pass_kinds import DecodePass, PromptPass
 from trouper.engine.kv.pass_segments import Segment, add_tokens, batch, begin, finish, lengths_of, regions_of, rows_of
-from trouper.engine.kv.pass_shapes import EXACT, Shapes
+from trouper.engine.kv.pass_shapes import EXACT, LONE_WIDTHS, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateRows
@@ -33,10 +35,13 @@ from trouper.engine.kv.row_copies import RowCopies
 from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.platform.eager_eval import start_eval
+from trouper.engine.platform.error_text import line_of
 from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
-from trouper.protocol.plans import KvBound, RowId
+from trouper.protocol.plans import NO_ROW, KvBound, RowId
+
+log = logging.getLogger(__name__)
 
 
 class SlotRows:
@@ -69,6 +74,9 @@ class SlotRows:
         self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
         self.head = None if head is None else HeadRows(head, self._banks, shapes, len(drafters) - 1)
         self._target = model if head is None else head.target_states
+        self._builds_ahead = shapes.length_kernel and self._prefill_together and not self._states
+        self._untraced = [*reversed(LONE_WIDTHS)] if self._builds_ahead else []
+        """Widths of passes over lone prompts that were not traced, the narrowest last."""
 
     @property
     def decoding(self) -> Sequence[RowId]:
@@ -143,7 +151,7 @@ class SlotRows:
                 for index, row in enumerate(rows):
                     tokens[index, : counts_of_group[index]] = chunks.get(row, ())
                 segment = Segment(bank, first + group.start, slice(0, len(rows)))
-                self._forward([segment], mx.array(tokens), counts_of_group)
+                self._forward([segment], tokens, counts_of_group)
                 if self.head is not None:
                     self.head.catch_up(rows)
                 done = start_eval([*bank.buffers.state(), *self._states.state()])
@@ -219,20 +227,25 @@ class SlotRows:
     def _forward_alone(
         self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None, *, compiled: bool = False
     ) -> mx.array:
-        segment = Segment(self._banks[row], self._banks[row].slots.slot(row), slice(0, 1))
         counts = np.array([len(tokens)], np.int32)
-        return self._forward([segment], mx.array([tokens]), counts, part, compiled=compiled)
+        return self._forward([self._alone(row)], np.array([tokens], np.int32), counts, part, compiled=compiled)
+
+    def _alone(self, row: RowId) -> Segment:
+        bank = self._banks[row]
+        return Segment(bank, bank.slots.slot(row), slice(0, 1))
 
     def _forward(
-        self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, part: nn.Module | None = None,
+        self, segments: Sequence[Segment], tokens: Ints, counts: Ints, part: nn.Module | None = None,
         *, compiled: bool = False,
     ) -> mx.array:  # fmt: skip
         """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own, and add these to
         the rows' lengths. `compiled`: it is the first pass over a lone prompt, and is compiled if it can be. Returns logits (n, width, vocabulary), or what
         `part`, a part of the model, returns."""
         width = tokens.shape[1]
-        rounded = self._shapes.lone_width(width) if compiled else self._shapes.width(width)
-        tokens = padded(tokens, width if self._states else rounded)
+        if not self._states:
+            rounded = self._shapes.lone_width(width) if compiled else self._shapes.width(width)
+            tokens, own = np.zeros((len(tokens), rounded), np.int32), tokens
+            tokens[:, :width] = own
         regions = self._regions(segments, counts, tokens.shape[1])
         banks = [segment.bank.buffers.of_model for segment in segments]
         one = PromptPass(regions, banks) if compiled else DecodePass(regions, banks)
@@ -241,6 +254,28 @@ class SlotRows:
         logits = self._logits(segments, counts, outputs)
         add_tokens(segments, counts)
         return (logits if part is None else outputs)[:, :width]
+
+    def build_ahead(self) -> bool:
+        try:
+            if self._untraced:
+                self._trace_prompt(self._untraced.pop())
+                return True
+            return self._builds_ahead and self._compiled.build_ahead()
+        except Exception as error:  # noqa: BLE001 - whatever it is, prompts have their passes without this
+            log.warning("no pass is built ahead any more: %s", line_of(error))
+            self._untraced, self._builds_ahead = [], False
+            return False
+
+    def _trace_prompt(self, width: int) -> None:
+        """Trace the first pass over a lone prompt of this width, for a row that is there meanwhile."""
+        self.open(NO_ROW, width)
+        try:
+            segments = [self._alone(NO_ROW)]
+            regions = self._regions(segments, np.array([width], np.int32), width)
+            one = PromptPass(regions, [segment.bank.buffers.of_model for segment in segments])
+            self._compiled.trace(partial(self._build, segments), one, width)
+        finally:
+            self.drop([NO_ROW])
 
     def _build(
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array, part: nn.Module | None = None

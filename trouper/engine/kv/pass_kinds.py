@@ -1,0 +1,137 @@
+"""What the passes that may be compiled have in common, and what each depends on: passes over decoding rows, and over a lone prompt.
+
+While the function of a pass is traced, its regions have arrays and nothing else. A model that needs more - a window, a ring that takes drafts, a mask -
+fails there, and runs as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.kv.buffer_shapes import BankCaches
+from trouper.engine.kv.region import ADAPTERS, Name, Region
+from trouper.engine.kv.slot_cache import SlotCache
+
+
+class Untraceable(Exception):
+    """The pass depends on more than arrays."""
+
+
+class PartialRegion(Region):
+    """Region of a pass while it is traced. It lacks what differs between passes of a kind, and what `Region` computes from that."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what it lacks."""
+        raise Untraceable(f"the pass reads {name} of its rows")
+
+
+class TracedRegion(PartialRegion):
+    """Region of a decode pass. Its arrays are inputs, and it has no lengths on the host."""
+
+    def __init__(self, traced: Region, arrays: dict[Name, mx.array]) -> None:
+        self.start, self.stop, self.width, self.room = 0, traced.stop, traced.width, 0
+        self.level = self.causal = self.copied = False
+        self.singly, self.by_length = traced.singly, True
+        self._flat_indices = {name: array for name, array in arrays.items() if isinstance(name, tuple)}
+        self.__dict__ |= {name: array for name, array in arrays.items() if isinstance(name, str) and name != ADAPTERS}
+        self.adapters = None if traced.adapters is None else traced.adapters.traced(arrays[ADAPTERS])
+
+
+class TracedPrompt(PartialRegion):
+    """Region of the first pass over a prompt, without the number of its tokens that are the row's own."""
+
+    def __init__(self, traced: Region) -> None:
+        self.__dict__ |= traced.__dict__
+        del self.__dict__["counts"]
+
+
+@attrs.frozen(eq=False)
+class Pass:
+    """A pass of the model. `regions`: of each bank, and if there are several then of all rows. `banks`: the caches of each bank."""
+
+    keeps_shapes: ClassVar[bool]
+    """Whether the buffers have the same shapes after it."""
+    regions: Sequence[Region]
+    banks: Sequence[BankCaches]
+
+    @property
+    def kind(self) -> Hashable:
+        """What two passes have in common if the device prepares the same for them, and if they may share a compiled function."""
+        raise NotImplementedError
+
+    @property
+    def traceable(self) -> bool:
+        """Whether it depends on arrays alone, so that it may be compiled."""
+        raise NotImplementedError
+
+    def inputs(self) -> list[list[Name]]:
+        """Names of the arrays of each region that the pass has read."""
+        raise NotImplementedError
+
+    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
+        """Regions for the trace. `arrays`: the inputs of each."""
+        raise NotImplementedError
+
+    @property
+    def caches(self) -> Sequence[SlotCache]:
+        """The caches of all banks."""
+        first, *others = self.banks
+        return [*first.leaves, *(leaf for bank in others for leaf in bank.leaves)] if others else first.leaves
+
+    def put(self, buffers: Sequence[list[mx.array]]) -> None:
+        """Set the buffers of all caches."""
+        for leaf, parts in zip(self.caches, buffers, strict=True):
+            leaf.buffers = parts
+
+
+class DecodePass(Pass):
+    """A pass over decoding rows; or over chunks of prompts, which is never compiled."""
+
+    keeps_shapes = True
+
+    @property
+    def kind(self) -> Hashable:
+        shapes = (bank.held() for bank in self.banks)
+        adapters = self.regions[-1].adapters
+        adapted = () if adapters is None else ("adapters", adapters.version)
+        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
+
+    @property
+    def traceable(self) -> bool:
+        return all(
+            region.by_length and bank.held().has_room(region.stop, region.room)
+            for region, bank in zip(self.regions, self.banks, strict=False)
+        )
+
+    def inputs(self) -> list[list[Name]]:
+        return [region.arrays_read() for region in self.regions]
+
+    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
+        return [TracedRegion(region, inputs) for region, inputs in zip(self.regions, arrays, strict=True)]
+
+
+class PromptPass(Pass):
+    """The first pass over the prompt of a lone row, whose bank has no buffers yet."""
+
+    keeps_shapes = False
+
+    @property
+    def kind(self) -> Hashable:
+        [region] = self.regions
+        made = ((leaf.slots, leaf.capacity_for(region.room)) for leaf in self.caches)
+        return "prompt", region.width, region.start, *made
+
+    @property
+    def traceable(self) -> bool:
+        [region] = self.regions
+        return region.level and region.adapters is None and not any(leaf.buffers for leaf in self.caches)
+
+    def inputs(self) -> list[list[Name]]:
+        return [[]]
+
+    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:  # noqa: ARG002 - it has none.
+        return [TracedPrompt(region) for region in self.regions]
