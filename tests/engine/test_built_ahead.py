@@ -15,8 +15,8 @@ from tests.engine.test_decode_attention import (
     lone_prompts,
     width_of,
 )
-from tests.engine.test_exactness import model_of, other_half
-from tests.family_configs import VOCABULARY
+from tests.engine.test_exactness import model_of
+from tests.family_configs import FAMILIES, LONG, VOCABULARY
 from trouper.engine.kv.compiled_pass import CompiledPass, CompiledPasses
 from trouper.engine.kv.pass_shapes import LONE_WIDTHS, ROUNDED
 from trouper.engine.kv.slot_rows import SlotRows
@@ -34,7 +34,7 @@ def idle(engine: StepEngine) -> int:
     return parts
 
 
-@other_half
+@pytest.mark.parametrize("name", FAMILIES if LONG else ["llama", "qwen3_moe", "llama4_text", "gemma3_text"])
 def test_r1_a_prompt_has_the_same_first_token_in_a_pass_that_was_built_ahead(name: str) -> None:
     """Also the tokens after it, which read the KV that it leaves."""
     expected = lone_prompts(StepEngine(model_of(name), VOCABULARY), *PROMPTS)
@@ -63,7 +63,9 @@ def test_the_pass_is_neither_traced_nor_instantiated_when_the_prompt_is_there(mo
 
 def test_two_prompts_of_one_width_without_a_pause_are_as_good() -> None:
     expected = lone_prompts(StepEngine(model_of("llama"), VOCABULARY), *PROMPTS)
-    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)  # The model adapts to the last engine that is made.
+    engine = StepEngine(
+        model_of("llama"), VOCABULARY, shapes=ONE_BANK
+    )  # The model adapts to the last engine that is made.
     idle(engine)
     assert lone_prompts(engine, *PROMPTS) == expected
     assert idle(engine) == 2, "of either width one pass is built"
