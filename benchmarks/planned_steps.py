@@ -51,7 +51,7 @@ class Steps:
         self._drop([row])
         return took * 1000
 
-    def decode_ms(self, count: int) -> tuple[float, float, int]:
+    def decoding(self, count: int) -> dict[str, float]:
         """Milliseconds of the median step of so many rows, each launched before the one before is read, as the engine's thread does, and of
         the longest step while they joined; and primitives of a step, which MLX instantiates and sends."""
         engine, rows, joining = self._engine, list[RowId](), list[float]()
@@ -70,9 +70,12 @@ class Steps:
             times.append(time.perf_counter() - began)
             before = after
         engine.collect(before)
-        found = self._primitives(rows)
+        primitives = self._primitives(rows)
         self._drop(rows)
-        return statistics.median(times) * 1000, max(joining) * 1000, found
+        return {
+            f"{count} rows": statistics.median(times) * 1000, f"longest, {count} join": max(joining) * 1000,
+            f"primitives, {count} rows": primitives,
+        }  # fmt: skip
 
     def _primitives(self, rows: Sequence[RowId]) -> int:
         sent, usual = list[int](), mx.async_eval
@@ -106,9 +109,7 @@ def main() -> None:
         for _ in range(1 if prepared else PREPARING):
             found = {f"prompt of {tokens}": steps.prompt_ms(tokens) for tokens in prompts}
             for count in rows:
-                found[f"{count} rows"], found[f"longest, {count} join"], found[f"primitives, {count} rows"] = (
-                    steps.decode_ms(count)
-                )
+                found |= steps.decoding(count)
         prepared = True
         print(json.dumps(found), flush=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -24,8 +25,18 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
 from trouper.storage.model_scan import ModelScan, require_hub_cache
 
+if TYPE_CHECKING:
+    from trouper.engine.host import MlxEngine
+
 FILES_ANSWER_S = 60.0
 """Time within which the headers of a model's files are read, also from a slow network."""
+
+
+def mlx_engine() -> type[MlxEngine]:
+    """Import the real engine, and with it MLX, which an embedder with an engine of its own may not have."""
+    with collected_later():
+        from trouper.engine.host import MlxEngine
+    return MlxEngine
 
 
 async def run_runtime(
@@ -40,12 +51,7 @@ async def run_runtime(
     `engine` None: the real one (MLX), which calls `logits_processors` for the requests that name them. Raises `ModelUnusable`.
     """
     if engine is None:
-        with collected_later():
-            from trouper.engine.host import (
-                MlxEngine,
-            )  # Imports MLX, which an embedder with its own engine may not have.
-
-        engine = MlxEngine(settings, processors=logits_processors or {})
+        engine = mlx_engine()(settings, processors=logits_processors or {})
     await run_graph(settings, engine, task_status=task_status)
 
 
@@ -104,16 +110,15 @@ async def run_models(
     `ModelManager.drain`. `options`: of models, by what their settings name. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
     processes that have the one model together; they have no `logits_processors`, by name, which requests may name otherwise. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
-    with collected_later():
-        from trouper.engine.host import MlxEngine
-        from trouper.engine.platform.device import weights_room
+    engine_class = mlx_engine()
+    from trouper.engine.platform.device import weights_room
 
     progress = LoadProgress()
 
     async def start(model_settings: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
         await run_graph(
             model_settings,
-            MlxEngine(
+            engine_class(
                 model_settings,
                 progress.watching(model_settings.model, watch),
                 {} if ranks is not None else logits_processors or {},

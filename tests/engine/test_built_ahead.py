@@ -62,10 +62,9 @@ def test_the_pass_is_neither_traced_nor_instantiated_when_the_prompt_is_there(mo
 
 
 def test_two_prompts_of_one_width_without_a_pause_are_as_good() -> None:
+    # The model adapts to the last engine that is made of it.
     expected = lone_prompts(StepEngine(model_of("llama"), VOCABULARY), *PROMPTS)
-    engine = StepEngine(
-        model_of("llama"), VOCABULARY, shapes=ONE_BANK
-    )  # The model adapts to the last engine that is made.
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
     idle(engine)
     assert lone_prompts(engine, *PROMPTS) == expected
     assert idle(engine) == 2, "of either width one pass is built"

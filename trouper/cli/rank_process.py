@@ -18,9 +18,9 @@ from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_link import RankLost
 from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
 from trouper.cli.leaving_signals import insists, leaving_signals
-from trouper.garbage import collected_later
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
+from trouper.run import mlx_engine
 
 logger = logging.getLogger("trouper")
 RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -100,10 +100,7 @@ def lost_is_an_exit_code(ranks: Leader) -> Iterator[None]:
 
 async def follow(settings: Settings, rank: int) -> None:
     """Run a follower; never returns."""
-    with collected_later():
-        from trouper.engine.host import MlxEngine
-
-    follower = Follower(settings, MlxEngine(settings))
+    follower = Follower(settings, mlx_engine()(settings))
     _tell_rank_0(follower)
     with trio.open_signal_receiver(*leaving_signals()) as signals:
         async with trio.open_nursery() as watching:

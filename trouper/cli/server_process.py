@@ -24,8 +24,8 @@ from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.leaving_signals import insists, leaving_signals
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
-from trouper.garbage import collected_later
 from trouper.protocol.model_options import ModelOptions
+from trouper.run import mlx_engine
 from trouper.web.keys.key_file import require_keys
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
@@ -80,9 +80,9 @@ async def run(
 
 
 def _import_engine() -> None:
-    """Import what loading needs, and exempt all that is imported by now from garbage collection: loading would have it looked through."""
-    with collected_later():
-        import trouper.engine.host  # noqa: F401 - imports MLX, which takes a second: an address that is taken is told before.
+    """Import what loading needs, which takes a second: an address that is taken is told before. Exempt all that is imported by now from garbage
+    collection: loading would have it looked through."""
+    mlx_engine()
     gc.freeze()
 
 

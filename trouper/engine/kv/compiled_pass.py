@@ -142,7 +142,7 @@ class CompiledPass:
         """Whether it ran, so that the device has prepared what it needs."""
         self._ahead: BuiltAhead | None = None
         self._form: tuple[tuple[int, ...], int] | None = None
-        """Of a pass that depends on nothing but its tokens: their shape, and the number of caches."""
+        """Shape of the tokens and number of caches, if it is the pass over a prompt and was called."""
         self._call: list[tuple[Build, Pass]] = []
         """The call in hand, if any: to keep it would keep all rows' KV."""
         self._function = mx.compile(_traced(names, self._call))

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from trouper.engine.kv.banks import Bank
+from trouper.engine.kv.buffer_shapes import BankCaches
 from trouper.engine.kv.joined_slots import joined
 from trouper.engine.kv.pass_shapes import Shapes
 from trouper.engine.kv.region import Ints, Region
@@ -45,6 +46,11 @@ def batch(banks: Iterable[Bank]) -> list[Segment]:
             segments.append(Segment(bank, 0, slice(end, end + rows)))
             end += rows
     return segments
+
+
+def caches_of(segments: Sequence[Segment]) -> list[BankCaches]:
+    """The model's caches of each segment's bank."""
+    return [segment.bank.buffers.of_model for segment in segments]
 
 
 def regions_of(

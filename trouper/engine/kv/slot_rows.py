@@ -25,7 +25,17 @@ from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
 from trouper.engine.kv.pass_kinds import DecodePass, PromptPass
-from trouper.engine.kv.pass_segments import Segment, add_tokens, batch, begin, finish, lengths_of, regions_of, rows_of
+from trouper.engine.kv.pass_segments import (
+    Segment,
+    add_tokens,
+    batch,
+    begin,
+    caches_of,
+    finish,
+    lengths_of,
+    regions_of,
+    rows_of,
+)
 from trouper.engine.kv.pass_shapes import EXACT, LONE_WIDTHS, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -205,8 +215,8 @@ class SlotRows:
 
     def _of_decoding(self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array) -> mx.array:
         """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
-        build, banks = partial(self._build, segments), [segment.bank.buffers.of_model for segment in segments]
-        return self._compiled.run(build, DecodePass(regions, banks), tokens, may_compile=not self._states)
+        one = DecodePass(regions, caches_of(segments))
+        return self._compiled.run(partial(self._build, segments), one, tokens, may_compile=not self._states)
 
     @property
     def preparing(self) -> bool:
@@ -247,8 +257,7 @@ class SlotRows:
             tokens, own = np.zeros((len(tokens), rounded), np.int32), tokens
             tokens[:, :width] = own
         regions = self._regions(segments, counts, tokens.shape[1])
-        banks = [segment.bank.buffers.of_model for segment in segments]
-        one = PromptPass(regions, banks) if compiled else DecodePass(regions, banks)
+        one = (PromptPass if compiled else DecodePass)(regions, caches_of(segments))
         self._states.begin(rows_of(segments), None)
         outputs = self._compiled.run(partial(self._build, segments, part=part), one, tokens, may_compile=compiled)
         logits = self._logits(segments, counts, outputs)
@@ -272,8 +281,7 @@ class SlotRows:
         try:
             segments = [self._alone(NO_ROW)]
             regions = self._regions(segments, np.array([width], np.int32), width)
-            one = PromptPass(regions, [segment.bank.buffers.of_model for segment in segments])
-            self._compiled.trace(partial(self._build, segments), one, width)
+            self._compiled.trace(partial(self._build, segments), PromptPass(regions, caches_of(segments)), width)
         finally:
             self.drop([NO_ROW])
 
