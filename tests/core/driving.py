@@ -77,16 +77,22 @@ class DrivenCore:
         self.now = 0.0
         self.step_s, self.preparing = STEP_S, False
         """What the engine says of each step from now on."""
+        self.prefill_s = 0.0
+        """Seconds that a step takes longer if it prefills."""
         self._viewed = viewed
         self._written: list[Write] = []
         self._in_flight: deque[tuple[Plan, Stepped]] = deque()
         self._prompts: dict[RowId, int] = {}
         """Tokens that each row has not prefilled yet."""
 
-    def arrive(self, length: int, max_tokens: int = 16, seed: int = 0, prefix: tuple[int, ...] = ()) -> RecordingClient:
+    def arrive(
+        self, length: int, max_tokens: int = 16, seed: int = 0, prefix: tuple[int, ...] = (), tenant: str = ""
+    ) -> RecordingClient:
         """Queue a prompt of `length` tokens that begins with `prefix`; prompts of other seeds share no more."""
         prompt = prefix + tuple((seed * 7 + at * at + at // 5) % 90 + 1 for at in range(length - len(prefix)))
-        request = Generate(request_id=str(len(self.clients)), prompt=TokenPrompt(prompt), max_tokens=max_tokens)
+        request = Generate(
+            request_id=str(len(self.clients)), prompt=TokenPrompt(prompt), max_tokens=max_tokens, tenant=tenant
+        )
         client = RecordingClient(request, prompt, max_tokens)
         self.clients.append(client)
         self.core.enqueue(client, self.now)
@@ -162,7 +168,7 @@ class DrivenCore:
                 rows.append(chunk.row)
         empty = (Tensor("U32", (2,), bytes(8)),)
         return Stepped(
-            plan.step, tuple(rows), (97,) * len(rows), (), self.step_s, persisted=tuple(empty for _ in plan.persist),
+            plan.step, tuple(rows), (97,) * len(rows), (), self.step_s + self.prefill_s * bool(plan.prefill), persisted=tuple(empty for _ in plan.persist),
             preparing=self.preparing,
         )  # fmt: skip
 

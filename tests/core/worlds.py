@@ -4,7 +4,7 @@ step. `python -m tests.core 1000` plays seeds 0 to 999."""
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from trouper.actors.scheduling.eviction import NODE_COST
 from trouper.actors.scheduling.row_storing import TAIL_TOKENS
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.sequence_state import QUEUED, State
+from trouper.actors.scheduling.tenant_shares import tenant_of
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
@@ -168,6 +169,7 @@ class CoreWorld:
         self.stored: dict[bytes, BlockData] = {}
         self.clients: list[RecordingClient] = []
         self.in_flight: deque[tuple[Plan, Stepped]] = deque()
+        self.tenants = dice.choice((("",), ("", "a"), ("a", "a", "a", "b", "c")))
         self.texts = [tuple(dice.randrange(1, 90) for _ in range(40)) for _ in range(3)]
         self.now = 0.0
         self.overdue = 0
@@ -215,6 +217,7 @@ class CoreWorld:
             speculation=self.dice.choice((None, "ngram", "off")),
             cache_salt=self.dice.choice(("", "", "other")),
             priority=self.dice.choice((0, 0, 0, -1, 5, BATCH_PRIORITY, BATCH_PRIORITY)),
+            tenant=self.dice.choice(self.tenants),
         )
 
     def ask(self, prompt: tuple[int, ...], max_tokens: int, **more: Any) -> RecordingClient:
@@ -327,6 +330,9 @@ class CoreWorld:
         assert core._queue.num_preempted == sum(sequence.started for sequence in queued), (
             "preempted ones are miscounted"
         )
+        shares = core._shares
+        assert shares.waiting == Counter(map(tenant_of, queued)), "waiting tenants are miscounted"
+        assert shares.running == Counter(map(tenant_of, batch.rows.values())), "rows of tenants are miscounted"
         for client in self.clients:
             assert len(client.terminal) <= 1, "two terminal events"
 

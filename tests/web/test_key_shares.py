@@ -14,9 +14,10 @@ from tests.fakes import FakeEngine
 from tests.web.serving import STREAM, exchange, get, post, serving
 from tests.web.test_key_limits import FastClock, record
 from tests.web.test_key_rights import bearer, key_file
-from trouper import RequestFailed, ServerSettings
+from trouper import RequestFailed, Runtime, ServerSettings
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ApiKey
+from trouper.protocol.requests import Generate
 from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts, SlidingWindow
 from trouper.web.metrics.key_metrics import key_metrics
 
@@ -125,3 +126,23 @@ def test_keys_that_move_in_their_file_are_called_by_their_new_line(tmp_path: Pat
     families = key_metrics(lambda: accounts.listed(keys))
     samples = [(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples]
     assert samples and len(samples) == len(set(samples))
+
+
+async def test_a_request_runs_for_the_tenant_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants share the rows: `tests/core/test_tenant_shares.py`."""
+    file = key_file(tmp_path, "sk-a name=alice\nsk-b name=bob\n")
+    seen: list[str] = []
+    send = Runtime.send
+
+    async def watched(runtime: Runtime, generate: Generate, *more: Any) -> Any:
+        seen.append(generate.tenant)
+        return await send(runtime, generate, *more)
+
+    monkeypatch.setattr(Runtime, "send", watched)
+    async with serving(FakeEngine(), api_key_file=file) as served:
+        for key in ("sk-a", "sk-b", "sk-a"):
+            body = {"prompt": "hello", "max_tokens": 1}
+            status, _, data = await exchange(served, post("/v1/completions", body, bearer(key)))
+            assert status == 200, data
+    assert seen[0] == seen[2] != seen[1]
+    assert "" not in seen

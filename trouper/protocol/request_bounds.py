@@ -94,6 +94,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "adapter": (str,),
     "cache_salt": (str,),
     "cache_scope": (CacheScope,),
+    "tenant": (str,),
     "timeouts": (Timeouts, type(None)),
 }
 TUPLES: Mapping[str, type] = {"stop": str, "stop_token_ids": int, "logprob_tokens": int, "logits_processors": str}

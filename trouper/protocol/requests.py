@@ -126,6 +126,9 @@ class Generate:
     """Prompts share cached blocks only with prompts of the same scope and the same salt."""
     priority: int = 0
     """Lower is scheduled first, as in vLLM."""
+    tenant: str = ""
+    """Name of the client, the same for all its requests. Tenants share rows, the queue and prefill. HTTP
+    clients cannot choose the name: it follows from the API key."""
     timeouts: Timeouts | None = None
     """Time limits of this request; None: the runtime's defaults."""
 

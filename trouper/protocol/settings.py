@@ -79,7 +79,7 @@ class Settings:
     batch_min_rows: int = setting(
         1, "Rows that requests of batches keep while other requests run or wait; more are preempted.", 1, 4096
     )
-    max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
+    max_queue_size: int = setting(128, "Requests of one API key that may wait for a row; more are answered 429.", 0)
     default_max_tokens: int = setting(
         32768, "Most tokens of an answer when the request names no length; the context may leave fewer.", 1
     )

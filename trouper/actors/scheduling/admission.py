@@ -25,6 +25,7 @@ from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import Admit, ProposerName, Restore
@@ -47,6 +48,7 @@ class Admission:
     counters: SchedulerCounters
     card: ModelCard
     settings: Settings
+    shares: TenantShares
     yielding: BatchYielding = attrs.field(init=False)
     handled: Sequence | None = attrs.field(default=None, init=False)
     """The sequence that is being admitted: should that crash, it is the suspect, and not the rows of the plans in flight."""
@@ -57,7 +59,7 @@ class Admission:
 
     def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
         """Admit as many sequences as there are free rows and memory. The first that does not fit ends it: a long prompt would wait for
-        ever if shorter ones overtook it. `under_pressure`: the device's memory is nearly full. `idle`: no plan is in
+        ever if shorter ones overtook it. One whose tenant has its share of rows does not end it. `under_pressure`: the device's memory is nearly full. `idle`: no plan is in
         flight."""
         if not self.queue:
             return ()
@@ -69,6 +71,8 @@ class Admission:
         for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
             if len(admits) == free or not self.yielding.admits(sequence, now):
                 break
+            if not (self.shares.admits(sequence) or sequence.standing.isolated):
+                continue
             self.handled = sequence
             self.choose_proposers(sequence)
             if not self.kv_memory.admits(sequence, idle=idle and not admits):

@@ -28,11 +28,13 @@ from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.prepared_request import PreparedRequest, answered
 from trouper.actors.scheduling.result_commit import ResultCommit
+from trouper.actors.scheduling.row_reclaiming import RowReclaiming
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.actors.scheduling.step_statistics import StepStatistics
+from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, Stepped
@@ -83,8 +85,9 @@ class Core:
         self._batch_view = BatchView(watches.last_viewed_at, watches.batch)
 
     def _make_stages(self, model: LoadedModel) -> None:
-        self._queue = WaitingQueue(self._settings.priority_max_wait_s)
-        self._batch = RunningBatch(self._counters)
+        self._shares = TenantShares(self._settings.rows)
+        self._queue = WaitingQueue(self._shares, self._settings.priority_max_wait_s)
+        self._batch = RunningBatch(self._counters, self._shares)
         self._preemption = Preemption(queue=self._queue, batch=self._batch)
         self._budget = MemoryBudget.of(model.card, self._settings, self._watches, self._recovery.allocations)
         self._kv_memory = KvMemory(
@@ -94,7 +97,7 @@ class Core:
         admission = Admission(
             queue=self._queue, batch=self._batch, cache=self._cache, disk=self.disk, blame=self._recovery.blame,
             kv_memory=self._kv_memory, prefill_budget=self._prefill_budget, speculation=self._speculation, counters=self._counters,
-            card=model.card, settings=self._settings,
+            card=model.card, settings=self._settings, shares=self._shares,
         )  # fmt: skip
         self._handover = CrashHandover(
             recovery=self._recovery, queue=self._queue, batch=self._batch, cache=self._cache, counters=self._counters,
@@ -105,7 +108,8 @@ class Core:
         )
         self._composer = PlanComposer(
             admission=admission, batch=self._batch, cache=self._cache, disk=self.disk, kv_memory=self._kv_memory,
-            commit=self._commit, prefill_budget=self._prefill_budget, speculation=self._speculation,
+            commit=self._commit, shares=self._shares,
+            reclaiming=RowReclaiming(self._shares, self._preemption, self._counters), prefill_budget=self._prefill_budget, speculation=self._speculation,
             memory=self._watches.memory, settings=self._settings,
             prefill_together=model.card.capabilities.allows("prefill_together"), chunk_step=model.card.chunk_step,
         )  # fmt: skip
@@ -264,6 +268,7 @@ class Core:
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._counters.answered()
         self._prefill_budget.answered(plan, stepped)
+        self._shares.charge(plan, stepped.seconds, self._prefill_budget.decode_s, self._batch.rows)
         self.disk.persisted(stepped.persisted)
         self._commit.drops(plan, now)
         self._commit.chunks(plan, now)

@@ -7,15 +7,17 @@ from collections.abc import Iterable
 import attrs
 
 from trouper.actors.scheduling.admission import Admission
-from trouper.actors.scheduling.chunk_sizer import round_chunk, share_chunks, take_turns
+from trouper.actors.scheduling.chunk_sizer import round_chunk, take_turns
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
+from trouper.actors.scheduling.row_reclaiming import RowReclaiming
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.plans import NO_ROW, Chunk, Load, Plan, RowId, Store
 from trouper.protocol.settings import Settings
@@ -30,6 +32,8 @@ class PlanComposer:
     disk: DiskTier
     kv_memory: KvMemory
     commit: ResultCommit
+    shares: TenantShares
+    reclaiming: RowReclaiming
     prefill_budget: PrefillBudget
     speculation: Speculation
     memory: Watch[MemoryStatus]
@@ -53,11 +57,12 @@ class PlanComposer:
         before admission: room that they make is not promised to a row yet, and rows that leave are stored before they are
         dropped. Then sequences are admitted, so that they prefill in this step. Drafts are decided before the plan counts the
         decoding rows' tokens. A row whose last token is scheduled here is dropped by the next plan, before that token is
-        read. Rows of batches yield before anything is counted. Rows and cached blocks are fitted into memory before anything is stored or enters, so that a row that is preempted is
+        read. Rows of batches yield before anything is counted, and then those beyond a tenant's share. Rows and cached blocks are fitted into memory before anything is stored or enters, so that a row that is preempted is
         stored as any other that leaves. Evictions are collected last, since all earlier steps may evict.
         """
         self._relieve_pressure()
         self.admission.yielding.yield_rows(now)
+        self.reclaiming.reclaim_rows(now)
         self.kv_memory.relieve(now, self.admission.choose_proposers)
         loads, self.loads = tuple(self.loads), []
         stores = self._stores()
@@ -65,7 +70,7 @@ class PlanComposer:
         under_pressure = self.memory.latest.under_pressure
         admits = self.admission.admit(under_pressure=under_pressure, idle=idle, now=now)
         decoding = self.batch.decoding
-        chunks = self._chunks(busy=bool(decoding))
+        chunks = self._chunks(decoding)
         allowed = self.speculation.allow(decoding)
         for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
             sequence.num_draft_tokens += num_draft_tokens
@@ -100,19 +105,20 @@ class PlanComposer:
             stores += self.cache.leave(sequence)
         return tuple(stores)
 
-    def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
-        """Prefill chunks of the next plan. `busy`: rows decode in it."""
-        prefilling = self.batch.prefilling
+    def _chunks(self, decoding: list[Sequence]) -> tuple[Chunk, ...]:
+        """Prefill chunks of the next plan, in which these rows decode."""
+        prefilling = self.shares.may_prefill(self.batch.prefilling, decoding)
         if not prefilling:
             return ()
         work = self.prefill_budget.turn({sequence.work for sequence in prefilling})
         remaining = [(sequence.id, sequence.next_chunk) for sequence in prefilling if sequence.work == work]
         requested = sum(tokens for _, tokens in remaining)
-        budget = self.prefill_budget.budget(requested, busy=busy, work=work)
+        budget = self.prefill_budget.budget(requested, busy=bool(decoding), work=work)
         if work != "text" or not self.prefill_together:
             remaining = take_turns(remaining, budget, self._last_lone)
             self._last_lone = remaining[-1][0]
-        chunks = share_chunks(remaining, budget, self.settings.prefill_step_size)
+        max_tokens = self.settings.prefill_step_size
+        chunks = self.shares.share_prefill(remaining, self.batch.rows, budget, max_tokens)
         if self.chunk_step > 1:
             chunks = tuple(map(self._round, chunks))
         self.prefill_budget.plan(work, limited=sum(chunk.tokens for chunk in chunks) < requested)

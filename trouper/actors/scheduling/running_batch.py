@@ -8,6 +8,7 @@ from itertools import count
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.sequence_state import State
+from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.plans import RowId
 from trouper.protocol.problems import Problem
 
@@ -15,8 +16,8 @@ from trouper.protocol.problems import Problem
 class RunningBatch:
     """Sequences by the id of their row. A sequence that is preempted and enters again has another row."""
 
-    def __init__(self, counters: SchedulerCounters) -> None:
-        self._counters = counters
+    def __init__(self, counters: SchedulerCounters, shares: TenantShares) -> None:
+        self._counters, self._shares = counters, shares
         self.rows: dict[RowId, Sequence] = {}
         self.dropping: list[Sequence] = []
         """Sequences whose rows the next plan drops."""
@@ -57,11 +58,13 @@ class RunningBatch:
         sequence.enter(self.next_id())
         self.rows[sequence.id] = sequence
         self.num_rows_of_batches += sequence.of_batch
+        self._shares.enter(self._shares.running, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """The one place that removes rows (F20). The drop travels with the next plan."""
         self.removed[sequence.id] = self.rows.pop(sequence.id)
         self.num_rows_of_batches -= sequence.of_batch
+        self._shares.leave(self._shares.running, sequence)
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:

@@ -1,4 +1,5 @@
 """The waiting queue: sequences without a row, by priority, then by arrival; preempted ones before all others of their priority.
+Tenants take turns within a priority (`tenant_shares.py`).
 
 Lower priorities go first, so a sequence could wait for ever while others of a lower number arrive. Therefore a sequence that has waited
 longer than `max_wait_s` is overdue: it goes before all that are not, and overdue sequences go in the order of their arrival. Those of
@@ -16,6 +17,7 @@ from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.crash_isolation import may_enter
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
 
 MAX_COMPARED = 256
@@ -23,9 +25,9 @@ MAX_COMPARED = 256
 
 
 class WaitingQueue:
-    def __init__(self, max_wait_s: float = 0.0) -> None:
+    def __init__(self, shares: TenantShares, max_wait_s: float = 0.0) -> None:
         """`max_wait_s` 0: no sequence becomes overdue."""
-        self._max_wait_s = max_wait_s
+        self._shares, self._max_wait_s = shares, max_wait_s
         self._classes: dict[int, deque[Sequence]] = {}
         """Sequences by priority. No class is empty."""
         self.num_preempted = 0
@@ -35,9 +37,9 @@ class WaitingQueue:
         return sum(map(len, self._classes.values()))
 
     def is_full_for(self, request: Generate, size: int) -> bool:
-        """Whether a request is one too many. Requests of batches take no room from others, and their number is bounded where they come
-        from."""
-        return request.priority != BATCH_PRIORITY and len(self) - len(self._classes.get(BATCH_PRIORITY, ())) >= size
+        """Whether a request is one too many of its tenant. Requests of batches take no room from others, and their number is bounded
+        where they come from."""
+        return request.priority != BATCH_PRIORITY and self._shares.waiting[False, request.tenant] >= size
 
     @property
     def has_others(self) -> bool:
@@ -57,9 +59,9 @@ class WaitingQueue:
         return next(iter(self._classes.get(BATCH_PRIORITY, ())), None)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """By priority, whoever is overdue."""
+        """By priority, and by turns of tenants; whoever is overdue."""
         for priority in sorted(self._classes):
-            yield from self._classes[priority]
+            yield from self._shares.in_turn(self._classes[priority])
 
     def count_sharing(self, sequence: Sequence, num_tokens: int, at_most: int) -> int:
         """Number of sequences whose first `num_tokens` tokens are those of `sequence`, itself among them; `at_most` of the next
@@ -71,23 +73,27 @@ class WaitingQueue:
 
     def append(self, sequence: Sequence) -> None:
         self.num_preempted += sequence.started
+        self._shares.enter(self._shares.waiting, sequence)
         self._class_of(sequence).append(sequence)
 
     def prepend(self, sequence: Sequence, now: float) -> None:
         """For a sequence that was preempted: it goes before all others of its priority."""
         sequence.queued_at = now
         self.num_preempted += sequence.started
+        self._shares.enter(self._shares.waiting, sequence)
         self._class_of(sequence).appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         waiting = self._class_of(sequence)
         waiting.remove(sequence)
+        self._shares.leave(self._shares.waiting, sequence)
         self.num_preempted -= sequence.started
         if not waiting:
             del self._classes[sequence.request.priority]
 
     def clear(self) -> None:
         self._classes.clear()
+        self._shares.waiting.clear()
         self.num_preempted = 0
 
     def remove_aborted(self) -> list[Sequence]:

@@ -1,0 +1,71 @@
+"""Rows beyond a tenant's share go back to the queue, so that other tenants get theirs.
+
+At once, if another tenant waits for a row and none is free; else once the other tenants were there for
+`PATIENCE_S`: a short question of somebody else interrupts nobody. The youngest rows leave, are stored as
+any row that leaves, and resume when their tenant has fewer rows than its share, or is alone again.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import attrs
+
+from trouper.actors.scheduling.preemption import Preemption
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.tenant_shares import Tenant, TenantShares, tenant_of
+
+PATIENCE_S = 2.0
+
+
+@attrs.define(eq=False)
+class RowReclaiming:
+    shares: TenantShares
+    preemption: Preemption
+    counters: SchedulerCounters
+    _beyond_since: float = inf
+    """Since when a tenant has had more rows than its share beside another one; inf: none has."""
+
+    def reclaim_rows(self, now: float) -> None:
+        """Preempt rows of tenants that have more than their share. Comes before a plan counts rows."""
+        beyond = self._beyond() if self.shares.contended else []
+        if not beyond:
+            self._beyond_since = inf
+            return
+        self._beyond_since = min(self._beyond_since, now)
+        patient = now - self._beyond_since < PATIENCE_S
+        for row in beyond[: self._num_awaited() if patient else None]:
+            self.preemption.preempt(row, now)
+            self.counters.add(preemptions=1)
+
+    def _beyond(self) -> list[Sequence]:
+        """Rows beyond the share of their tenant, those that leave first at the beginning."""
+        share, running = self.shares.row_share, self.shares.running
+        excess = {tenant: count - share for tenant, count in running.items() if count > share and not tenant[0]}
+        if not excess:
+            return []
+        rows = [row for row in self.preemption.batch.rows.values() if _may_leave(row, excess)]
+        beyond: list[Sequence] = []
+        for row in sorted(rows, key=lambda row: (row.arrived_at, row.id), reverse=True):
+            if excess[tenant_of(row)] > 0:
+                excess[tenant_of(row)] -= 1
+                beyond.append(row)
+        return beyond
+
+    def _num_awaited(self) -> int:
+        """Number of rows that tenants with fewer than their share wait for, beyond those that are free."""
+        shares, batch = self.shares, self.preemption.batch
+        ready: dict[Tenant, int] = {}
+        for sequence in self.preemption.queue:
+            tenant = tenant_of(sequence)
+            if not tenant[0] and sequence.is_ready and shares.running[tenant] < shares.row_share:
+                ready[tenant] = ready.get(tenant, 0) + 1
+        num_rows = sum(min(count, shares.row_share - shares.running[tenant]) for tenant, count in ready.items())
+        return max(0, num_rows - (shares.rows - batch.num_rows))
+
+
+def _may_leave(row: Sequence, excess: dict[Tenant, int]) -> bool:
+    """Whether a row may be preempted: not one that is isolated after a crash, or would begin anew."""
+    is_bound = row.dropped or row.standing.isolated or row.request.embed
+    return tenant_of(row) in excess and not is_bound

@@ -1,0 +1,145 @@
+"""Shares of tenants: clients with API keys of their own share rows, the queue and prefill. Pure.
+
+While requests of one tenant alone run or wait, nothing here has an effect. Otherwise:
+
+- **Queue**: of equal priority, the tenant with the fewest rows goes first. Each tenant may fill a
+  queue of its own.
+- **Rows**: a tenant has at most its share, the number of rows divided by the tenants that are there.
+  A step takes longer with each row, and every stream pays that.
+- **Prefill**: a step's tokens are split between tenants before they are split between prompts. While
+  others decode, a tenant prefills on credit: each second gives every tenant its share of a second, up
+  to `CREDIT_S`, and prefill takes what it lasted. So long prompts of a tenant that seldom sends some
+  are not slowed down, and one that always sends some takes its share of the time.
+
+Batches have no share: they yield to all others (`batch_yielding.py`). Among themselves they take turns.
+
+Unlike the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
+2024), which orders the queue by tokens served, rows are bounded: an answer of 30,000 tokens may hold a
+row for minutes after the queue was fair.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Ordered
+from operator import itemgetter
+
+import attrs
+
+from trouper.actors.scheduling.chunk_sizer import share_chunks
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.protocol.plans import Chunk, Plan, RowId
+
+CREDIT_S = 10.0
+"""Prefill that a tenant may take beyond its share: about 5,000 tokens of a small model on two CPU cores,
+350,000 of 4B on a GPU."""
+Tenant = tuple[bool, str]
+"""Whether requests are of a batch, and the name of their tenant."""
+
+
+def tenant_of(sequence: Sequence) -> Tenant:
+    return sequence.of_batch, sequence.request.tenant
+
+
+@attrs.define(eq=False)
+class TenantShares:
+    """Who has rows and who waits for some. The queue and the batch keep the counters."""
+
+    rows: int
+    """Number of rows that decode together."""
+    running: Counter[Tenant] = attrs.field(factory=Counter)
+    """Sequences with a row, by tenant. No count is 0."""
+    waiting: Counter[Tenant] = attrs.field(factory=Counter)
+    """Sequences in the queue, by tenant. No count is 0."""
+    _credit_s: dict[Tenant, float] = attrs.field(factory=dict)
+
+    def enter(self, counter: Counter[Tenant], sequence: Sequence) -> None:
+        counter[tenant_of(sequence)] += 1
+
+    def leave(self, counter: Counter[Tenant], sequence: Sequence) -> None:
+        tenant = tenant_of(sequence)
+        counter[tenant] -= 1
+        if not counter[tenant]:
+            del counter[tenant]
+
+    @property
+    def present(self) -> set[Tenant]:
+        """Tenants that have a row or wait for one, without batches."""
+        return {tenant for tenant in self.running.keys() | self.waiting.keys() if not tenant[0]}
+
+    @property
+    def contended(self) -> bool:
+        """Whether more than one tenant is present."""
+        return len(self.running) + len(self.waiting) > 1 and len(self.present) > 1
+
+    @property
+    def row_share(self) -> int:
+        """Number of rows that each tenant may have."""
+        return max(1, self.rows // max(1, len(self.present)))
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may have a row, as far as tenants are concerned."""
+        tenant = tenant_of(sequence)
+        return tenant[0] or self.running[tenant] < self.row_share or not self.contended
+
+    def in_turn(self, sequences: Ordered[Sequence]) -> Ordered[Sequence]:
+        """Sequences of one priority in the order in which they may enter: by the rows that their tenant
+        would have, then as they are."""
+        if len(self.waiting) < 2:
+            return sequences
+        would_have = self.running.copy()
+        keyed: list[tuple[int, Sequence]] = []
+        for sequence in sequences:
+            tenant = tenant_of(sequence)
+            keyed.append((would_have[tenant], sequence))
+            would_have[tenant] += 1
+        return [sequence for _, sequence in sorted(keyed, key=itemgetter(0))]
+
+    # -- prefill ---------------------------------------------------------------------------------
+
+    def may_prefill(self, prefilling: list[Sequence], decoding: Iterable[Sequence]) -> list[Sequence]:
+        """Rows that may prefill in the next step. All, if only their own tenant decodes."""
+        if not self.contended:
+            self._credit_s.clear()
+            return prefilling
+        streaming = {tenant_of(sequence) for sequence in decoding}
+        return [row for row in prefilling if self._has_credit(row) or streaming <= {tenant_of(row)}]
+
+    def _has_credit(self, row: Sequence) -> bool:
+        return self._credit_s.get(tenant_of(row), CREDIT_S) > 0
+
+    def share_prefill(
+        self, remaining: Ordered[tuple[RowId, int]], rows: Mapping[RowId, Sequence], budget: int, max_tokens: int
+    ) -> tuple[Chunk, ...]:
+        """Split `budget` tokens between tenants, and what each gets between its rows, as
+        `share_chunks` does; the arguments are its own, and the sequences of the rows."""
+        by_tenant: dict[Tenant, list[tuple[RowId, int]]] = {}
+        for row, tokens in remaining:
+            by_tenant.setdefault(tenant_of(rows[row]), []).append((row, tokens))
+        if len(by_tenant) < 2:
+            return share_chunks(remaining, budget, max_tokens)
+        requested = [(RowId(index), sum(tokens for _, tokens in its)) for index, its in enumerate(by_tenant.values())]
+        shares = share_chunks(requested, budget, budget)
+        chunks = {
+            chunk.row: chunk
+            for its, share in zip(by_tenant.values(), shares, strict=True)
+            for chunk in share_chunks(its, share.tokens, max_tokens)
+        }
+        return tuple(chunks[row] for row, _ in remaining)
+
+    def charge(self, plan: Plan, seconds: float, decode_s: float, rows: Mapping[RowId, Sequence]) -> None:
+        """Count a step that took so many seconds, of which `decode_s` if it only decodes."""
+        if not self.contended:
+            return
+        present = self.present
+        for tenant in present:
+            earned = self._credit_s.get(tenant, CREDIT_S) + seconds / len(present)
+            self._credit_s[tenant] = min(CREDIT_S, earned)
+        prefilled = sum(chunk.tokens for chunk in plan.prefill)
+        prefill_s = max(0.0, seconds - decode_s) if plan.decode else seconds
+        for chunk in plan.prefill:
+            if chunk.row in rows:
+                tenant = tenant_of(rows[chunk.row])
+                spent = prefill_s * chunk.tokens / prefilled
+                self._credit_s[tenant] = self._credit_s.get(tenant, CREDIT_S) - spent
