@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from trouper.protocol.paths import exists
+from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches import durable_files
 from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
@@ -156,9 +157,9 @@ class BatchStorage:
                     await self.opened.wait()
 
     def _take(self) -> None:
-        durable_files.make_directory(self.directory)
+        make_private(self.directory)
         if self._lock_fd < 0:
-            self._lock_fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, durable_files.FILE_MODE)
+            self._lock_fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
@@ -173,7 +174,7 @@ class BatchStorage:
 
     def _load(self) -> None:
         self.files.load()
-        durable_files.make_directory(self._batch_directory)
+        make_private(self._batch_directory)
         found = sorted(self._found(), key=lambda batch: (batch.spec.created_at, batch.spec.id))
         ended = [batch for batch in found if batch.ended]
         for batch in ended[:-MAX_ENDED]:
@@ -211,7 +212,7 @@ class BatchStorage:
         return batch
 
     def _write(self, batch: Batch) -> None:
-        durable_files.make_directory(batch.directory)
+        make_private(batch.directory)
         durable_files.write(batch.directory / SPEC, [msgspec.json.encode(batch.spec)])
         durable_files.sync_directory(self._batch_directory)
         batch.replay()
