@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.cli.agent_homes import SERVED
@@ -77,8 +77,8 @@ def play_server(tmp_path: Path) -> None:
             client.completions.create(model="m", prompt="abc " * 300, max_tokens=3)
             schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
             body = {"prompt": "a", "max_tokens": 3, "structured_outputs": {"json": schema}}
-            assert httpx.post(f"{url}/completions", json=body).status_code == 200
-            httpx.post(f"{url}/responses", json={"input": "a", "max_output_tokens": 16}).raise_for_status()
+            assert httpx2.post(f"{url}/completions", json=body).status_code == 200
+            httpx2.post(f"{url}/responses", json={"input": "a", "max_output_tokens": 16}).raise_for_status()
             batch = ended(client, started(client, [request("one")]))
             assert output(client, batch.output_file_id)
     finally:

@@ -57,6 +57,8 @@ class BatchStorage:
         self.opened = trio.Event()
         self.problem = ""
         """Why the directory cannot be used; empty if it can."""
+        self.fault = ""
+        """Why the last write for a client failed; empty if it did not."""
         self.waiting = 0
         """Number of requests that wait for room."""
         self._reserved = 0
@@ -139,9 +141,11 @@ class BatchStorage:
         try:
             yield
         except OSError as error:
-            log.warning("batches: %s cannot be written: %s", self.directory, error.strerror or error)
-            message = f"the directory of batches cannot be written: {error.strerror or error}; make room there, or see --batch-dir"
-            raise _unavailable(message) from error
+            self.fault = error.strerror or str(error)
+            log.warning("batches: %s cannot be written: %s", self.directory, self.fault)
+            reason = f"the directory of batches cannot be written: {self.fault}"
+            raise _unavailable(f"{reason}; make room there, or see --batch-dir") from error
+        self.fault = ""
 
     async def open_when_possible(self) -> None:
         """Return when the directory is open. One that another server has is tried again: that server may be about to end."""
