@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home := tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(temporary_directory.atexit, "register", lambda *_: None)
+    monkeypatch.setattr("trouper.temporary_directory.atexit.register", lambda *_: None)
     home.mkdir(0o700)
     return home
 

@@ -88,12 +88,12 @@ def _remove_incomplete(own: Path) -> None:
     for path in own.glob(f"{FOLDER}/*/cpu/*.so"):
         with suppress(OSError), path.open("rb") as file:
             info = os.fstat(file.fileno())
-            if time.time() - info.st_mtime > YOUNG_S and not _is_whole(file.read(64), info.st_size):
+            if time.time() - info.st_mtime > YOUNG_S and not _is_complete(file.read(64), info.st_size):
                 path.unlink()
 
 
-def _is_whole(header: bytes, size: int) -> bool:
-    """Whether a file of 64-bit ELF has its table of sections, which is its end. Another format (a Mac's) counts as whole."""
+def _is_complete(header: bytes, size: int) -> bool:
+    """Whether a file of 64-bit ELF has its table of sections, which is its end. Another format (a Mac's) counts as complete."""
     if not header.startswith(b"\x7fELF\x02\x01"):
         return any(header)
     [begin], (entry, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<2H", header, 58)

@@ -58,10 +58,20 @@ def who_may_change(path: Path) -> str:
 
 def owner_or_writers(path: Path) -> str:
     """As `who_may_change`, of the file or directory itself only: what is above it may be a container's, which all may write to."""
-    info = path.stat()
-    if not _is_trusted(info.st_uid):
-        return f"it belongs to {_user(info.st_uid)}"
-    return "others may write to it" if _is_open(info) else ""
+    uid = path.stat().st_uid
+    if not _is_trusted(uid):
+        return f"it belongs to {_user(uid)}"
+    return "others may write to it" if others_may_write(path) else ""
+
+
+def others_may_write(path: Path) -> bool:
+    """Whether the mode of a file or directory lets others write; False if it is not there."""
+    return path.exists() and _is_open(path.stat())
+
+
+def others_may_read(path: Path) -> bool:
+    """Whether the mode of a file lets somebody read it who is neither its owner nor in its group."""
+    return bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def _is_open(info: os.stat_result) -> bool:
