@@ -25,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 with suppress(AttributeError, OSError):
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
-# The engine gives this process a TMPDIR below its cache. What tests write stays where pytest would have it.
+# The engine gives this process a TMPDIR below its cache; what tests write stays where it was.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 
 # First of all: a fast BLAS must be there before anything imports MLX.

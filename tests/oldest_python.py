@@ -1,7 +1,9 @@
-"""Whether this interpreter has all that the package and its tests name: `python -W error -m tests.oldest_python`.
+"""Whether this interpreter has all that the package and its tests name: `python -W error -m
+tests.oldest_python`.
 
-`requires-python` says 3.11, and 3.11.0 to 3.11.3 lack what later patch releases brought: Debian 12 has 3.11.2. `just check` runs this
-with the first such interpreter that it finds; tests look for the keywords that a name does not show.
+`requires-python` says 3.11, and 3.11.0 to 3.11.3 lack what later patch releases brought: Debian 12
+has 3.11.2. `just check` runs this with the first such interpreter that it finds; tests look for the
+keywords that a name does not show.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("trouper", "tests", "benchmarks", "examples")
 IMPORTED = {"trouper": "", "tests": "test_"}
-"""Packages whose modules are imported, if their names begin so: helpers may be programs, which a test that needs one imports."""
+"""Packages whose modules are imported, if their names begin so: helpers may be programs, which a
+test that needs one imports."""
 OF_SYSTEMS = {("fcntl", "F_NOCACHE")}
 """Names that another system has."""
 LATE_KEYWORDS = {
@@ -51,7 +54,8 @@ def late_keywords(text: str) -> Iterator[tuple[str, str]]:
 
 
 def standard_names(text: str) -> Iterator[tuple[str, str]]:
-    """Find names of the standard library's modules, also those that are imported, or used, in a function."""
+    """Find names of the standard library's modules, also those that are imported, or used, in a
+    function."""
     modules: dict[str, str] = {}
     tree = ast.parse(text)
     for node in ast.walk(tree):

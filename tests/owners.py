@@ -13,7 +13,8 @@ NOBODY = 65534
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the path belong to another user; root alone can do that, and anybody else becomes another user."""
+    """Let the path belong to another user; root alone can do that, and anybody else becomes
+    another user."""
     if os.geteuid() == 0:
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     else:

@@ -62,7 +62,8 @@ def test_d14_f11_no_pickles_and_no_private_attributes_of_others() -> None:
 
 
 def test_no_process_of_ours_imports_from_the_working_directory() -> None:
-    """`-m` alone puts it first: whoever wrote the repository in which a command is called would have their pip.py run."""
+    """`-m` alone puts it first: whoever wrote the repository in which a command is called would
+    have their pip.py run."""
     programs = [*FILES, *(PACKAGE.parent / "examples").glob("*.py")]
     modules = [
         (path.name, found) for path in programs for found in re.findall(r"sys\.executable,\s*(.{4})", path.read_text())

@@ -54,7 +54,10 @@ def test_a_private_one_stays(home: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 def test_one_that_all_may_write_to_is_not_used(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: int,
 ) -> None:
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(mode)
@@ -63,7 +66,11 @@ def test_one_that_all_may_write_to_is_not_used(
     assert not any(shared.iterdir())
 
 
-def test_mlxs_folder_of_somebody_else_is_not_used(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlxs_folder_of_somebody_else_is_not_used(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (mine := tmp_path / "mine").mkdir(0o700)
     (mine / FOLDER).mkdir(0o755)
     monkeypatch.setenv(TEMPORARY, str(mine))
@@ -74,7 +81,11 @@ def test_mlxs_folder_of_somebody_else_is_not_used(home: Path, tmp_path: Path, mo
 
 @pytest.mark.parametrize("planted", [".cache", ".cache/trouper", ".cache/trouper/tmp"])
 def test_where_somebody_else_owns_the_cache_it_is_new_and_the_log_says_so(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, planted: str
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    planted: str,
 ) -> None:
     (home / planted).mkdir(parents=True)
     give_away(home / planted, monkeypatch)
@@ -85,7 +96,9 @@ def test_where_somebody_else_owns_the_cache_it_is_new_and_the_log_says_so(
 
 
 def test_where_the_cache_is_a_planted_link_it_is_new(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (theirs := tmp_path / "theirs").mkdir(0o777)
     (home / ".cache").symlink_to(theirs)
@@ -94,7 +107,10 @@ def test_where_the_cache_is_a_planted_link_it_is_new(
 
 
 def test_where_the_home_takes_no_files_it_is_new(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (home / ".cache").touch()
     with caplog.at_level(logging.WARNING, "trouper"):
@@ -102,8 +118,20 @@ def test_where_the_home_takes_no_files_it_is_new(
     assert f"{home / '.cache'}" in caplog.text
 
 
+def test_where_no_directory_takes_files_nothing_is_loaded(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (home / ".cache").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "not there"))
+    assert chosen() == Path("/")
+    assert "no directory takes temporary files" in caplog.text
+
+
 def test_mlxs_own_variable_is_kept_where_it_is_private(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv(PTX, str(tmp_path / "ptx"))
     keep_private()
@@ -115,7 +143,11 @@ def test_mlxs_own_variable_is_kept_where_it_is_private(
     assert f"{PTX} is not used" in caplog.text and str(tmp_path / "ptx") in caplog.text
 
 
-def test_kernels_that_a_kill_has_cut_are_removed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_a_kill_has_cut_are_removed(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(temporary_directory, "YOUNG_S", -1.0)
     kernels = chosen() / FOLDER / "0.1" / "cpu"
     kernels.mkdir(parents=True)

@@ -1,8 +1,11 @@
-"""A directory for temporary files, and for the kernels that MLX compiles, in which nobody else can put one.
+"""A directory for temporary files, and for the kernels that MLX compiles, in which nobody else can
+put one.
 
-MLX's CPU build compiles kernels into $TMPDIR/mlx/VERSION/cpu, and loads whatever lies there by a name that can be predicted; its CUDA
-build does so with PTX in $TMPDIR/mlx/VERSION/ptx, or MLX_PTX_CACHE_DIR. In /tmp the first user to make that directory would have their
-code run by everybody else. So TMPDIR becomes a directory below the user's cache before MLX compiles, unless it is private already.
+MLX's CPU build compiles kernels into $TMPDIR/mlx/VERSION/cpu, and loads whatever lies there by a
+name that can be predicted; its CUDA build does so with PTX in $TMPDIR/mlx/VERSION/ptx, or
+MLX_PTX_CACHE_DIR. In /tmp the first user to make that directory would have their code run by
+everybody else. So TMPDIR becomes a directory below the user's cache before MLX compiles, unless it
+is private already.
 """
 
 from __future__ import annotations
@@ -29,12 +32,15 @@ FOLDER = "mlx"
 LIBC = "CS_GNU_LIBC_VERSION"
 NOEXEC = getattr(os, "ST_NOEXEC", 0)
 """Flag of a file system from which no code is loaded; macOS has none."""
+NOWHERE = Path("/")
+"""A directory in which nobody can put anything but root."""
 YOUNG_S = 60.0
 """Age below which a kernel may still be written by a compiler."""
 
 
 def keep_private() -> None:
-    """Let TMPDIR and MLX_PTX_CACHE_DIR be private, for this process and those that it starts. Safe to call again."""
+    """Let TMPDIR and MLX_PTX_CACHE_DIR be private, for this process and those that it starts.
+    Safe to call again."""
     if (ptx := os.environ.get(PTX)) and (why := _unsafe(Path(ptx), Path(ptx))):
         log.warning("%s is not used, for it is not private: %s", PTX, why)
         del os.environ[PTX]
@@ -44,7 +50,8 @@ def keep_private() -> None:
 
 
 def _own_directory() -> Path:
-    """Return the directory below the user's cache; where that cannot be private, a new one that ends with this process."""
+    """Return the directory below the user's cache; where that cannot be private, a new one that
+    ends with this process."""
     try:
         own = default_cache_dir().absolute() / "tmp" / _platform()
         make_private(own)
@@ -54,9 +61,13 @@ def _own_directory() -> Path:
     if not why:
         _remove_incomplete(own)
         return own
-    new = Path(tempfile.mkdtemp(prefix="trouper-"))
+    try:
+        new = Path(tempfile.mkdtemp(prefix="trouper-"))
+    except OSError:
+        log.warning("no directory takes temporary files, and MLX compiles nothing: %s", why)
+        return NOWHERE
     atexit.register(_remove, new, os.getpid())
-    log.warning("kernels are compiled anew by each start, in %s, for there is no private directory: %s", new, why)
+    log.warning("each start compiles kernels anew, in %s, as no directory is private: %s", new, why)
     return new
 
 
@@ -67,7 +78,8 @@ def _platform() -> str:
 
 
 def _unsafe(above: Path, directory: Path) -> str:
-    """Make a directory that MLX loads code from; return why others could put code there, or why it cannot be used, or ""."""
+    """Make a directory that MLX loads code from; return why others could put code there, or why
+    it cannot be used, or ""."""
     try:
         if who := who_may_change(above) if above.exists() else "":
             return who
@@ -84,19 +96,22 @@ def _reason(error: OSError | SettingsInvalid) -> str:
 
 
 def _remove_incomplete(own: Path) -> None:
-    """Remove kernels that a power loss or a kill has cut short: MLX would load each for ever, and fail."""
+    """Remove kernels that a power loss or a kill has cut short: MLX would load each for ever,
+    and fail."""
     for path in own.glob(f"{FOLDER}/*/cpu/*.so"):
         with suppress(OSError), path.open("rb") as file:
             info = os.fstat(file.fileno())
-            if time.time() - info.st_mtime > YOUNG_S and not _is_complete(file.read(64), info.st_size):
+            is_old = time.time() - info.st_mtime > YOUNG_S
+            if is_old and not _is_complete(file.read(64), info.st_size):
                 path.unlink()
 
 
 def _is_complete(header: bytes, size: int) -> bool:
-    """Whether a file of 64-bit ELF has its table of sections, which is its end. Another format (a Mac's) counts as complete."""
+    """Whether a file of 64-bit ELF has its table of sections, which is its end. Another format
+    (a Mac's) counts as complete."""
     if not header.startswith(b"\x7fELF\x02\x01"):
         return any(header)
-    [begin], (entry, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<2H", header, 58)
+    begin, entry, count = struct.unpack_from("<Q10x2H", header, 40)
     return bool(begin + entry * count <= size)
 
 

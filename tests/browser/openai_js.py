@@ -38,7 +38,8 @@ def fetch() -> None:
         if b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() != SHA512:
             raise ValueError(f"{archive.name} is not what it was")
         (whole := Path(scratch) / "whole").mkdir()
-        subprocess.run(["tar", "-xzf", archive, "-C", whole], check=True)  # tarfile has no safe way before 3.11.4.
+        # The module tarfile has no safe way before 3.11.4.
+        subprocess.run(["tar", "-xzf", archive, "-C", whole], check=True)
         whole.rename(MODULES.parent)
 
 

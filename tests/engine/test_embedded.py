@@ -92,11 +92,12 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [".", f"{bundled_model.NAME}-{bundled_model.REVISION}"])
-def test_a_model_that_somebody_else_may_have_planted_is_not_used(tmp_path: Path, place: str) -> None:
+def test_a_model_that_others_may_have_planted_is_not_used(tmp_path: Path, place: str) -> None:
     planted = tmp_path / "models" / f"{bundled_model.NAME}-{bundled_model.REVISION}"
     planted.mkdir(parents=True)
     (opened := tmp_path / "models" / place).chmod(0o777)
-    with pytest.raises(ModelUnusable, match=f"{opened} is not trusted: others may write to it") as refused:
+    said = f"{opened} is not trusted: others may write to it"
+    with pytest.raises(ModelUnusable, match=said) as refused:
         bundled_model.directory(tmp_path)
     assert "remove" in refused.value.remedy
 

@@ -89,13 +89,20 @@ def test_a_planted_link_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("theirs", ["mine", "."])
-def test_what_is_theirs_above_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str) -> None:
+def test_what_is_theirs_above_is_seen(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    theirs: str,
+) -> None:
     make_private(tmp_path / "mine")
     give_away(tmp_path / theirs, monkeypatch)
     assert "belongs to" in who_may_change(tmp_path / "mine")
 
 
-def test_what_is_remembered_is_not_read_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_not_read_from_others(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with without_umask():
         write_memo(memo := tmp_path / "new" / "memo.json", {"a": 1})
     assert (mode(memo.parent), mode(memo)) == (0o700, 0o600)

@@ -60,7 +60,7 @@ def test_a_file_that_others_write_is_refused_and_one_that_all_read_is_named(
         assert Keys.of(settings).needed
         assert (f"{file} may be read by everybody: chmod 600 closes it" in caplog.text) == warns
     file.chmod(0o666)
-    with pytest.raises(SettingsInvalid, match=f"{file}: others may write to it; give it to this user, with mode 600"):
+    with pytest.raises(SettingsInvalid, match=f"{file}: others may write to it; make it this user's"):
         Keys.of(settings)
     file.chmod(0o600)
     give_away(file, monkeypatch)

@@ -65,8 +65,8 @@ class Keys:
                 message = f"{FILE_FLAG} {settings.api_key_file} holds no key; write one a line into it"
                 raise SettingsInvalid(message, FILE_FLAG)
             require_one_client_a_name(file_keys)
-            if settings.api_key_file.is_file() and others_may_read(settings.api_key_file):
-                log.warning("%s %s may be read by everybody: chmod 600 closes it", FILE_FLAG, settings.api_key_file)
+            if (file := settings.api_key_file).is_file() and others_may_read(file):
+                log.warning("%s %s may be read by everybody: chmod 600 closes it", FILE_FLAG, file)
             keys += file_keys
         return cls({digest_of(key.key): key for key in keys}, settings.api_key_file is not None, settings, read)
 
@@ -179,7 +179,7 @@ def _text_of(path: Path) -> str:
     text = path.read_text("utf-8-sig")
     if path.is_file():
         if why := owner_or_writers(path):
-            remedy = "give it to this user, with mode 600: whoever writes there has every right here"
+            remedy = "make it this user's, with mode 600: who writes there has every right"
             raise SettingsInvalid(f"{FILE_FLAG} {path}: {why}; {remedy}", FILE_FLAG)
         return text
     if text:

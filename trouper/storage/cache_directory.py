@@ -64,7 +64,8 @@ def prepare(directory: Path) -> None:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether the directory has our tag; False if it is empty. Raises `OSError` for one with foreign files."""
+    """Whether the directory has our tag; False if it is empty. Raises `OSError` for one with
+    foreign files."""
     tag = directory / TAG
     used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
     if tag.exists() and tag.read_bytes() == TAG_TEXT:  # Checked last: another server may be writing the tag, too.
@@ -76,8 +77,8 @@ def _is_ours(directory: Path) -> bool:
 
 
 def write_temporary(path: Path, data: bytes) -> Path:
-    """Write a new file, to be renamed to `path`, under a name that nobody else has: models of one server share a process id, and so do
-    servers in different containers. Raises `OSError`."""
+    """Write a new file, to be renamed to `path`, under a name that nobody else has: models of
+    one server share a process id, and so do servers in different containers. Raises `OSError`."""
     temporary = path.with_name(f"{path.name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     temporary.touch(FILE_MODE, exist_ok=False)
     try:

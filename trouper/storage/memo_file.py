@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
-    """Read the values by name; empty if the file is missing or damaged, or if another user may have written it."""
+    """Read the values by name; empty if the file is missing or damaged, or if another user may
+    have written it."""
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         if owner_or_writers(path):
             return {}

@@ -145,7 +145,8 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _flush(converted: Path) -> None:
-    """Close the files to others, and flush the files to the disk before the rename: else a power loss could leave incomplete files under the final name."""
+    """Close the files to others, and flush the files to the disk before the rename: else a power
+    loss could leave incomplete files under the final name."""
     for path in converted.iterdir():
         path.chmod(FILE_MODE)
         with path.open("rb") as file:

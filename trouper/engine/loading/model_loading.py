@@ -180,9 +180,10 @@ def _checked(
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
-    for path in filter(None, (str(directory), settings.adapter_path, *adapters_of(settings.adapter).values())):
+    adapters = (settings.adapter_path, *adapters_of(settings.adapter).values())
+    for path in filter(None, (str(directory), *adapters)):
         if others_may_write(Path(path)):
-            report(f"other users may change {path}: its mode lets them write there; chmod go-w closes it")
+            report(f"other users may change {path}, by its mode; chmod go-w closes it")
     parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
     hub_tokenizer = tokenizer.load(directory, found.config, _generation_config(directory), **parsers)
     output_format = hub_tokenizer.output_format

@@ -163,7 +163,8 @@ class BatchStorage:
     def _take(self) -> None:
         make_private(self.directory)
         if self._lock_fd < 0:
-            self._lock_fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._lock_fd = os.open(self.directory / "lock", flags, FILE_MODE)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:

@@ -80,8 +80,9 @@ class Batching:
         if storage.problem or not (waiting or storage.fault):
             return storage.problem or (NO_ROOM if storage.waiting else "")
         remedy = "make room there, or see --batch-dir"
-        fault = f"{storage.directory} cannot be written: {storage.fault or waiting[0]}; {remedy}"
-        return f"{fault}. Batches that wait for it: {len(waiting)}"
+        fault = storage.fault or waiting[0]
+        waits = f"Batches that wait for it: {len(waiting)}"
+        return f"the last write into {storage.directory} failed: {fault}; {remedy}. {waits}"
 
     def _statuses(self) -> dict[str, int]:
         found = Counter(batch.status for batch in self.storage.batches.values())
