@@ -65,6 +65,15 @@ check: _setup
     .venv/bin/ruff check
     .venv/bin/mypy
     .venv/bin/lint-imports
+    @just _oldest-python
+
+# Debian 12 has Python 3.11.2: where such an interpreter is, it imports everything, with warnings as errors
+_oldest-python:
+    @for python in ${TROUPER_OLDEST_PYTHON:-/usr/bin/python3 python3.11 python3}; do \
+        "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 11, 4))' 2>/dev/null || continue; \
+        echo "$python -W error -m tests.oldest_python"; \
+        exec uv run --quiet --isolated --frozen {{ extras }} --python "$python" python -W error -m tests.oldest_python; \
+    done; echo "no Python 3.11.0 to 3.11.3 is here: imports were not tried with one"
 
 # The documentation as a site in site/, strictly: no broken link, no page without a place
 docs: _setup

@@ -14,7 +14,6 @@ import argparse
 import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -187,7 +186,7 @@ def model_of(chosen: argparse.Namespace) -> Path:
         return servers.embedded()
     from benchmarks.models import save_random
 
-    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"random-{chosen.shape}"
+    target = servers.made_models() / f"random-{chosen.shape}"
     if not target.is_dir():
         save_random(chosen.shape, chosen.tokenizer or str(servers.embedded()), str(target))
     return target

@@ -16,7 +16,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,7 +141,7 @@ def serving(model: Path, options: argparse.Namespace) -> Iterator[int]:
 
 
 def random_model(shape: str, tokenizer: Path) -> Path:
-    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"random-{shape}"
+    target = servers.made_models() / f"random-{shape}"
     if not target.is_dir():
         code = f"from benchmarks.models import save_random; save_random({shape!r}, {str(tokenizer)!r}, {str(target)!r})"
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,6 +19,8 @@ from pathlib import Path
 import attrs
 import psutil
 
+from trouper.protocol.settings import default_cache_dir
+
 START_S = 300.0
 """Time limit for a server's start. On a machine that has run none yet a GPU's kernels are compiled: two minutes on an H100."""
 
@@ -39,9 +41,14 @@ class Server:
         return int(self.process.memory_info().rss)
 
 
+def made_models() -> Path:
+    """Models that are made for benchmarks and kept: below the cache, since /tmp is everybody's."""
+    return default_cache_dir() / "benchmarks"
+
+
 def float32_copy(source: Path) -> Path:
     """The embedded model as a float32 directory: what Trouper computes with on CPU, for a server that does not convert."""
-    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"{source.name}-float32"
+    target = made_models() / f"{source.name}-float32"
     if not target.is_dir():
         run_code(f"from benchmarks.models import save_float32; save_float32({str(source)!r}, {str(target)!r})")
     return target
@@ -49,7 +56,7 @@ def float32_copy(source: Path) -> Path:
 
 def tiny_copy(source: Path) -> Path:
     """Two layers with the vocabulary and tokenizer of `source`: there the runtime is what is measured."""
-    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"{source.name}-tiny"
+    target = made_models() / f"{source.name}-tiny"
     if not target.is_dir():
         run_code(f"from benchmarks.models import save_tiny; save_tiny({str(source)!r}, {str(target)!r})")
     return target

@@ -52,7 +52,7 @@ OTHER_SERVERS = (*MLX_LM, *peers.SUBJECTS)
 
 
 def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
-    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"random-{shape}-{bits}"
+    target = servers.made_models() / f"random-{shape}-{bits}"
     if not target.is_dir():
         source = tokenizer or str(servers.embedded())
         servers.run_code(

@@ -36,7 +36,7 @@ def replica(port: int, flags: Sequence[str]) -> list[str]:
 def router(port: int, metrics_port: int, urls: Sequence[str], policy: str = "cache_aware") -> list[str]:
     """The command of the router. Its own defaults are for larger servers and for the open network."""
     return [
-        sys.executable, "-m", "sglang_router.launch_router",
+        sys.executable, "-P", "-m", "sglang_router.launch_router",
         "--host=127.0.0.1", f"--port={port}",
         "--prometheus-host=127.0.0.1", f"--prometheus-port={metrics_port}",
         f"--policy={policy}",

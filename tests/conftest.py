@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # million switches, and a third of the tests' time. A thread of this class waits until the processor is free. (Linux.)
 with suppress(AttributeError, OSError):
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+# The engine gives this process a TMPDIR below its cache; what tests write stays where it was.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 
 # First of all: a fast BLAS must be there before anything imports MLX.
 import trouper.engine  # noqa: F401

@@ -61,6 +61,17 @@ def test_d14_f11_no_pickles_and_no_private_attributes_of_others() -> None:
         assert not [*injected(tree)], path
 
 
+def test_no_process_of_ours_imports_from_the_working_directory() -> None:
+    """`-m` alone puts it first: whoever wrote the repository in which a command is called would
+    have their pip.py run."""
+    programs = [*FILES, *(PACKAGE.parent / "examples").glob("*.py")]
+    modules = [
+        (path.name, found) for path in programs for found in re.findall(r"sys\.executable,\s*(.{4})", path.read_text())
+    ]
+    assert modules
+    assert [(name, option) for name, option in modules if option not in ('"-P"', '"-c"')] == []
+
+
 def test_the_rules_can_be_broken() -> None:
     assert [*imported(ast.parse("import os.path\nfrom pickle import load"))] == ["os", "pickle"]
     assert [*injected(ast.parse("self._a = other._b = x.__class__ = 1\nx.y._c += 2"))] == ["other._b", "x.y._c"]

@@ -281,6 +281,7 @@ async def test_a_sick_disk_answers_at_once_and_is_tried_again_with_the_next_swee
         path.unlink()
         assert said(await bench.tell(read(1, A), write(A))) == refused, "requests do not try it"
         attached = [bench.stats.latest.attached]
+        assert bench.stats.latest.reason == "Not a directory", "once, whatever the orders are"
         assert not path.exists()
         assert Catalogue((), complete=True) in await bench.tell(Sweep(WEEK_S))
         assert [*attached, bench.stats.latest.attached] == [False, True]

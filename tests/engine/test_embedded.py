@@ -87,6 +87,19 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     (directory,) = (tmp_path / "models").iterdir()
     assert said == {str(directory)}
     assert {path.name for path in directory.iterdir()} == FILES
+    assert {path.stat().st_mode & 0o777 for path in (directory.parent, directory)} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("place", [".", f"{bundled_model.NAME}-{bundled_model.REVISION}"])
+def test_a_model_that_others_may_have_planted_is_not_used(tmp_path: Path, place: str) -> None:
+    planted = tmp_path / "models" / f"{bundled_model.NAME}-{bundled_model.REVISION}"
+    planted.mkdir(parents=True)
+    (opened := tmp_path / "models" / place).chmod(0o777)
+    said = f"{opened} is not trusted: others may write to it"
+    with pytest.raises(ModelUnusable, match=said) as refused:
+        bundled_model.directory(tmp_path)
+    assert "remove" in refused.value.remedy
 
 
 def test_a_torn_conversion_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

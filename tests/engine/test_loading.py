@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,15 @@ def test_an_adapter_changes_the_answer(llama: Path, tmp_path: Path) -> None:
     again = load_from(llama, adapter_path=str(adapter))
     assert reference(adapted.model, PROMPT, 8) != reference(plain.model, PROMPT, 8)
     assert reference(adapted.model, PROMPT, 8) == reference(again.model, PROMPT, 8)
+
+
+def test_what_others_may_change_is_named(llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, model := tmp_path / "model")
+    for mode, names in ((0o755, False), (0o777, True)):
+        model.chmod(mode)
+        said = list[str]()
+        load(Settings(model=str(model), self_check="off"), said.append)
+        assert any(f"other users may change {model}" in line for line in said) == names
 
 
 def test_an_adapter_that_does_not_fit(llama: Path, tmp_path: Path) -> None:

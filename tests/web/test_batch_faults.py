@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx2
 import openai
 import pytest
 import trio
@@ -18,7 +19,7 @@ from quart import has_request_context
 
 from tests.fakes import FakeEngine, FakeRow, card
 from tests.web.batching import ended, lines, output, request, started, strict
-from tests.web.serving import PATIENCE_S, ask, eventually, exchange, get, pace, post, serving
+from tests.web.serving import PATIENCE_S, Served, ask, eventually, exchange, get, pace, post, serving
 from tests.web.test_batch_room import UPLOAD
 from tests.web.test_batches import END, FORM, using
 from tests.web.test_key_limits import FastClock
@@ -91,11 +92,38 @@ async def test_a_full_disk_is_named_to_who_would_write_on_it(tmp_path: Path, mon
                     ask()
                 assert (refused.value.status_code, refused.value.code) == (503, "batches_unavailable")
                 assert "cannot be written: No space left on device" in refused.value.message
+                health = httpx2.get(str(client.base_url).replace("/v1/", "/health")).json()
+                assert "failed: No space left on device" in health["batches"]["problem"]
         assert ended(client, start()).status == "completed"
         assert [each.id for each in client.files.list().data if each.purpose == "batch"] == [file.id]
 
     async with serving(batch_dir=tmp_path) as served:
         await using(served, use)
+
+
+async def problem(served: Served, *, waits: bool) -> str:
+    """Look until there is a problem, or none."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            health = json.loads((await exchange(served, get("/health")))[2])
+            if bool(said := health["batches"]["problem"]) is waits:
+                return str(said)
+
+
+async def test_health_says_that_a_batch_waits_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_worker, "RETRY_S", 0.005)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with serving(batch_dir=tmp_path) as served:
+        with monkeypatch.context() as patch:
+            patch.setattr(AnswerLog, "_write", full)
+            await using(served, lambda client: started(client, [request("a")]))
+            said = await problem(served, waits=True)
+        assert "failed: No space left on device; make room there" in said and str(tmp_path) in said
+        assert said.endswith("Batches that wait for it: 1")
+        await problem(served, waits=False)
 
 
 async def test_the_limit_of_a_key_does_not_hold_up_the_batches_of_others(

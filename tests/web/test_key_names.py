@@ -11,14 +11,17 @@ import trio
 from click.testing import CliRunner
 
 from tests.fakes import FakeEngine
+from tests.owners import give_away
 from tests.web.serving import ask, serving
 from tests.web.test_key_rights import bearer, key_file
 from tests.web.test_openapi import described, operations
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
-from trouper.protocol.api_keys import keys_in
+from trouper.protocol.api_keys import Keys, keys_in
 from trouper.protocol.logs import FIELDS
+from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.record import RequestRecord
+from trouper.protocol.settings import ServerSettings
 
 PROMPT = {"prompt": "hi", "max_tokens": 2}
 
@@ -45,6 +48,24 @@ def test_comments_and_a_byte_order_mark_are_no_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes(b"\xef\xbb\xbfsk-first name=a\r\n# of the second team\r\n  #sk-old\r\n\r\nsk-#2\r\n")
     assert [(key.key, key.name, key.line) for key in keys_in(file)] == [("sk-first", "a", 1), ("sk-#2", "", 5)]
+
+
+def test_a_file_that_others_write_is_refused_and_one_that_all_read_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServerSettings(api_key_file=(file := key_file(tmp_path)))
+    for mode, warns in ((0o600, False), (0o640, False), (0o644, True)):
+        file.chmod(mode)
+        caplog.clear()
+        assert Keys.of(settings).needed
+        assert (f"{file} may be read by everybody: chmod 600 closes it" in caplog.text) == warns
+    file.chmod(0o666)
+    with pytest.raises(SettingsInvalid, match=f"{file}: others may write to it; make it this user's"):
+        Keys.of(settings)
+    file.chmod(0o600)
+    give_away(file, monkeypatch)
+    with pytest.raises(SettingsInvalid, match=f"{file}: it belongs to"):
+        Keys.of(settings)
 
 
 async def test_metrics_need_a_key_in_the_description_where_keys_have_rights(tmp_path: Path) -> None:

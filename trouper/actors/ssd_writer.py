@@ -170,7 +170,9 @@ class SSDWriter:
         if stats.attached or not stats.reason:
             log.warning("the cache directory %s is not usable (%s); going on without it", path, error)
         self._store = None
-        self._edges.stats.publish(attrs.evolve(stats, path=str(path), attached=False, reason=str(error)))
+        reason = error.strerror or str(error)  # `_attached` raises it again for each order.
+        detached = attrs.evolve(stats, path=str(path), attached=False, reason=reason)
+        self._edges.stats.publish(detached)
 
     def _publish(self, **changes: Any) -> None:
         stats = self._edges.stats.latest

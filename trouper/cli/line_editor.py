@@ -16,6 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from trouper.cli.typed_input import text_of
 from trouper.protocol.paths import home_directory
+from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import SettingsInvalid
 
 PROMPT, CONTINUED = "> ", ". "
@@ -39,8 +40,8 @@ def history() -> History:
     session, and a line says so."""
     try:
         path = history_file()
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)
+        make_private(path.parent)
+        path.touch(FILE_MODE)
         path.open("r+b").close()
     except OSError as error:
         click.secho(f"questions are not kept: {error.filename}: {error.strerror}", dim=True)

@@ -1,8 +1,10 @@
 """The engine: loading, the batch step, sampling, KV. The only package that imports MLX, after the settings here that must precede it."""
 
+from trouper import temporary_directory
 from trouper.engine.platform import cuda_environment, malloc, open_files, openblas, transformers_index
 
 malloc.keep_large_buffers()
+temporary_directory.keep_private()
 cuda_environment.prepare()
 open_files.keep_limit()
 transformers_index.make_faster()

@@ -20,6 +20,7 @@ from trouper.protocol.key_options import (
     require_one_client_a_name,
     split_options,
 )
+from trouper.protocol.private_files import others_may_read, owner_or_writers
 from trouper.protocol.problems import Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
@@ -64,6 +65,8 @@ class Keys:
                 message = f"{FILE_FLAG} {settings.api_key_file} holds no key; write one a line into it"
                 raise SettingsInvalid(message, FILE_FLAG)
             require_one_client_a_name(file_keys)
+            if (file := settings.api_key_file).is_file() and others_may_read(file):
+                log.warning("%s %s may be read by everybody: chmod 600 closes it", FILE_FLAG, file)
             keys += file_keys
         return cls({digest_of(key.key): key for key in keys}, settings.api_key_file is not None, settings, read)
 
@@ -175,6 +178,9 @@ _PIPED: dict[Path, str] = {}
 def _text_of(path: Path) -> str:
     text = path.read_text("utf-8-sig")
     if path.is_file():
+        if why := owner_or_writers(path):
+            remedy = "make it this user's, with mode 600: who writes there has every right"
+            raise SettingsInvalid(f"{FILE_FLAG} {path}: {why}; {remedy}", FILE_FLAG)
         return text
     if text:
         _PIPED[path] = text

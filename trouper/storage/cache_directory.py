@@ -13,6 +13,8 @@ from pathlib import Path
 
 import attrs
 
+from trouper.protocol.private_files import FILE_MODE, make_private
+
 TEMPORARY_SUFFIX = ".tmp"
 TEMPORARY_AGE_S = 3600.0
 """Age beyond which a temporary file has no writer: the slowest write takes seconds."""
@@ -52,30 +54,39 @@ class DirectoryUsage:
 def prepare(directory: Path) -> None:
     """Create the directory, readable by its owner only: its files hold users' text. Raises `OSError`, also for a
     directory with foreign files, which a sweep would remove."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _claim(directory)
-    directory.chmod(0o700)
-    probe = _temporary(directory, "probe")
-    probe.write_bytes(b"")
-    probe.unlink(missing_ok=True)
+    is_ours = directory.exists() and _is_ours(directory)
+    make_private(directory)
+    probe = write_temporary(directory / TAG, TAG_TEXT)
+    if is_ours:
+        probe.unlink(missing_ok=True)
+    else:
+        probe.replace(directory / TAG)
 
 
-def _claim(directory: Path) -> None:
+def _is_ours(directory: Path) -> bool:
+    """Whether the directory has our tag; False if it is empty. Raises `OSError` for one with
+    foreign files."""
     tag = directory / TAG
     used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
     if tag.exists() and tag.read_bytes() == TAG_TEXT:  # Checked last: another server may be writing the tag, too.
-        return
+        return True
     if used:
         why = "is not empty and was not made by trouper; name a new or an empty directory"
         raise OSError(errno.ENOTEMPTY, why, str(directory))
-    temporary = _temporary(directory, TAG)
-    temporary.write_bytes(TAG_TEXT)
-    temporary.replace(tag)
+    return False
 
 
-def _temporary(directory: Path, name: str) -> Path:
-    """A name that nobody else has: models of one server share a process id, and so do servers in different containers."""
-    return directory / f"{name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+def write_temporary(path: Path, data: bytes) -> Path:
+    """Write a new file, to be renamed to `path`, under a name that nobody else has: models of
+    one server share a process id, and so do servers in different containers. Raises `OSError`."""
+    temporary = path.with_name(f"{path.name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    temporary.touch(FILE_MODE, exist_ok=False)
+    try:
+        temporary.write_bytes(data)
+    except OSError:
+        _is_removed(temporary)
+        raise
+    return temporary
 
 
 def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:

@@ -12,11 +12,10 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from trouper.protocol.private_files import DIRECTORY_MODE, FILE_MODE
+
 Buffer: TypeAlias = bytes | memoryview
 
-FILE_MODE: Final = 0o600
-DIRECTORY_MODE: Final = 0o700
-"""Modes without access for others: the files hold users' text."""
 MAX_BUFFERS: Final = 1024
 """Maximum number of buffers of one `writev`: IOV_MAX of Linux and of macOS."""
 

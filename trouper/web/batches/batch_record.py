@@ -69,6 +69,8 @@ class Batch:
     """Ends what runs of it."""
     started: bool = False
     """Whether the worker has it."""
+    fault: str = ""
+    """Why nothing of it could be written when it was tried last; empty if it was."""
 
     @classmethod
     def of(cls, spec: BatchSpec, directory: Path) -> Batch:
@@ -91,6 +93,7 @@ class Batch:
     async def record(self, *records: BatchRecord) -> None:
         """Append to the log; counts once the records are on disk. Raises `OSError`."""
         await self.log.append(*records)
+        self.fault = ""
         for record in records:
             self.progress.add(record)
 

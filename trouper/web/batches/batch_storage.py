@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from trouper.protocol.paths import exists
+from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches import durable_files
 from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
@@ -56,6 +57,8 @@ class BatchStorage:
         self.opened = trio.Event()
         self.problem = ""
         """Why the directory cannot be used; empty if it can."""
+        self.fault = ""
+        """Why the last write for a client failed; empty if it did not."""
         self.waiting = 0
         """Number of requests that wait for room."""
         self._reserved = 0
@@ -138,9 +141,11 @@ class BatchStorage:
         try:
             yield
         except OSError as error:
-            log.warning("batches: %s cannot be written: %s", self.directory, error.strerror or error)
-            message = f"the directory of batches cannot be written: {error.strerror or error}; make room there, or see --batch-dir"
-            raise _unavailable(message) from error
+            self.fault = error.strerror or str(error)
+            log.warning("batches: %s cannot be written: %s", self.directory, self.fault)
+            reason = f"the directory of batches cannot be written: {self.fault}"
+            raise _unavailable(f"{reason}; make room there, or see --batch-dir") from error
+        self.fault = ""
 
     async def open_when_possible(self) -> None:
         """Return when the directory is open. One that another server has is tried again: that server may be about to end."""
@@ -156,9 +161,10 @@ class BatchStorage:
                     await self.opened.wait()
 
     def _take(self) -> None:
-        durable_files.make_directory(self.directory)
+        make_private(self.directory)
         if self._lock_fd < 0:
-            self._lock_fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, durable_files.FILE_MODE)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._lock_fd = os.open(self.directory / "lock", flags, FILE_MODE)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
@@ -173,7 +179,7 @@ class BatchStorage:
 
     def _load(self) -> None:
         self.files.load()
-        durable_files.make_directory(self._batch_directory)
+        make_private(self._batch_directory)
         found = sorted(self._found(), key=lambda batch: (batch.spec.created_at, batch.spec.id))
         ended = [batch for batch in found if batch.ended]
         for batch in ended[:-MAX_ENDED]:
@@ -211,7 +217,7 @@ class BatchStorage:
         return batch
 
     def _write(self, batch: Batch) -> None:
-        durable_files.make_directory(batch.directory)
+        make_private(batch.directory)
         durable_files.write(batch.directory / SPEC, [msgspec.json.encode(batch.spec)])
         durable_files.sync_directory(self._batch_directory)
         batch.replay()

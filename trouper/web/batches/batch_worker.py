@@ -114,7 +114,9 @@ class BatchWorker:
             try:
                 await self._process(batch)
             except* OSError as errors:
-                log.warning("batch %s waits for its disk: %s", batch.spec.id, innermost(errors))
+                error = innermost(errors)
+                batch.fault = getattr(error, "strerror", None) or str(error)
+                log.warning("batch %s waits for its disk: %s", batch.spec.id, batch.fault)
             except* Exception as errors:
                 if fault != (fault := repr(innermost(errors))):
                     log.exception(

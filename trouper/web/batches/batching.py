@@ -70,8 +70,19 @@ class Batching:
             "requests": dict(self.worker.counts.outcomes),
             "files": len(self.storage.files),
             "bytes": self.storage.bytes,
-            "problem": self.storage.problem or (NO_ROOM if self.storage.waiting else ""),
+            "problem": self._problem(),
         }
+
+    def _problem(self) -> str:
+        """Why batches wait, or uploads are refused; empty if they are not."""
+        storage = self.storage
+        waiting = [batch.fault for batch in storage.unended if batch.fault]
+        if storage.problem or not (waiting or storage.fault):
+            return storage.problem or (NO_ROOM if storage.waiting else "")
+        remedy = "make room there, or see --batch-dir"
+        fault = storage.fault or waiting[0]
+        waits = f"Batches that wait for it: {len(waiting)}"
+        return f"the last write into {storage.directory} failed: {fault}; {remedy}. {waits}"
 
     def _statuses(self) -> dict[str, int]:
         found = Counter(batch.status for batch in self.storage.batches.values())

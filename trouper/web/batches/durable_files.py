@@ -9,15 +9,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from trouper.protocol.private_files import FILE_MODE
+
 PART_SUFFIX = ".part"
 """Suffix of a file that is being written. What a crash left with it is removed at the next start."""
-DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
-"""Modes without access for others: the files hold users' text."""
-
-
-def make_directory(path: Path) -> None:
-    """Create a directory that only its owner can read. Raises `OSError`."""
-    path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
 
 
 def create(path: Path) -> int:

@@ -16,6 +16,7 @@ import attrs
 import msgspec
 import trio
 
+from trouper.protocol.private_files import make_private
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches import durable_files
 from trouper.web.batches.disk_threads import on_disk
@@ -102,7 +103,7 @@ class FileStore:
 
     def load(self) -> None:
         """Read what an earlier process has left, and remove what it left half written."""
-        durable_files.make_directory(self._directory)
+        make_private(self._directory)
         durable_files.sweep_parts(self._directory)
         found = [decoded for path in self._directory.glob("*.json") if (decoded := _read(path)) is not None]
         self._files = {file.id: file for file in sorted(found, key=lambda file: (file.created_at, file.id))}

@@ -27,6 +27,7 @@ from trouper.cli.commands.certify.server_runs import ServerStarter
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import is_directory
+from trouper.protocol.private_files import make_private
 from trouper.protocol.settings import default_cache_dir
 
 SectionEntry = tuple[str, float, Section]
@@ -125,7 +126,7 @@ def scratch_directory() -> Iterator[Path]:
     """Make a directory on the disk that the SSD tier would have: /tmp may be memory. It is removed at the end."""
     parent = default_cache_dir()
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_private(parent)
         folder = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=parent, ignore_cleanup_errors=True)
     except OSError:
         folder = tempfile.TemporaryDirectory(prefix=f"trouper-{SCRATCH}", ignore_cleanup_errors=True)

@@ -124,7 +124,7 @@ class ServerStarter:
         arguments = ["serve", *named, *flags]
         self._note("trouper", *arguments)
         options = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning", *patient]
-        server = self._started([sys.executable, "-m", "trouper", *arguments, *options])
+        server = self._started([sys.executable, "-P", "-m", "trouper", *arguments, *options])
         try:
             assert server.process.stdout is not None
             ready = server.process.stdout.readline()

@@ -1,0 +1,109 @@
+"""Directories and files that no other user of the machine may change: made so, or checked.
+
+The owner of a directory may replace any file in it, and so may everybody who may write to a
+directory above it, unless that one is sticky as /tmp is.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
+"""Modes without access for others: the files hold users' text, or are trusted."""
+OTHERS = 0o077
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that only this user may read, with what is missing above it. One that is
+    there is closed to others. Raises `OSError`, also if it belongs to somebody else, or if
+    others could put files there."""
+    make_parents(directory)
+    directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+    info = directory.stat()
+    if info.st_uid != os.geteuid():
+        remedy = "name a directory of your own, or make it yours with chown"
+        why = f"it belongs to {_user(info.st_uid)}: {remedy}"
+        raise PermissionError(errno.EPERM, why, str(directory))
+    if _is_open(info) and any(directory.iterdir()):
+        remedy = "remove it, or, if every file in it is yours, chmod 700"
+        raise PermissionError(errno.EPERM, f"others may write there: {remedy}", str(directory))
+    if info.st_mode & OTHERS:
+        directory.chmod(DIRECTORY_MODE)
+
+
+def make_parents(path: Path) -> None:
+    """Make the directories above a path that are missing, each of them private; with
+    `Path.mkdir(parents=True)` the umask would say what others may do there. Raises `OSError`."""
+    for parent in reversed(path.parents):
+        if not os.path.lexists(parent):
+            parent.mkdir(DIRECTORY_MODE, exist_ok=True)
+
+
+def who_may_change(path: Path) -> str:
+    """Say which other user may replace a file or directory, or one above it, in words for a
+    message; "" if nobody but root may."""
+    resolved = Path(os.path.realpath(path))
+    named = path.absolute()
+    for each in dict.fromkeys((resolved, *resolved.parents, named, *named.parents)):
+        info = each.lstat()
+        if not _is_trusted(info.st_uid):
+            return f"{each} belongs to {_user(info.st_uid)}"
+        sticky = info.st_mode & stat.S_ISVTX and each not in (resolved, named)
+        if _is_open(info) and not sticky:
+            return f"{each} may be written by others"
+    return ""
+
+
+def owner_or_writers(path: Path) -> str:
+    """As `who_may_change`, of the file or directory itself only: what is above it may be a
+    container's, which all may write to."""
+    uid = path.stat().st_uid
+    if not _is_trusted(uid):
+        return f"it belongs to {_user(uid)}"
+    return "others may write to it" if others_may_write(path) else ""
+
+
+def others_may_write(path: Path) -> bool:
+    """Whether the mode of a file or directory lets others write; False if it is not there."""
+    return path.exists() and _is_open(path.stat())
+
+
+def others_may_read(path: Path) -> bool:
+    """Whether the mode of a file lets somebody read it who is neither its owner nor in its
+    group."""
+    return bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def _is_open(info: os.stat_result) -> bool:
+    """Whether others may write. A group that is the owner's alone, as many systems make it for
+    each user, is nobody else."""
+    if stat.S_ISLNK(info.st_mode):
+        return False
+    by_group = info.st_mode & stat.S_IWGRP and not _is_private_group(info)
+    return bool(info.st_mode & stat.S_IWOTH or by_group)
+
+
+def _is_private_group(info: os.stat_result) -> bool:
+    try:
+        group, owner = grp.getgrgid(info.st_gid), pwd.getpwuid(info.st_uid)
+    except KeyError:
+        return False
+    return group.gr_name == owner.pw_name and set(group.gr_mem) <= {owner.pw_name}
+
+
+def _is_trusted(uid: int) -> bool:
+    """Whether it is this user or root. Root is who owns / too: a user namespace shows it as
+    nobody."""
+    return uid in (os.geteuid(), 0, os.stat("/").st_uid)  # noqa: PTH116 - often called
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
