@@ -93,6 +93,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "grammar": (Grammar, type(None)),
     "adapter": (str,),
     "cache_salt": (str,),
+    "client": (str,),
     "cache_scope": (CacheScope,),
     "timeouts": (Timeouts, type(None)),
 }

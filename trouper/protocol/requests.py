@@ -124,6 +124,8 @@ class Generate:
     """Salt of the prefix cache. Prompts share cached blocks only with prompts of the same salt."""
     cache_scope: CacheScope = CacheScope()
     """Prompts share cached blocks only with prompts of the same scope and the same salt."""
+    client: str = ""
+    """Opaque name of the client. Clients take turns where requests are prepared."""
     priority: int = 0
     """Lower is scheduled first, as in vLLM."""
     timeouts: Timeouts | None = None

@@ -194,6 +194,7 @@ class Service(CurrentKey):
             attrs.evolve(
                 generate,
                 priority=priority,
+                client=self.client,
                 cache_scope=CacheScope(group=key.cache_group, adapter=generate.cache_scope.adapter),
                 as_room_allows=not self.settings.strict or generate.as_room_allows,
                 adapter=served.adapter,
