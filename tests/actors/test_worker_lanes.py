@@ -37,7 +37,7 @@ class World:
                 await trio.sleep(seconds)
             self.done.setdefault(client, []).append(trio.current_time())
         except RequestFailed as failed:
-            assert failed.problem.status == 429
+            assert failed.problem.status == 429  # noqa: PT017
             self.refused.setdefault(client, []).append(failed.problem.code)
 
     async def send(self, nursery: trio.Nursery, client: str, count: int, seconds: float) -> None:

@@ -201,6 +201,7 @@ class Service(CurrentKey):
             )
             for generate in generates
         ]
+        await self.begin_line()
         at_once, answers = served.runtime.settings.rows, list[Answer]()
         for start in range(0, len(generates), at_once):  # More would fill the queue, which is all clients'.
             sent = [await self._send(served, generate) for generate in generates[start : start + at_once]]
