@@ -84,6 +84,9 @@ class ByteTokenizer:
             raise bad_request(f"{grammar.param} cannot be followed: it is wrong", grammar.param, "invalid_grammar")
         return grammar
 
+    def known_grammar(self, grammar: Grammar) -> object | None:
+        return None
+
 
 MARKS = InfillTokens(prefix=1, suffix=2, middle=3, ends=(1, 2, 3))
 

@@ -15,10 +15,10 @@ from tests.actors.bench import Opened, Replies, code, generate, heard
 from tests.fakes import EOS, ByteTokenizer, card
 from tests.web.serving import eventually
 from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, TextPrompt, TokenPrompt
-from trouper.actors.request_intake import LONG_LANE, prepare, take_in_requests
-from trouper.actors.runtime.prompt_tokenizing import LONG_TEXT
+from trouper.actors.request_intake import prepare, take_in_requests
+from trouper.actors.runtime.prompt_tokenizing import LONG_LANE, LONG_TEXT
 from trouper.actors.runtime.submission import Submission
-from trouper.actors.runtime.worker_lanes import AT_ONCE
+from trouper.actors.runtime.worker_lanes import SIZES
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel
@@ -198,6 +198,7 @@ async def test_d13_drafts_that_cannot_be_are_refused(opened: Opened) -> None:
 
 
 LONG = "x" * (LONG_TEXT + 1)
+SLOW = SIZES["slow"].threads
 
 
 class Held(ByteTokenizer):
@@ -271,8 +272,8 @@ async def test_a_quick_one_does_not_wait_for_slow_ones(opened: Opened) -> None:
     admitted, admitted_in = trio.open_memory_channel[Submission](8)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000))
-        await eventually(lambda: LONG in held.texts and len(held.texts) > AT_ONCE["slow"])
-        assert len(held.texts) == AT_ONCE["slow"] + 1, "so many threads work at a time"
+        await eventually(lambda: LONG in held.texts and len(held.texts) > SLOW)
+        assert len(held.texts) == SLOW + 1, "so many threads work at a time"
         held.free.set()
         for _ in range(7):
             (await admitted_in.receive()).close()
@@ -281,24 +282,24 @@ async def test_a_quick_one_does_not_wait_for_slow_ones(opened: Opened) -> None:
 async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: Opened) -> None:
     held = Held()
     model = LoadedModel(card(context_length=2_000_000), held)
-    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1 + n))) for n in range(AT_ONCE["slow"] + 1)]
+    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1 + n))) for n in range(SLOW + 1)]
     inbox, answers = asked(opened, *slow)
     admitted, admitted_in = trio.open_memory_channel[Submission](8)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000))
-        await eventually(lambda: len(held.texts) == AT_ONCE["slow"])
+        await eventually(lambda: len(held.texts) == SLOW)
         answers[-1].close()
         held.free.set()
-        for _ in range(AT_ONCE["slow"]):
+        for _ in range(SLOW):
             (await admitted_in.receive()).close()
-    assert len(held.texts) == AT_ONCE["slow"]
+    assert len(held.texts) == SLOW
 
 
 async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
     held = Held()
     model = LoadedModel(card(context_length=2_000_000), held)
     settings = Settings(max_prompt_tokens=2_000_000, max_queue_size=1)
-    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1))) for n in range(AT_ONCE["slow"] + 3)]
+    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1))) for n in range(SLOW + 2)]
     outside, inbox = trio.open_memory_channel[Submission](len(slow))
     admitted, admitted_in = trio.open_memory_channel[Submission](8)
     answers = []
@@ -313,7 +314,7 @@ async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
         assert not any(heard(answer) for answer in answers)
         outside.close()
         held.free.set()
-        for _ in range(4):
+        for _ in range(SLOW + 1):
             (await admitted_in.receive()).close()
 
 

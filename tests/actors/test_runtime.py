@@ -259,7 +259,7 @@ async def test_f14_cancelled_while_it_waits_to_be_accepted(opened: Opened, autoj
 
 @pytest.mark.parametrize(
     ("limits", "code"),
-    [(Timeouts(queue_s=5, request_s=9), "queue_timeout"), (Timeouts(request_s=3), "request_timeout")],
+    [(Timeouts(queue_s=5, request_s=9), "preparation_timeout"), (Timeouts(request_s=3), "request_timeout")],
 )
 async def test_r12_every_limit_counts_while_it_is_delivered(
     opened: Opened, autojump_clock: MockClock, limits: Timeouts, code: str

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
+from threading import Event as ThreadEvent
 from threading import Thread
 from typing import Any
 
@@ -14,7 +17,7 @@ from tests.engine.driver import Request, answers
 from tests.engine.test_grammar import HOT, PROMPT, engine, tiny
 from tests.families import save
 from trouper import RequestFailed, Settings
-from trouper.engine.grammars import trial_process
+from trouper.engine.grammars import grammar_compiler, trial_process
 from trouper.engine.grammars.grammar_compiler import RECENT_BYTES, Grammars
 from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_faults import MAX_OPTIONAL
@@ -26,6 +29,22 @@ def grammars() -> Grammars:
     found = tiny().tokenizer.grammars
     assert found is not None
     return found
+
+
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.at = 10.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+def load_grammars() -> Grammars:
+    """New ones, which have compiled nothing and have no process."""
+    found = grammars()
+    return Grammars(found._vocabulary, found._size, found._eos)
 
 
 def chain(length: int) -> Any:
@@ -62,12 +81,21 @@ def test_a_grammar_that_takes_too_long_is_refused_with_the_bound() -> None:
     assert "--grammar-timeout-s" in refused.value.problem.message
 
 
-def test_a_grammar_that_took_too_long_may_be_tried_again() -> None:
-    """The machine may have been busy."""
+def test_a_grammar_that_took_too_long_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may have been busy. Until then it costs nothing, however often it comes."""
+    made = grammars()
+    monkeypatch.setattr(trial_process, "SLOW_KEPT_S", 1000.0)
+    monkeypatch.setattr(grammar_compiler, "time", clock := Clock())
     grammar = Grammar("regex", "|".join(f"{n}[a-z]*{n}" for n in range(2000)), "guided")
     with pytest.raises(RequestFailed):
-        grammars().compile(grammar, 0.0)
-    grammars().compile(grammar, 60)
+        made.compile(grammar, 0.0)
+    with monkeypatch.context() as untried:
+        untried.setattr(made, "_compile", lambda *_: pytest.fail("it was tried again"))
+        with pytest.raises(RequestFailed, match="more than 0 s") as refused:
+            made.compile(grammar, 60)
+    assert refused.value.problem.status == 400
+    clock.at += 1000.0
+    made.compile(grammar, 60)
 
 
 def test_properties_that_make_the_second_token_too_dear_are_refused_before_it() -> None:
@@ -155,30 +183,101 @@ def test_recent_forgets_the_oldest() -> None:
 def test_where_no_process_can_be_started_grammars_are_compiled_without_it(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A container may forbid it. It is tried once, and said once."""
-    if broken == "script":
-        monkeypatch.setattr(trial_process, "SCRIPT", tmp_path / "gone.py")
-    else:
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "gone") if broken == "python" else "")
-    loaded = load(Settings(model=str(save("llama", tmp_path / "model"))), lambda _: None)
-    assert loaded.tokenizer.grammars is not None
-    for source in ("ab", "cd"):
-        loaded.tokenizer.grammars.compile(Grammar("regex", source))
-    [line] = caplog.messages
-    assert "compiled without a trial" in line
-    with pytest.raises(RequestFailed, match="need a process of their own"):
-        loaded.tokenizer.grammars.compile(Grammar("lark", rules(6000), "guided"))
+    """A container may forbid it. It is said once, and tried again after a while."""
+    monkeypatch.setattr(trial_process, "time", clock := Clock())
+    with monkeypatch.context() as without:
+        if broken == "script":
+            without.setattr(trial_process, "SCRIPT", tmp_path / "gone.py")
+        else:
+            without.setattr(sys, "executable", str(tmp_path / "gone") if broken == "python" else "")
+        loaded = load(Settings(model=str(save("llama", tmp_path / "model"))), lambda _: None)
+        assert loaded.tokenizer.grammars is not None
+        for source in ("ab", "cd"):
+            loaded.tokenizer.grammars.compile(Grammar("regex", source))
+        [line] = caplog.messages
+        assert "compiled without a trial" in line
+        with pytest.raises(RequestFailed, match="need a process of their own"):
+            loaded.tokenizer.grammars.compile(FLAT)
+    clock.at += trial_process.AGAIN_S
+    loaded.tokenizer.grammars.compile(FLAT)
+
+
+FLAT = Grammar("choice", json.dumps([f"option {n}" for n in range(700)]), "guided")
+"""Long, and easy to compile."""
+VOCABULARY = {"tokens": ["a", "</s>"], "specials": [1], "eos": [1]}
 
 
 def test_a_process_that_starts_too_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling without it is only for machines where there can be none: what it is for would end the server."""
-    slow = trial_process.TrialProcess(lambda: {"tokens": ["a", "</s>"], "specials": [1], "eos": [1]})
-    monkeypatch.setattr(trial_process, "START_S", 0.0)
-    with pytest.raises(trial_process.TrialFailedError, match="did not start within 0 s") as failed:
-        slow.fault("start: A", None, 5.0)
-    assert failed.value.slow
-    monkeypatch.setattr(trial_process, "START_S", 60.0)
-    assert slow.fault('start: "a"', None, 5.0) == ""
+    trials = trial_process.TrialPool(lambda: VOCABULARY)
+    with monkeypatch.context() as slow:
+        slow.setattr(trial_process, "START_S", 0.0)
+        with pytest.raises(trial_process.TrialUnavailableError, match="did not start within 0 s"):
+            trials.fault("start: A", None, 5.0)
+    assert trials.fault('start: "a"', None, 5.0) == ""
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
+def test_a_moment_without_processes_or_descriptors_is_no_fault_of_a_grammar(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a 503, small or large; the next one is compiled."""
+
+    def lacking() -> Any:
+        raise OSError(number, os.strerror(number))
+
+    for grammar in (Grammar("regex", "[ab]{7}", "guided"), FLAT):
+        made = load_grammars()
+        with monkeypatch.context() as short:
+            short.setattr(trial_process, "_start", lacking)
+            with pytest.raises(RequestFailed, match=os.strerror(number)) as refused:
+                made.compile(grammar)
+        assert (refused.value.problem.status, refused.value.problem.code) == (503, "out_of_resources")
+        made.compile(grammar)
+
+
+def test_a_trial_that_is_killed_from_outside_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short, Linux ends this process first."""
+    made = load_grammars()
+    start = trial_process._start
+
+    def killed() -> Any:
+        (process := start()).kill()
+        process.wait()
+        return process
+
+    with monkeypatch.context() as short:
+        short.setattr(trial_process, "_start", killed)
+        with pytest.raises(RequestFailed, match="from outside") as refused:
+            made.compile(Grammar("regex", "[ab]{8}", "guided"))
+    assert refused.value.problem.status == 503
+    made.compile(Grammar("regex", "[ab]{8}", "guided"))
+
+
+def test_a_grammar_does_not_wait_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process is started for it."""
+    made, outcomes, started = load_grammars(), list[int](), list[Any]()
+    start, has_started = trial_process._start, ThreadEvent()
+
+    def noted() -> Any:
+        started.append(process := start())
+        has_started.set()
+        return process
+
+    def slow() -> None:
+        with pytest.raises(RequestFailed) as refused:
+            made.compile(Grammar("regex", "a?" * 50_000, "guided"), 60.0)
+        outcomes.append(refused.value.problem.status)
+
+    monkeypatch.setattr(trial_process, "_start", noted)
+    thread = Thread(target=slow)
+    thread.start()
+    assert has_started.wait(60)
+    made.compile(Grammar("regex", "[ab]{9}", "guided"))
+    assert (outcomes, len(started)) == ([], 2)
+    started[0].kill()
+    thread.join()
+    assert outcomes == [503]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def says(text: str) -> list[dict[str, str]]:
 def attacks(dice: Random) -> dict[str, Ask]:
     """One of each kind."""
     salt = f"{dice.random()} "
-    endless = {"ignore_eos": True, "messages": says(salt + "Tell me all.")}
+    endless: dict[str, Any] = {"ignore_eos": True, "messages": says(salt + "Tell me all.")}
     slow = {"regex": "a?" * (20_000 + dice.randrange(99)) + "b"}
     options = {"enum": [f"{salt}{n}" for n in range(3000)]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": options}}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -11,8 +13,8 @@ import trio
 from tests.fakes import FakeEngine
 from tests.web.batching import ended, output, request, started, strict
 from tests.web.serving import Served, eventually, serving
-from trouper.web.batches.batch_worker import MAX_ATTEMPTS
-from trouper.web.batches.line_runner import LineRunner
+from trouper.web.batches.batch_worker import MAX_ATTEMPTS, MAX_UNBEGUN
+from trouper.web.batches.line_runner import Begin, LineResponse, LineRunner
 
 LONG = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, "ignore_eos": True}
 
@@ -44,7 +46,7 @@ async def test_a_request_that_is_cancelled_within_a_nursery_has_its_answer_in_th
     """Quart runs requests in nurseries: what comes out of a cancelled one is a group, and the attempt counted. Found on a busy machine."""
     begun = 0
 
-    async def waits(*_: Any) -> None:
+    async def waits(*_: Any, **__: Any) -> None:
         nonlocal begun
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
@@ -63,3 +65,66 @@ async def test_a_request_that_is_cancelled_within_a_nursery_has_its_answer_in_th
         with strict(served.base_url) as client:
             seen = await trio.to_thread.run_sync(ended, client, batch)
     assert (seen.output_file_id is not None, seen.error_file_id) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("begins", "kills", "is_answered"),
+    [(False, MAX_ATTEMPTS, True), (True, MAX_ATTEMPTS, False), (False, MAX_UNBEGUN, False)],
+)
+async def test_a_kill_before_a_model_works_for_a_request_says_little_about_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bool, kills: int, is_answered: bool
+) -> None:
+    """A supervisor that has no patience with a model that is being loaded kills as often as it likes."""
+    running = trio.Event()
+
+    async def waits(*_: Any, begin: Begin) -> None:
+        if begins:
+            await begin()
+        running.set()
+        await trio.sleep_forever()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LineRunner, "run", waits)
+        for life in range(kills):
+            async with serving(batch_dir=tmp_path / str(life)) as served:
+                if life == 0:
+                    with strict(served.base_url) as client:
+                        batch = await trio.to_thread.run_sync(started, client, [request("a")])
+                await running.wait()
+                running = trio.Event()
+                copytree(tmp_path / str(life), tmp_path / str(life + 1))  # As a kill leaves it.
+    async with serving(FakeEngine(), batch_dir=tmp_path / str(kills)) as served:
+        with strict(served.base_url) as client:
+            seen = await trio.to_thread.run_sync(ended, client, batch)
+    assert (seen.output_file_id is not None, seen.error_file_id is None) == (is_answered, is_answered)
+
+
+async def test_of_those_that_ran_at_a_kill_the_ones_with_the_fewest_attempts_run_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each kill would be one more attempt of the same request, whatever kills."""
+    ran: list[str] = []
+
+    async def waits(*_: Any, **__: Any) -> None:
+        await trio.sleep_forever()
+
+    async def answers(_: LineRunner, __: str, body: bytes, *___: Any, **____: Any) -> LineResponse:
+        await trio.lowlevel.checkpoint()
+        ran.append(json.loads(body)["user"])
+        return LineResponse(200, b"{}")
+
+    monkeypatch.setattr(LineRunner, "run", waits)
+    async with serving(batch_dir=tmp_path / "first") as served:
+        with strict(served.base_url) as client:
+            requests = [request(name, LONG | {"user": name}) for name in "abc"]
+            batch = await trio.to_thread.run_sync(started, client, requests)
+        log = tmp_path / "first" / "batches" / batch.id / "log.jsonl"
+        await eventually(lambda: log.read_bytes().count(b'"attempt"') == len(requests))
+        copytree(tmp_path / "first", tmp_path / "second")
+    with (tmp_path / "second" / "batches" / batch.id / "log.jsonl").open("ab") as file:
+        file.write(b'{"attempt":0}\n{"attempt":2}\n{"attempt":0}\n')
+    monkeypatch.setattr(LineRunner, "run", answers)
+    async with serving(batch_dir=tmp_path / "second") as served:
+        with strict(served.base_url) as client:
+            await trio.to_thread.run_sync(ended, client, batch)
+    assert ran == ["b", "c", "a"]

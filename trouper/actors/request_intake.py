@@ -1,36 +1,48 @@
 """The RequestIntake actor. It waits on requests from the edge, and owns validation against the model, tokenizing and the compiling of grammars.
 
-Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar, DRY's breakers) are prepared on worker threads and
-may be overtaken, so that nobody waits for another client's long prompt. There are two lanes of threads, so that a tenth of a second of
-work never waits for ten seconds of it.
+Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar, DRY's breakers) are prepared on
+worker threads and may be overtaken. Texts and grammars, long and short ones, have lanes of their own (`worker_lanes.py`): a tenth of a
+second of work never waits for ten seconds of it, no text waits for a grammar, and clients take turns.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import takewhile
 
 import attrs
 import trio
 
-from trouper.actors.runtime.prompt_tokenizing import check_text, infill_text, is_short, max_prompt_tokens_of, tokens_of
+from trouper.actors.runtime.prompt_tokenizing import (
+    check_text,
+    is_short,
+    lane_of_text,
+    max_prompt_tokens_of,
+    tokens_of,
+)
 from trouper.actors.runtime.submission import Submission
-from trouper.actors.runtime.worker_lanes import Lane, Lanes
+from trouper.actors.runtime.worker_lanes import FairLane, Lane, Lanes
 from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
-from trouper.protocol.problems import DRAINING, NOT_PREPARED, RequestFailed, bad_request, queue_full
-from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, TextPrompt
+from trouper.protocol.problems import (
+    DRAINING,
+    NOT_PREPARED,
+    RequestFailed,
+    bad_request,
+    is_scarcity,
+    out_of_resources,
+)
+from trouper.protocol.replies import NEXT_STEP, Progress
+from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.intake")
-LONG_LANE = 200_000
-"""Characters of a text beyond which it is tokenized in the slow lane."""
 LONG_GRAMMAR = 8192
-"""Characters of a grammar beyond which it is compiled in the slow lane."""
+"""Characters of a grammar beyond which it is compiled in the lane of long ones."""
 Spread = Callable[[Grammar], Awaitable[None]]
 
 
@@ -60,7 +72,7 @@ class Intake:
         spread: Spread | None = None,
     ) -> None:
         self._admitted, self._model, self._settings, self._spread = admitted, model, settings, spread
-        self._lanes = Lanes()
+        self._lanes = Lanes(settings.max_queue_size)
 
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
         """Prepare a request at once, or in a task of `nursery`."""
@@ -69,10 +81,8 @@ class Intake:
         except Exception as crash:  # noqa: BLE001 - a prompt of an embedding program may be anything
             _give_up(submission, crash)
             return
-        if lane is None:
+        if lane is None and submission.request.grammar is None:
             await self._prepare(submission, None)
-        elif self._lanes.waiting > self._settings.max_queue_size:
-            submission.fail(queue_full(self._settings.max_queue_size))
         else:
             nursery.start_soon(self._prepare, submission, lane)
 
@@ -91,16 +101,45 @@ class Intake:
             await self._pass_on(submission, message)
 
     async def _prepared(self, submission: Submission, lane: Lane | None) -> Submission | None:
-        """Prepare a request in its lane. None if it was aborted while it waited for its turn. Raises `RequestFailed`."""
+        """Prepare a request: its prompt, then its grammar. None if it was aborted while it waited for its turn. Raises
+        `RequestFailed`."""
         if lane is None:
-            return prepare(submission, self._model, self._settings)
-        async with self._lanes.turn(lane):
-            if submission.aborted:
-                return None
-            message = await self._lanes.run(prepare, submission, self._model, self._settings)
-            if self._spread is not None and submission.request.grammar is not None:
-                await self._spread(submission.request.grammar)
-            return message
+            message = prepare(submission, self._model, self._settings)
+        else:
+            async with self._turn(submission, lane, "its prompt to be tokenized"):
+                if submission.aborted:
+                    return None
+                message = await self._lanes.run(prepare, submission, self._model, self._settings)
+        if submission.request.grammar is not None:
+            return await self._with_grammar(message, submission.request.grammar)
+        submission.report(Progress(waits_for=NEXT_STEP))
+        return message
+
+    async def _with_grammar(self, message: Submission, grammar: Grammar) -> Submission | None:
+        """Add the compiled grammar. One that is known waits for nobody. None if the request was aborted while it waited. Raises
+        `RequestFailed`."""
+        compiled = self._model.tokenizer.known_grammar(grammar)
+        if compiled is None:
+            lane: Lane = "grammar" if len(grammar.source) <= LONG_GRAMMAR else "long grammar"
+            async with self._turn(message, lane, "its grammar to be compiled"):
+                if message.aborted:
+                    return None
+                compile_grammar = self._model.tokenizer.compile_grammar
+                compiled = await self._lanes.run(compile_grammar, grammar, self._settings.grammar_timeout_s)
+        if self._spread is not None:
+            message.report(Progress(waits_for="its grammar to be compiled by all ranks"))
+            await self._spread(grammar)
+        message.report(Progress(waits_for=NEXT_STEP))
+        return attrs.evolve(message, compiled_grammar=compiled)
+
+    @asynccontextmanager
+    async def _turn(self, submission: Submission, name: Lane, waits_for: str) -> AsyncIterator[None]:
+        """Wait for a turn in a lane. Raises `RequestFailed` (429)."""
+        client, lane = submission.request.tenant, self._lanes[name]
+        submission.report(Progress(waits_for=waits_for + _behind(lane, client)))
+        async with lane.turn(client):
+            submission.report(Progress(waits_for=waits_for))
+            yield
 
     async def _pass_on(self, submission: Submission, message: Submission | None) -> None:
         if message is None:
@@ -116,26 +155,29 @@ class Intake:
             raise
 
 
+def _behind(lane: FairLane, client: str) -> str:
+    """Say which requests go before the next one of a client."""
+    if own := lane.ahead_of(client):
+        return f", behind {own} of the same client"
+    return ", behind those of other clients" if lane.is_busy else ""
+
+
 def _give_up(submission: Submission, crash: BaseException) -> None:
     """Answer a request whose preparation crashed. The crash concerns one request alone and leaves nothing behind."""
     log.error("request %s could not be prepared: %s", submission.request.request_id, cause_of(crash))
-    submission.fail(NOT_PREPARED)
+    submission.fail(out_of_resources(crash) if is_scarcity(crash) else NOT_PREPARED)
 
 
 def lane_of(request: Generate) -> Lane | None:
-    """Lane in which a request is prepared; None: at once, on the event loop."""
-    prompt, grammar = request.prompt, request.grammar
-    if grammar is None and is_short(prompt) and not request.sampling.dry:
+    """Lane in which the prompt of a request is tokenized; None: at once, on the event loop."""
+    if is_short(request.prompt) and not request.sampling.dry:
         return None
-    short_text = is_short(prompt) or (
-        (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
-        or (isinstance(prompt, InfillPrompt) and len(infill_text(prompt)) <= LONG_LANE)
-    )
-    return "quick" if short_text and (grammar is None or len(grammar.source) <= LONG_GRAMMAR) else "slow"
+    return lane_of_text(request.prompt)
 
 
 def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Submission:
-    """Check a request, tokenize its prompt and compile its grammar. Safe on any thread. Raises `RequestFailed` (400) naming the parameter."""
+    """Check a request and tokenize its prompt; its grammar is compiled later. Safe on any thread. Raises `RequestFailed` (400) naming the
+    parameter."""
     request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
@@ -144,7 +186,7 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
         prompt = without_open_reasoning(prompt, tokenizer)
     max_tokens = room(request, len(prompt), model.card.context_length, settings)
     check_tokens(request, prompt, model.card.vocab_size)
-    compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
+    check_grammar(request.grammar)
     limit = thinking_limit(request, prompt, tokenizer, model.card.vocab_size)
     breakers = tokenizer.breakers(request.sampling.dry_sequence_breakers) if request.sampling.dry else None
     if isinstance(request.prompt, InfillPrompt) and tokenizer.infill is not None and not request.ignore_eos:
@@ -155,7 +197,6 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
         prompt=prompt,
         max_tokens=max_tokens,
         thinking=limit,
-        compiled_grammar=compiled,
         breakers=breakers,
     )
 
@@ -190,14 +231,12 @@ def check_model(request: Generate, model: LoadedModel) -> None:
         )
 
 
-def compiled_grammar(grammar: Grammar | None, tokenizer: Tokenizer, timeout_s: float) -> object:
-    """Compile a grammar for the engine. Raises `RequestFailed` (400)."""
-    if grammar is None:
-        return None
-    if len(grammar.source) > MAX_SOURCE:
-        message = f"{grammar.param} has {len(grammar.source)} characters as a grammar, more than {MAX_SOURCE}: make it smaller"
+def check_grammar(grammar: Grammar | None) -> None:
+    """Check the length of a grammar. Raises `RequestFailed` (400)."""
+    if grammar is not None and len(grammar.source) > MAX_SOURCE:
+        size = len(grammar.source)
+        message = f"{grammar.param} has {size} characters as a grammar, more than {MAX_SOURCE}: make it smaller"
         raise bad_request(message, grammar.param, "invalid_grammar")
-    return tokenizer.compile_grammar(grammar, timeout_s)
 
 
 def thinking_limit(

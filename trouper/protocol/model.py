@@ -101,7 +101,11 @@ class Tokenizer(Protocol):
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
         """Compile a grammar for the engine, which finds it for as long as the returned object is kept. For any thread. Raises
-        `RequestFailed` (400) if it cannot be followed, or takes longer than `timeout_s`."""
+        `RequestFailed`: 400 if it cannot be followed, or takes longer than `timeout_s`; 503 if the system has no process for it."""
+
+    def known_grammar(self, grammar: Grammar) -> object | None:
+        """Return what `compile_grammar` has returned for it, without delay; None if that is not kept. Raises `RequestFailed` (400) if it is
+        known that it cannot be followed."""
 
 
 @attrs.frozen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 import attrs
@@ -80,6 +81,27 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 NOT_PREPARED = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
 """What prepares a request crashed by it. Clients do not repeat a request after a 422."""
+NO_THREAD = Problem(
+    503,
+    "the system starts no further thread (limits on processes or memory); try again soon",
+    "server_error",
+    code="out_of_resources",
+    retry_after_s=1,
+)
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})
+"""Error numbers of a system that has no descriptor, process or memory to give just now."""
+
+
+def is_scarcity(error: BaseException) -> bool:
+    """Whether an error says that the system lacks something for the moment: nobody's fault, and it passes."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE)
+
+
+def out_of_resources(error: BaseException) -> Problem:
+    """Problem of a request that met such an error."""
+    reason = (error.strerror if isinstance(error, OSError) else "") or "no memory"
+    message = f"the system lacks something for the moment ({reason}); try again soon"
+    return Problem(503, message, "server_error", code="out_of_resources", retry_after_s=1)
 
 
 def quoted(name: str) -> str:
@@ -98,6 +120,18 @@ def queue_full(size: int) -> Problem:
         f"{size} requests are waiting already (--max-queue-size); try again soon",
         "rate_limit_error",
         code="queue_full",
+        retry_after_s=1,
+    )
+
+
+def grammars_full(places: int, share: int) -> Problem:
+    """Problem of a client that has too many grammars waiting. `share`: part of the queue that they may have."""
+    return Problem(
+        429,
+        f"{places} grammars of this client wait to be compiled already (1/{share} of --max-queue-size); "
+        "send fewer new ones at a time, or simpler ones",
+        "rate_limit_error",
+        code="grammar_queue_full",
         retry_after_s=1,
     )
 

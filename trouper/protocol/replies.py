@@ -96,6 +96,10 @@ REPLIES_BEYOND_TOKENS = 5
 event."""
 
 
+NEXT_STEP = "the step at hand to end, since the queue is filled between steps"
+"""What a request waits for that is prepared."""
+
+
 @attrs.frozen
 class Progress:
     """The latest progress of a request's row, besides its tokens. It is published beside the replies, for the time limits."""
@@ -104,3 +108,5 @@ class Progress:
     """trio.current_time() at which the last chunk of the prompt was computed."""
     preempted: bool = False
     """Whether the request left its row before its end and waits to return. It is not late then, however long it waits."""
+    waits_for: str = ""
+    """What a request waits for before it is in the queue; an error of its time limit says so."""

@@ -127,8 +127,9 @@ class Generate:
     priority: int = 0
     """Lower is scheduled first, as in vLLM."""
     tenant: str = ""
-    """Name of the client, the same for all its requests. Tenants share rows, the queue and prefill. HTTP
-    clients cannot choose the name: it follows from the API key."""
+    """Name of the client, the same for all its requests. Tenants take turns where requests are prepared, and
+    share rows, the queue and prefill. HTTP clients cannot choose the name: it follows from the API key, or
+    from the address where there are no keys."""
     timeouts: Timeouts | None = None
     """Time limits of this request; None: the runtime's defaults."""
 

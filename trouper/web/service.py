@@ -194,13 +194,14 @@ class Service(CurrentKey):
             attrs.evolve(
                 generate,
                 priority=priority,
-                tenant=self.key_identity,
+                tenant=self.tenant,
                 cache_scope=CacheScope(group=key.cache_group, adapter=generate.cache_scope.adapter),
                 as_room_allows=not self.settings.strict or generate.as_room_allows,
                 adapter=served.adapter,
             )
             for generate in generates
         ]
+        await self.begin_line()
         at_once, answers = served.runtime.settings.rows, list[Answer]()
         for start in range(0, len(generates), at_once):  # More would fill the queue, which is all clients'.
             sent = [await self._send(served, generate) for generate in generates[start : start + at_once]]

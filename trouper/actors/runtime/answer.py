@@ -63,7 +63,7 @@ class Answer(ClosesAtEnd):
     @property
     def queued(self) -> bool:
         """Whether the request waits for a row, according to the replies that were read."""
-        return self._limits.phase == "queue"
+        return self._limits.phase in ("preparation", "queue")
 
     async def wait_accepted(self) -> None:
         """Wait until the request is in the queue. Must be called first, and once. Raises `RequestFailed` (400, 429, 503)."""
@@ -71,6 +71,7 @@ class Answer(ClosesAtEnd):
             match await self.receive_reply():
                 case Accepted() as accepted:
                     self.accepted = accepted
+                    self._limits.enter("queue", trio.current_time())
                 case Failed(problem=problem):
                     raise RequestFailed(problem)
                 case reply:

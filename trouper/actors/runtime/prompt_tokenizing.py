@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from trouper.actors.runtime.infill_prompt import infill_of
+from trouper.actors.runtime.worker_lanes import Lane
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.requests import ChatPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
@@ -13,6 +14,8 @@ from trouper.protocol.settings import Settings
 
 LONG_TEXT = 20_000
 """Characters and other parts of a prompt beyond which tokenizing leaves the event loop: about 5 ms of it."""
+LONG_LANE = 200_000
+"""Characters of a prompt beyond which it is tokenized in the slow lane."""
 MIN_CHARACTERS = 16
 """Lower bound of the characters that one token may cover, whatever the vocabulary says."""
 PROBED_CHARACTERS = 8
@@ -35,22 +38,29 @@ def max_characters(tokens: int, tokenizer: Tokenizer) -> int:
     return tokens * max(2 * tokenizer.longest_token, MIN_CHARACTERS)
 
 
-def is_short(prompt: Prompt) -> bool:
-    """Whether tokenizing takes at most a few milliseconds. Stops counting as soon as the answer is known."""
+def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
+    """Whether a prompt has at most `limit` characters, which decides where it is tokenized: so many as are by default take a few
+    milliseconds. Stops counting as soon as the answer is known. A chat of `LONG_TEXT` parts is never short."""
     match prompt:
         case TokenPrompt():
             return True
         case TextPrompt(text=text):
-            return len(text) <= LONG_TEXT
+            return len(text) <= limit
         case InfillPrompt():
-            return len(infill_text(prompt)) <= LONG_TEXT
+            return len(infill_text(prompt)) <= limit
         case ChatPrompt(messages=messages, template_kwargs=kwargs):
-            size = 0
+            size, parts = 0, 0
             for value in islice(_leaves((messages, kwargs)), LONG_TEXT):
+                parts += 1
                 size += len(value) if isinstance(value, str) else 1
-                if size > LONG_TEXT:
+                if size > limit:
                     return False
-            return size < LONG_TEXT
+            return parts < LONG_TEXT
+
+
+def lane_of_text(prompt: Prompt) -> Lane:
+    """Return the lane in which a prompt is tokenized that is not short."""
+    return "quick" if is_short(prompt, LONG_LANE) else "slow"
 
 
 def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Check | None = None) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from trouper.actors.runtime.adapter_room import AdapterRoom
 from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.actors.runtime.answer import Answer, Ended
 from trouper.actors.runtime.channels import Channels
-from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short, tokens_of
+from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short, lane_of_text, tokens_of
 from trouper.actors.runtime.submission import Admit, Submission, open_submission
 from trouper.actors.runtime.time_limits import TimeLimits, default_timeouts
 from trouper.actors.runtime.watches import Health, Leaving, Watches
@@ -57,7 +57,9 @@ class Runtime:
     draining: bool = False
     leaving: Leaving = ""
     """Why it drains, or soon will, if the server goes on without this model."""
-    _lanes: Lanes = attrs.field(factory=Lanes)
+    _lanes: Lanes = attrs.field(
+        default=attrs.Factory(lambda self: Lanes(self.settings.max_queue_size), takes_self=True)
+    )
     """Threads for prompts that are tokenized without being answered."""
     _room: AdapterRoom = attrs.field(init=False)
 
@@ -140,13 +142,13 @@ class Runtime:
                 await self._adapters.remove(name)
                 self._room.left(await self._engine.unload_adapter(name))
 
-    async def tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. Raises
-        `RequestFailed` (400)."""
+    async def tokens(self, prompt: Prompt, tenant: str = "") -> tuple[int, ...]:
+        """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. `tenant`: as
+        of `Generate`. Raises `RequestFailed` (400, 429, 503)."""
         limit = self.model.context_length
         if is_short(prompt):
             return tokens_of(prompt, self.tokenizer, limit, check_characters)
-        async with self._lanes.turn("slow"):
+        async with self._lanes[lane_of_text(prompt)].turn(tenant):
             return await self._lanes.run(tokens_of, prompt, self.tokenizer, limit, check_characters)
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:

@@ -9,13 +9,13 @@ import attrs
 import trio
 
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Progress
+from trouper.protocol.replies import NEXT_STEP, Progress
 from trouper.protocol.requests import Timeouts
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
-Phase = Literal["queue", "prefill", "decode"]
-Code = Literal["queue_timeout", "first_token_timeout", "token_timeout", "request_timeout"]
+Phase = Literal["preparation", "queue", "prefill", "decode"]
+Code = Literal["preparation_timeout", "queue_timeout", "first_token_timeout", "token_timeout", "request_timeout"]
 
 
 class Deadline(NamedTuple):
@@ -25,17 +25,21 @@ class Deadline(NamedTuple):
     seconds: float
     code: Code
     flag: str
+    waited: str = ""
+    """What became of a request that has no row yet."""
 
     @property
     def problem(self) -> Problem:
         """The problem of a request that has met the limit."""
         message = {
-            "queue_timeout": f"no row became free within {self.seconds:g} s",
+            "preparation_timeout": self.waited,
+            "queue_timeout": self.waited,
             "first_token_timeout": f"the prefill made no progress within {self.seconds:g} s",
             "token_timeout": f"no further token came within {self.seconds:g} s",
             "request_timeout": f"the request took longer than {self.seconds:g} s",
         }[self.code]
-        status, retry_after_s = (503, 1) if self.code == "queue_timeout" else (504, None)
+        is_early = self.code in ("preparation_timeout", "queue_timeout")
+        status, retry_after_s = (503, 1) if is_early else (504, None)
         return Problem(status, f"{message} ({self.flag})", "timeout_error", code=self.code, retry_after_s=retry_after_s)
 
 
@@ -47,11 +51,11 @@ class TimeLimits:
     began: float
     """trio.current_time() at submission."""
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
-    phase: Phase = "queue"
+    phase: Phase = "preparation"
     _phase_began: float = attrs.field(default=attrs.Factory(lambda self: self.began, takes_self=True))
 
     def enter(self, phase: Phase, now: float) -> None:
-        """Begin a phase, or the wait for the next token, at trio.current_time() `now`."""
+        """Begin a phase, or the wait for the next token, at trio.current_time() `now`. The time in the queue counts from the submission."""
         self.phase, self._phase_began = phase, now
 
     def next_deadline(self, *, reply_waits: bool = False) -> Deadline:
@@ -62,19 +66,33 @@ class TimeLimits:
         if reply_waits:
             return request
         match self.phase:
-            case "queue":
-                phase = _deadline(self._since, limits.queue_s, "queue_timeout", "--queue-timeout-s")
+            case "preparation" | "queue":
+                phase = self._until_row()
             case "prefill":
                 phase = _deadline(self._since, limits.first_token_s, "first_token_timeout", "--first-token-timeout-s")
             case "decode":
                 phase = _deadline(self._since, limits.between_tokens_s, "token_timeout", "--token-timeout-s")
         return min(phase, request, key=lambda deadline: deadline.at)
 
+    def _until_row(self) -> Deadline:
+        """The limit until the request has a row, with what it has waited for."""
+        seconds, reason = self.timeouts.queue_s or 0.0, self.progress.latest.waits_for
+        if self.phase == "preparation":
+            code: Code = "queue_timeout" if reason == NEXT_STEP else "preparation_timeout"
+            waited = f"the request waited {seconds:g} s for {reason or 'the server to take it in'}"
+        else:
+            code, prepared_s = "queue_timeout", self._phase_began - self.began
+            share = f", {prepared_s:.0f} s of which it was being prepared" if prepared_s >= 1 else ""
+            waited = f"the request was given no row within {seconds:g} s{share}"
+        limit = _deadline(self._since, seconds, code, "--queue-timeout-s")
+        return limit._replace(waited=waited)
+
     @property
     def _since(self) -> float:
         """Time from which the limit of the phase counts: the last chunk counts as the last reply does."""
         progress = self.progress.latest
-        return trio.current_time() if progress.preempted else max(self._phase_began, progress.at)
+        began = self.began if self.phase in ("preparation", "queue") else self._phase_began
+        return trio.current_time() if progress.preempted else max(began, progress.at)
 
 
 def _deadline(since: float, seconds: float | None, code: Code, flag: str) -> Deadline:

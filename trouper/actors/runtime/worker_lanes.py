@@ -1,37 +1,171 @@
-"""Two bounded pools of worker threads: quick work has threads of its own and never waits for slow work."""
+"""Lanes of worker threads: long and short texts, long and short grammars. No lane waits for another.
+
+Clients of a lane take turns, so that a client with many requests delays another one by at most the work at hand. A client may
+have one grammar compiled at a time in each lane, and each lane has room for two: a grammar that never compiles leaves the
+other place to other clients. A full lane refuses a request of the client that has the most requests in it.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Literal, TypeVar, TypeVarTuple, Unpack
 
+import attrs
 import trio
 
-Lane = Literal["quick", "slow"]
-AT_ONCE: dict[Lane, int] = {"quick": 2, "slow": 2}
-"""Number of threads of each lane. Each thread takes a core from an engine that computes on the CPU."""
+from trouper.protocol.problems import NO_THREAD, Problem, RequestFailed, grammars_full, queue_full
+
+Lane = Literal["quick", "slow", "grammar", "long grammar"]
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
+GRAMMAR_SHARE = 4
+"""Part of a lane's places that grammars of one client may have: a quarter."""
 
 
-class Lanes:
-    """The two lanes of one model. Each is first come, first served."""
+@attrs.frozen
+class LaneSize:
+    """Numbers of threads. Each thread that tokenizes takes a core from an engine that computes on the CPU."""
 
-    def __init__(self) -> None:
-        self._turns = {lane: trio.CapacityLimiter(threads) for lane, threads in AT_ONCE.items()}
-        self._threads = trio.CapacityLimiter(sum(AT_ONCE.values()))
+    threads: int
+    of_client: float = inf
+    """Threads that one client may have at a time."""
+
+
+SIZES: dict[Lane, LaneSize] = {
+    "quick": LaneSize(2),
+    "slow": LaneSize(2),
+    "grammar": LaneSize(2, of_client=1),
+    "long grammar": LaneSize(2, of_client=1),
+}
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """A place in a lane."""
+
+    client: str
+    called: trio.Event = attrs.field(factory=trio.Event)
+    refused: Problem | None = None
+
+
+class FairLane:
+    """The turns of one lane. Clients take turns; those of one client are first come, first served."""
+
+    def __init__(self, size: LaneSize, max_waiting: int, max_of_client: float, too_many: Callable[[], Problem]) -> None:
+        """`max_waiting`: tickets that may wait, and `max_of_client` those of one client; `too_many` is the refusal of the latter."""
+        self._size, self._max_waiting, self._max_of_client, self._too_many = size, max_waiting, max_of_client, too_many
+        self._waiting: dict[str, deque[Ticket]] = {}
+        """Tickets by client, in the order of the clients' turns. No queue is empty."""
+        self._at_work: Counter[str] = Counter()
 
     @property
     def waiting(self) -> int:
-        """Number of tasks that wait for a turn, in both lanes."""
-        return sum(turns.statistics().tasks_waiting for turns in self._turns.values())
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether all threads are at work."""
+        return self._at_work.total() >= self._size.threads
+
+    def ahead_of(self, client: str) -> int:
+        """Number of tickets of the client that wait or work."""
+        return len(self._waiting.get(client, ())) + self._at_work[client]
 
     @asynccontextmanager
-    async def turn(self, lane: Lane) -> AsyncIterator[None]:
-        async with self._turns[lane]:
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """Wait for a turn. Raises `RequestFailed` (429) if too many wait."""
+        ticket = Ticket(client)
+        self._append(ticket)
+        try:
+            await ticket.called.wait()
+            if ticket.refused is not None:
+                raise RequestFailed(ticket.refused)
             yield
+        finally:
+            self._leave(ticket)
+
+    def _append(self, ticket: Ticket) -> None:
+        queue = self._waiting.setdefault(ticket.client, deque())
+        queue.append(ticket)
+        self._call()
+        if ticket.called.is_set():
+            return
+        if len(queue) > self._max_of_client:
+            self._refuse(ticket, self._too_many())
+        elif self.waiting > self._max_waiting:
+            most = max(reversed(self._waiting.values()), key=len)
+            self._refuse(queue[-1] if len(queue) == len(most) else most[-1], queue_full(self._max_waiting))
+
+    def _refuse(self, ticket: Ticket, problem: Problem) -> None:
+        self._remove(ticket)
+        ticket.refused = problem
+        ticket.called.set()
+
+    def _remove(self, ticket: Ticket) -> None:
+        queue = self._waiting[ticket.client]
+        queue.remove(ticket)
+        if not queue:
+            del self._waiting[ticket.client]
+
+    def _leave(self, ticket: Ticket) -> None:
+        """Give a turn back, or the place of a ticket that was cancelled."""
+        if not ticket.called.is_set():
+            self._remove(ticket)
+        elif ticket.refused is None:
+            self._at_work[ticket.client] -= 1
+            self._at_work += Counter()  # Forgets clients without a turn.
+            if queue := self._waiting.pop(ticket.client, None):
+                self._waiting[ticket.client] = queue  # Behind all others, which may have come later.
+            self._call()
+
+    def _call(self) -> None:
+        """Give turns while there are threads."""
+        while not self.is_busy and (client := self._next()) is not None:
+            queue = self._waiting.pop(client)
+            ticket = queue.popleft()
+            if queue:
+                self._waiting[client] = queue  # Behind all others.
+            self._at_work[client] += 1
+            ticket.called.set()
+
+    def _next(self) -> str | None:
+        """Return the client whose turn is next."""
+        return next((client for client in self._waiting if self._at_work[client] < self._size.of_client), None)
+
+
+class Lanes:
+    """The lanes of one model."""
+
+    def __init__(self, max_waiting: int) -> None:
+        """`max_waiting`: requests that may wait in each lane."""
+        share = max(1, max_waiting // GRAMMAR_SHARE)
+        self._lanes = {
+            lane: FairLane(
+                size, max_waiting, share if size.of_client < inf else inf, lambda: grammars_full(share, GRAMMAR_SHARE)
+            )
+            for lane, size in SIZES.items()
+        }
+        self._threads = trio.CapacityLimiter(sum(size.threads for size in SIZES.values()))
+
+    def __getitem__(self, lane: Lane) -> FairLane:
+        return self._lanes[lane]
 
     async def run(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its result, and ends by itself."""
-        return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._threads)
+        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its result, and ends by itself. Raises
+        `RequestFailed` (503) if the system starts no further thread."""
+        begun = False
+
+        def begin() -> T:
+            nonlocal begun
+            begun = True
+            return work(*arguments)
+
+        try:
+            return await trio.to_thread.run_sync(begin, abandon_on_cancel=True, limiter=self._threads)
+        except RuntimeError:
+            if begun:
+                raise
+            raise RequestFailed(NO_THREAD) from None

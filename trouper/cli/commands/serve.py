@@ -27,6 +27,7 @@ from trouper.protocol.exception_groups import leaves
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings, default_cache_dir
+from trouper.waking_time import WakingClock
 
 logger = logging.getLogger("trouper")
 NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
@@ -111,14 +112,14 @@ def _run(
     rank = rank_process.rank_of(os.environ)
     if rank is None:
         with tracing(otlp_endpoint) as observers:
-            trio.run(partial(run, settings, server_settings, console, observers, options=options))
+            trio.run(partial(run, settings, server_settings, console, observers, options=options), clock=WakingClock())
         return
     model_settings = rank_process.only_model(settings)
     rank_process.bound_joining()
     if rank > 0:
-        trio.run(rank_process.follow, model_settings, rank)
+        trio.run(rank_process.follow, model_settings, rank, clock=WakingClock())
         return
     leader = rank_process.leader(model_settings, os.environ)
     with rank_process.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as observers:
-        trio.run(partial(run, settings, server_settings, console, observers, ranks=leader))
+        trio.run(partial(run, settings, server_settings, console, observers, ranks=leader), clock=WakingClock())
     end_at_once(0)  # Unwinding would wait for native code of the group.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from math import inf
 from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
@@ -21,9 +22,14 @@ from trouper.engine.grammars.followed_schema import followed
 from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_faults import path_of_fault, too_wide
 from trouper.engine.grammars.token_masks import Constraint, Mask, mask_bytes, reason_of
-from trouper.engine.grammars.trial_process import SMALL, TrialFailedError, TrialProcess
+from trouper.engine.grammars.trial_process import (
+    SMALL,
+    TrialFailedError,
+    TrialPool,
+    TrialUnavailableError,
+)
 from trouper.protocol.grammar import Grammar, GrammarKind
-from trouper.protocol.problems import RequestFailed, bad_request
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
 
 BLANKS = r"[ \t\r\n]{1,40}"
 """Whitespace between the tokens of JSON: enough for any indentation. Without a bound some models write blanks for ever."""
@@ -42,6 +48,8 @@ FINAL = '"<|channel|>final<|message|>"'
 THOUGHT = 'thought: THOUGHT\nTHOUGHT: "<|channel|>analysis<|message|>" /([^<]|<+[^<|])*<*/ "<|end|><|start|>assistant"'
 """Harmony's reasoning and what follows it, without any other marker in between."""
 COMPILE_S = 10.0
+SLOW_BYTES = 4 * 2**20
+"""Upper bound of the cache of grammars that took too long to compile."""
 RECENT_BYTES = 32 * 2**20
 """Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of schemas."""
 BYTES_PER_CHARACTER = 500
@@ -93,7 +101,9 @@ class Grammars:
         self._recent = LruCache[CompiledGrammar | str](RECENT_BYTES)
         self._live: WeakValueDictionary[Key, CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
-        self._trials = TrialProcess(self._described), TrialProcess(self._described)
+        self._slow = LruCache[tuple[str, float]](SLOW_BYTES)
+        """Faults of grammars that took too long, and when each is forgotten."""
+        self._trials = TrialPool(self._described)
         self.compiled_inline = 0
         """Number of grammars that the engine's thread had to compile itself, since they were not cached."""
 
@@ -118,26 +128,47 @@ class Grammars:
         return mask_bytes(self._size)
 
     def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> CompiledGrammar:
-        """Compile a grammar, or return the cached one. Raises `RequestFailed` (400) that names the faulty place, or the exceeded
-        limit."""
+        """Compile a grammar, or return the cached one. Raises `RequestFailed`: 400 that names the faulty place, or the exceeded limit;
+        503 if the system has no process for it."""
+        found = self.known(grammar)
+        return self._add(grammar, timeout_s) if found is None else found
+
+    def known(self, grammar: Grammar) -> CompiledGrammar | None:
+        """Return the cached grammar, without compiling any. Raises `RequestFailed` (400) for a cached fault."""
         key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
-        if found is None:
-            try:
-                found = self._compile(grammar, timeout_s)
-            except TrialFailedError as failed:
-                found = f"\0{failed}; make it smaller or flatter"
-                if failed.slow:
-                    raise cannot_be_followed(grammar, found) from None
-            size = found.nbytes if isinstance(found, CompiledGrammar) else len(found)
-            self._recent.put(key, found, size + len(grammar.source))
+        fault, until = self._slow.get(key) or ("", 0.0)
+        if found is None and time.monotonic() < until:
+            found = fault
+        if isinstance(found, str):
+            raise cannot_be_followed(grammar, found)
+        if found is not None:
+            self._live[key] = found
+        return found
+
+    def _add(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar:
+        """Compile a grammar, and cache it or its fault. Raises `RequestFailed`."""
+        key = _key(grammar)
+        try:
+            found = self._compile(grammar, timeout_s)
+        except TrialUnavailableError as unavailable:
+            raise _no_process(grammar, unavailable) from None
+        except TrialFailedError as failed:
+            found = f"\0{failed}; make it smaller or flatter"
+            if failed.kept_s < inf:
+                until = time.monotonic() + failed.kept_s
+                self._slow.put(key, (found, until), len(found) + len(grammar.source))
+                raise cannot_be_followed(grammar, found) from None
+        size = found.nbytes if isinstance(found, CompiledGrammar) else len(found)
+        self._recent.put(key, found, size + len(grammar.source))
         if isinstance(found, str):
             raise cannot_be_followed(grammar, found)
         self._live[key] = found
         return found
 
     def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | str:
-        """Return the compiled grammar, or its fault as path, NUL character, reason. Raises `TrialFailedError`."""
+        """Return the compiled grammar, or its fault as path, NUL character, reason. Raises `TrialFailedError`,
+        `TrialUnavailableError`."""
         end = time.monotonic() + timeout_s
         try:
             text = self._text(grammar)
@@ -156,9 +187,8 @@ class Grammars:
         return CompiledGrammar(matcher, max(len(text) * BYTES_PER_CHARACTER, minimum))
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
-        """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`."""
-        trial = self._trials[len(grammar.source) > SMALL]  # A small grammar never waits for a large one.
-        return reason_of(trial.fault(text, _limits(grammar).max_items_in_row, timeout_s))
+        """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
+        return reason_of(self._trials.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
     def _fault_path(self, grammar: Grammar, end: float) -> str:
         """Return the path of the fault in a schema, if it is found in time; else ""."""
@@ -168,7 +198,7 @@ class Grammars:
             return bool(self._fault(part_grammar, self._text(part_grammar), end - time.monotonic()))
 
         if grammar.kind == "json_schema":
-            with suppress(RecursionError, ValueError, TrialFailedError):
+            with suppress(RecursionError, ValueError, TrialFailedError, TrialUnavailableError):
                 return path_of_fault(json.loads(grammar.source), is_wrong)
         return ""
 
@@ -281,6 +311,12 @@ def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
     path, _, reason = fault.partition("\0")
     where = grammar.param + path
     return bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
+
+
+def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> RequestFailed:
+    """Make the error of a grammar that could not be tried."""
+    message = f"{grammar.param} could not be compiled: {unavailable}; try again soon"
+    return RequestFailed(Problem(503, message, "server_error", grammar.param, "out_of_resources", retry_after_s=1))
 
 
 def _of_schema(source: str) -> str:

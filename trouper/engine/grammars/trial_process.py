@@ -1,94 +1,162 @@
-"""Runs trial compilations of grammars in a subprocess that may crash. See `trial_script.py` for the reasons and the protocol."""
+"""Runs trial compilations of grammars in subprocesses that may crash. See `trial_script.py` for the reasons and the protocol."""
 
 from __future__ import annotations
 
 import json
 import logging
 import selectors
+import signal
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
-from threading import Lock
+from threading import Semaphore
 from typing import Any
 
 from trouper.engine.grammars.trial_script import LENGTH
+from trouper.protocol.problems import is_scarcity
+from trouper.waking_time import LOOK_S, WakingTime
 
 log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("trial_script.py")
 START_S = 60.0
 """Time limit for starting the interpreter, llguidance and the vocabulary: well under a second on an idle machine."""
+AGAIN_S = 30.0
+"""Time after which a process is started again that could not be."""
+SLOW_KEPT_S = 600.0
+"""Time for which a grammar that took too long is refused without another trial: the machine may have been busy."""
 SMALL = 8192
 """Characters of a grammar that does not overflow a thread's stack however deeply it is nested."""
+AT_ONCE = 4
+"""Maximum number of processes: as many as threads of `worker_lanes.py` compile grammars."""
+KEPT = 2
+"""Number of processes that are kept while no grammar is tried."""
 
 
 class TrialFailedError(Exception):
-    """The grammar cannot be compiled: it took too long, or ended the process, as the message explains. `slow`: it took too long,
-    so a later attempt may succeed."""
+    """The grammar cannot be compiled, as the message explains. `kept_s`: time for which that is so; a later attempt may succeed."""
 
-    def __init__(self, message: str, *, slow: bool) -> None:
+    def __init__(self, message: str, *, kept_s: float = inf) -> None:
         super().__init__(message)
-        self.slow = slow
+        self.kept_s = kept_s
 
 
-class TrialProcess:
-    """The trial process, started on first use and again after a crash. Any thread may use it; one grammar at a time."""
+class TrialUnavailableError(Exception):
+    """There is no process for the moment, which is no fault of the grammar's, as the message explains."""
+
+
+class TrialPool:
+    """The processes that try grammars, started as they are needed. Any thread may use it."""
 
     def __init__(self, vocabulary: Callable[[], dict[str, Any]]) -> None:
         """`vocabulary`: tokens as latin-1 text, ids of special tokens, and ids of end tokens."""
         self._vocabulary = vocabulary
-        self._lock = Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: Callable[[], object] = lambda: None
-        self._impossible = False
+        self._idle: list[TrialProcess] = []
+        self._room = Semaphore(AT_ONCE)
+        self._refused_until = 0.0
+        """Time until which no process is started, since one could not be."""
+        self._said = False
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """Return llguidance's error message, or "". Also returns "" for a small grammar if no process can be started. Raises
-        `TrialFailedError`."""
-        with self._lock:
-            process = self._ready()
-            if process is None and len(text) <= SMALL:
-                return ""
-            if process is None:
-                reason = (
-                    f"over {SMALL} characters need a process of their own to be compiled, which cannot be started here"
-                )
-                raise TrialFailedError(reason, slow=False)
-            try:
-                return str(_exchange(process, {"text": text, "max_items": max_items}, timeout_s))
-            except TimeoutError:
-                self._stop()
-                reason = f"it takes more than {timeout_s:g} s to compile (--grammar-timeout-s)"
-                raise TrialFailedError(reason, slow=True) from None
-            except (OSError, EOFError):
-                self._stop()
-                reason = "its parts refer to one another, or repeat, too deeply to be compiled"
-                raise TrialFailedError(reason, slow=False) from None
+        """Return llguidance's error message, or "". Also returns "" for a small grammar where no process can be started. Raises
+        `TrialFailedError`, `TrialUnavailableError`."""
+        with self._process() as process:
+            if process is not None:
+                return process.fault(text, max_items, timeout_s)
+        if len(text) <= SMALL:
+            return ""
+        reason = f"over {SMALL} characters need a process of their own to be compiled, which cannot be started here"
+        raise TrialFailedError(reason, kept_s=0)
 
-    def _ready(self) -> subprocess.Popen[bytes] | None:
-        """Return the process after it has received the vocabulary. None if no process can be started. Raises `TrialFailedError` if
-        the start took too long."""
-        if self._process is None and not self._impossible:
+    @contextmanager
+    def _process(self) -> Iterator[TrialProcess | None]:
+        """Lend a process that has received the vocabulary. None if none can be started. Raises `TrialUnavailableError`."""
+        with self._room:
+            process = self._taken() or self._started()
             try:
-                self._process = process = _start()
-                self._end = weakref.finalize(self, _ended, process)
-                _exchange(process, self._vocabulary(), START_S)
-            except TimeoutError:  # The machine is busy: a later attempt may succeed.
-                self._stop()
-                reason = f"the process that compiles it did not start within {START_S:g} s"
-                raise TrialFailedError(reason, slow=True) from None
-            except (OSError, EOFError) as error:
-                self._stop()
-                self._impossible = True
+                yield process
+            finally:
+                if process is not None:
+                    self._give_back(process)
+
+    def _taken(self) -> TrialProcess | None:
+        """Take the process that was used last and still lives."""
+        with suppress(IndexError):
+            while True:
+                if (process := self._idle.pop()).is_alive:
+                    return process
+        return None
+
+    def _give_back(self, process: TrialProcess) -> None:
+        if process.is_alive and len(self._idle) < KEPT:
+            self._idle.append(process)
+        else:
+            process.stop()
+
+    def _started(self) -> TrialProcess | None:
+        if time.monotonic() < self._refused_until:
+            return None
+        try:
+            process = TrialProcess(self._vocabulary())
+        except TimeoutError:
+            reason = f"the process that compiles it did not start within {START_S:g} s"
+            raise TrialUnavailableError(reason) from None
+        except (OSError, EOFError, MemoryError) as error:
+            if is_scarcity(error):
+                reason = f"the process that compiles it cannot be started for the moment ({error})"
+                raise TrialUnavailableError(reason) from None
+            self._refused_until = time.monotonic() + AGAIN_S
+            if not self._said:
                 reason = str(error) or "it ended"
                 log.warning("grammars are compiled without a trial: its process cannot be started (%s)", reason)
-        return self._process
+            self._said = True
+            return None
+        self._said = False
+        return process
 
-    def _stop(self) -> None:
-        self._end()
-        self._process = None
+
+class TrialProcess:
+    """A trial process: one grammar at a time."""
+
+    def __init__(self, vocabulary: dict[str, Any]) -> None:
+        """Start it. Raises OSError, EOFError, TimeoutError, MemoryError, `TrialUnavailableError`."""
+        self._process = _start()
+        self.stop: Callable[[], object] = weakref.finalize(self, _ended, self._process)
+        """Ends the process."""
+        self._exchange(vocabulary, START_S)
+
+    def _exchange(self, message: dict[str, Any], timeout_s: float) -> Any:
+        """Send a message and return the reply. Ends the process if there is none, since a late one would answer the next message. Raises
+        OSError, EOFError, TimeoutError, MemoryError, `TrialUnavailableError`."""
+        try:
+            return _exchange(self._process, message, timeout_s)
+        except (OSError, EOFError) as error:
+            self.stop()
+            if not isinstance(error, TimeoutError) and self._process.returncode == -signal.SIGKILL:
+                raise TrialUnavailableError("the process that compiles it was ended from outside") from None
+            raise
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
+        """Return llguidance's error message, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
+        try:
+            return str(self._exchange({"text": text, "max_items": max_items}, timeout_s))
+        except TimeoutError:
+            reason = f"it takes more than {timeout_s:g} s to compile (--grammar-timeout-s)"
+            raise TrialFailedError(reason, kept_s=SLOW_KEPT_S) from None
+        except (OSError, EOFError):
+            reason = "its parts refer to one another, or repeat, too deeply to be compiled"
+            raise TrialFailedError(reason) from None
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -117,19 +185,22 @@ def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout
     remaining = memoryview(LENGTH.pack(len(data)) + data)
     while remaining:
         remaining = remaining[process.stdin.write(remaining) :]
-    end = time.monotonic() + timeout_s
-    [length] = LENGTH.unpack(_read(process, LENGTH.size, end))
-    return json.loads(_read(process, length, end))
+    clock = WakingTime()
+    end = clock.now() + timeout_s
+    [length] = LENGTH.unpack(_read(process, LENGTH.size, clock, end))
+    return json.loads(_read(process, length, clock, end))
 
 
-def _read(process: subprocess.Popen[bytes], length: int, end: float) -> bytes:
+def _read(process: subprocess.Popen[bytes], length: int, clock: WakingTime, end: float) -> bytes:
     assert process.stdout is not None
     data = b""
-    with selectors.DefaultSelector() as selector:
+    with selectors.PollSelector() as selector:  # Needs no descriptor of its own.
         selector.register(process.stdout, selectors.EVENT_READ)
         while len(data) < length:
-            if not selector.select(max(end - time.monotonic(), 0)):
-                raise TimeoutError
+            if not selector.select(min(max(end - clock.now(), 0), LOOK_S)):
+                if clock.now() >= end:
+                    raise TimeoutError
+                continue
             part = process.stdout.read(length - len(data))
             if not part:
                 raise EOFError

@@ -18,6 +18,7 @@ import struct
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<I")
@@ -97,6 +98,8 @@ def send(outbox: BinaryIO, fault: str) -> None:
 def main() -> None:
     with suppress(OSError, ValueError):
         os.nice(NICER)
+    with suppress(OSError):  # Linux ends this process, not the server, if a grammar takes all memory.
+        Path("/proc/self/oom_score_adj").write_text("1000")
     for limit, maximum in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
         with suppress(OSError, ValueError):
             resource.setrlimit(limit, (maximum, maximum))

@@ -169,6 +169,10 @@ class HubTokenizer:
         assert self.grammars is not None, "the model is not loaded"
         return self.grammars.compile(grammar, timeout_s)
 
+    def known_grammar(self, grammar: Grammar) -> object | None:
+        assert self.grammars is not None, "the model is not loaded"
+        return self.grammars.known(grammar)
+
     def with_grammars(self, logits: int) -> HubTokenizer:
         """Return a copy with grammars for a model of `logits` logits. If none of them ends a turn, one without text ends what follows a grammar,
         or else the last: its text can be written with others."""

@@ -1,7 +1,7 @@
 """The log of a batch: what happened to its requests, appended and synced, so that a killed process loses no answer and gives none twice.
 
-Each line is one JSON record. The order is what makes it safe. `attempt` is on disk before its request runs, so a request that kills
-the process is counted, however often it does. `answer` is on disk before the request counts as answered. A request whose answer
+Each line is one JSON record. The order is what makes it safe. `attempt` is on disk before its request runs, and `begun` before a model
+works for it, so a request that kills the process is counted, however often it does. `answer` is on disk before the request counts as answered. A request whose answer
 is not in the log has none, and runs again; one whose answer is there never does. A kill in the middle of an append leaves a line
 without its end, which is cut off when the log is opened again: nobody relied on it, since its append had not returned.
 """
@@ -26,10 +26,12 @@ NOTHING = msgspec.Raw()
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One record. Exactly one of the first four fields is set; requests are numbered from 0."""
+    """One record. Exactly one of the first five fields is set; requests are numbered from 0."""
 
     attempt: int | None = None
     """A request begins to run."""
+    begun: int | None = None
+    """A request that runs is given to its model, which is loaded."""
     returned: int | None = None
     """A request that began was not run to its end, through no fault of its own: the attempt does not count."""
     answer: int | None = None
@@ -49,6 +51,7 @@ class LogSummary(msgspec.Struct, frozen=True):
 
     answer: int | None = None
     attempt: int | None = None
+    begun: int | None = None
     returned: int | None = None
     status: str | None = None
     ok: bool = True
@@ -151,6 +154,10 @@ class BatchProgress:
     """When the batch got each of its statuses, in Unix seconds."""
     attempts: dict[int, int] = attrs.field(factory=dict)
     """How often requests without an answer began to run."""
+    begun: dict[int, int] = attrs.field(factory=dict)
+    """How often a model began to work for them."""
+    _at_work: set[int] = attrs.field(factory=set)
+    """Requests whose last attempt has begun."""
     answered: set[int] = attrs.field(factory=set)
     failed: int = 0
     """How many of the answers are errors."""
@@ -163,9 +170,18 @@ class BatchProgress:
             self.times[record.status] = record.at
         elif record.attempt is not None:
             self.attempts[record.attempt] = self.attempts.get(record.attempt, 0) + 1
+            self._at_work.discard(record.attempt)
+        elif record.begun is not None:
+            self.begun[record.begun] = self.begun.get(record.begun, 0) + 1
+            self._at_work.add(record.begun)
         elif record.returned is not None:
             self.attempts[record.returned] = max(0, self.attempts.get(record.returned, 0) - 1)
+            if record.returned in self._at_work:
+                self._at_work.discard(record.returned)
+                self.begun[record.returned] -= 1
         elif record.answer is not None and record.answer not in self.answered:
             self.answered.add(record.answer)
             self.failed += not record.ok
             self.attempts.pop(record.answer, None)
+            self.begun.pop(record.answer, None)
+            self._at_work.discard(record.answer)

@@ -6,8 +6,10 @@ batches take turns. What ends a request decides what becomes of it:
 - Any response but those below is its answer, an error of the client's making too.
 - 429 and 503 are no answers: the request runs again later, until the batch expires. Meanwhile its slot is for others.
 - A request for which the device had no memory, although it ran alone, runs at most MAX_ATTEMPTS times: each time costs restarts of the engine.
-- A request during which the engine stopped, or the process was killed, runs again, but at most MAX_ATTEMPTS times. After a kill those
-  that ran run first, one at a time: so the one that kills is found, and the others get their answers.
+- A request during which the engine stopped, or the process was killed, runs again, but at most MAX_ATTEMPTS times. An attempt that ended
+  before a model worked for it (the model was being loaded) says little: it counts towards MAX_UNBEGUN alone. After a kill those that ran
+  run first, one at a time, and those with the fewest attempts before the others: so the one that kills is found, and the others get their
+  answers, also if kills come for another reason.
 - Cancelled (the server leaves, the model is unloaded by force, the batch is cancelled or expires): the attempt does not count.
 """
 
@@ -26,7 +28,7 @@ import attrs
 import trio
 
 from trouper.actors.runtime.supervision import innermost
-from trouper.protocol.problems import RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches.answer_log import BatchProgress, BatchRecord
 from trouper.web.batches.batch_record import Batch
 from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
@@ -40,6 +42,8 @@ from trouper.web.service import now
 log = logging.getLogger("trouper.batches")
 MAX_ATTEMPTS = 3
 """How often a request may begin without coming to an end."""
+MAX_UNBEGUN = 9
+"""How often it may run without an end, whether or not a model worked for it."""
 CRASHED = "engine_stopped"
 """Code of a response that counts as an attempt if it is a 500: the engine crashed, perhaps by the request. As a 503 the server leaves."""
 NO_MEMORY = "out_of_memory"
@@ -166,7 +170,9 @@ class BatchWorker:
     async def _run_lines(self, batch: Batch, lines: InputLines) -> None:
         """Run the requests that have no answer, until all have one, the batch is cancelled, or it expires."""
         with trio.CancelScope(deadline=trio.current_time() + batch.spec.expires_at - time.time()) as batch.scope:
-            for number in [number for number in batch.unanswered() if batch.progress.attempts.get(number)]:
+            attempts = batch.progress.attempts
+            ran = [number for number in batch.unanswered() if attempts.get(number)]
+            for number in sorted(ran, key=lambda number: attempts[number]):
                 await self._run_alone(batch, lines, number)
             # A batch whose requests are all refused for the moment begins no others.
             begun = trio.Semaphore(self._rows)
@@ -215,17 +221,19 @@ class BatchWorker:
         line = await on_disk(lines.read, number)
         await self._storage.has_room(MIN_ROOM)  # An answer that cannot be kept would be computed in vain.
         request_id = uuid4().hex
-        if batch.progress.attempts.get(number, 0) >= MAX_ATTEMPTS:
-            message = f"the request was run {MAX_ATTEMPTS} times, and each time the server ended before its answer"
+        progress = batch.progress
+        if progress.begun.get(number, 0) >= MAX_ATTEMPTS or progress.attempts.get(number, 0) >= MAX_UNBEGUN:
+            times = progress.attempts[number]
+            message = f"the request was run {times} times, and each time the server ended before its answer"
             output = error_line(request_id, line.custom_id, "request_crashes_server", message)
             await self._answer(batch, BatchRecord(answer=number, ok=False, output=output))
             return True
         await batch.record(BatchRecord(attempt=number))
         try:
-            response = await self._respond(batch, line, request_id)
+            response = await self._respond(batch, line, number, request_id)
             code = code_of(response) if response.status >= 500 else None
             crashed = (response.status, code) == (500, CRASHED)
-            if crashed or (code == NO_MEMORY and batch.progress.attempts[number] < MAX_ATTEMPTS):
+            if crashed or (code == NO_MEMORY and progress.begun.get(number, 0) < MAX_ATTEMPTS):
                 return False
             if response.status in (429, 503) and code != NO_MEMORY:
                 await batch.record(BatchRecord(returned=number))
@@ -238,10 +246,11 @@ class BatchWorker:
             raise
         return True
 
-    async def _respond(self, batch: Batch, line: RunLine, request_id: str) -> LineResponse:
+    async def _respond(self, batch: Batch, line: RunLine, number: int, request_id: str) -> LineResponse:
+        begin, spec = partial(_begin, batch, number), batch.spec
         self.counts.running += 1
         try:
-            return await self._runner.run(batch.spec.endpoint, bytes(line.body), request_id, batch.spec.owner)
+            return await self._runner.run(spec.endpoint, bytes(line.body), request_id, spec.owner, begin=begin)
         finally:
             self.counts.running -= 1
 
@@ -291,6 +300,16 @@ class BatchWorker:
                 raise
         if batch.scope is not None:
             batch.scope.cancel(reason="the batch was cancelled")
+
+
+async def _begin(batch: Batch, number: int) -> None:
+    """Log that a model begins to work for a request. Raises `RequestFailed` (503) if that is not on disk."""
+    try:
+        await batch.record(BatchRecord(begun=number))
+    except OSError as error:
+        message = f"the attempt could not be logged: {error.strerror}"
+        problem = Problem(503, message, "server_error", code="batches_unavailable", retry_after_s=1)
+        raise RequestFailed(problem) from error
 
 
 def _expired(lines: InputLines, numbers: list[int]) -> list[BatchRecord]:

@@ -10,9 +10,10 @@ import msgspec
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 
-from trouper.web.http.current_request import BATCH_OWNER
+from trouper.web.http.current_request import BATCH_BEGIN, BATCH_OWNER
 from trouper.web.openai.errors import error_body, http_problem
 
+Begin = Callable[[], Awaitable[None]]
 Asgi = Callable[[HTTPScope, ASGIReceiveCallable, ASGISendCallable], Awaitable[None]]
 
 
@@ -36,8 +37,9 @@ class LineRunner:
 
     app: Asgi
 
-    async def run(self, endpoint: str, body: bytes, request_id: str, owner: str) -> LineResponse:
-        """Return the response, whatever its status. Cancelling it aborts the request."""
+    async def run(self, endpoint: str, body: bytes, request_id: str, owner: str, *, begin: Begin) -> LineResponse:
+        """Return the response, whatever its status. Cancelling it aborts the request. `begin` is awaited before a model works for it, and
+        may raise `RequestFailed`."""
         status, is_json, parts, received = 500, True, list[bytes](), False
 
         async def receive() -> Any:
@@ -56,14 +58,15 @@ class LineRunner:
             elif message["type"] == "http.response.body":
                 parts.append(bytes(message.get("body", b"")))
 
-        scope = _scope(endpoint, len(body), request_id, owner)
+        state = ConnectionState({BATCH_OWNER: owner, BATCH_BEGIN: begin})
+        scope = _scope(endpoint, len(body), request_id, state)
         await self.app(scope, cast("ASGIReceiveCallable", receive), cast("ASGISendCallable", send))
         if not is_json:  # As one line of a file it could not be read, nor could any other line of its log.
             return LineResponse(NOT_JSON.status, msgspec.json.encode(error_body(NOT_JSON)))
         return LineResponse(status, b"".join(parts))
 
 
-def _scope(endpoint: str, size: int, request_id: str, owner: str) -> HTTPScope:
+def _scope(endpoint: str, size: int, request_id: str, state: ConnectionState) -> HTTPScope:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(size).encode()),
@@ -82,7 +85,7 @@ def _scope(endpoint: str, size: int, request_id: str, owner: str) -> HTTPScope:
         "headers": headers,
         "client": None,
         "server": None,
-        "state": ConnectionState({BATCH_OWNER: owner}),
+        "state": state,
         "extensions": {},
     }
     return cast("HTTPScope", scope)

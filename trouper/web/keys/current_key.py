@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 import trio
-from quart import has_request_context
+from quart import has_request_context, request
 
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
@@ -45,6 +45,13 @@ class CurrentKey(CurrentRequest):
         """What stands for the key of this request, where the key itself must not be stored; empty without keys."""
         key = self.key
         return "" if key is None or key is ANYBODY else key.identity
+
+    @property
+    def tenant(self) -> str:
+        """What stands for the client where clients take turns: its key, or without keys its address. Batches of a client are another one."""
+        if has_request_context() and self.batch_owner is not None:
+            return f"batches of {self.batch_owner}"
+        return self.key_identity or (f"address {request.remote_addr}" if has_request_context() else "")
 
     @property
     def key_identities(self) -> frozenset[str]:

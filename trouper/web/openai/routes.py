@@ -238,7 +238,7 @@ class OpenAi:
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
-        found = await served.runtime.tokens(prompt)
+        found = await served.runtime.tokens(prompt, self._service.tenant)
         return as_json({"count": len(found), "max_model_len": context_of(served.runtime), "tokens": found})
 
     async def detokenize(self) -> Response:

@@ -144,7 +144,7 @@ class Responses:
         if generate.max_tokens is not None and self._service.settings.strict:  # No other code checks it here.
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
-            tokens = await served.runtime.tokens(generate.prompt)
+            tokens = await served.runtime.tokens(generate.prompt, self._service.tenant)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     async def _prepare(
