@@ -33,6 +33,7 @@ from trouper.web.http.cors import Cors, head_of
 from trouper.web.http.current_request import at_hand
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
+from trouper.web.http.paced_body import PacedBody, PacedRequest
 from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
 from trouper.web.http.url_rules import OneWayRule, ResponseId
@@ -79,9 +80,8 @@ class HTTPConnection(TrioASGIHTTPConnection):
     async def handle_messages(  # type: ignore[override] # As Quart-Trio's own.
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
     ) -> None:
-        if isinstance(request.body, UploadBody):
-            receive = request.body.bounded(receive)
-        await super().handle_messages(nursery, request, receive)
+        body = cast("PacedBody", request.body)
+        await super().handle_messages(nursery, request, body.paced(receive))
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         async def finish(message: Any) -> None:
@@ -111,6 +111,7 @@ def with_meant_path(scope: HTTPScope) -> HTTPScope:
 
 class App(QuartTrio):
     asgi_http_class = HTTPConnection
+    request_class = PacedRequest
     url_rule_class = OneWayRule  # type: ignore[assignment] # As Quart's own.
     delivery: StepDelivery
     """Writes the text of streams where the server lends its writers; its `run` must run there."""
