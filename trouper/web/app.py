@@ -11,6 +11,7 @@ from typing import Any, cast
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 from quart import Request, Response, request
+from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
@@ -59,6 +60,7 @@ from trouper.web.service import Service, as_json
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
+LARGE_RESPONSE = 2**16
 KEY_REMOVED = http_problem(401, "the API key that created this batch is not accepted any more", "invalid_api_key")
 
 
@@ -229,7 +231,18 @@ class HttpEdge:
             return error_response(problem, anthropic_error(problem, self._service.request_id))
         return error_response(problem, {"error": problem.message} if is_ollama(request.path) else None)
 
+    def _held(self, response: Response) -> Response:
+        """Hold the bytes of a large response until its client has it, or refuse it."""
+        body = response.response
+        if isinstance(body, DataBody) and len(body.data) > LARGE_RESPONSE:
+            try:
+                self._service.hold(len(body.data))
+            except RequestFailed as failed:
+                return self._refused(failed.problem)
+        return response
+
     async def sign(self, response: Response) -> Response:
+        response = self._held(response)
         path = request.url_rule.rule if request.url_rule is not None else ""
         if self._service.batch_owner is None:
             self._metrics.responded(request.method if path else "", path, response.status_code)

@@ -27,6 +27,8 @@ MOST, MEMORY_PART, BODIES = 10**9, 16, 8
 """The default: a part of main memory, as its denominator, but not more than `MOST`, and room for so many
 of the largest bodies."""
 RETRY_S = 1
+STEP = 2**16
+"""Bytes that an answer grows by before they are taken."""
 
 
 def default_bytes(settings: ServerSettings) -> int:
@@ -90,6 +92,15 @@ class Holding:
     _budget: ByteBudget
     _client: str
     bytes: int = 0
+    _owed: int = 0
+    """Bytes that are held, and not taken yet."""
+
+    def grow(self, amount: int) -> None:
+        """Hold more, of which little comes at a time. Raises `RequestFailed` (413, 429, 503)."""
+        self._owed += amount
+        if self._owed >= STEP:
+            owed, self._owed = self._owed, 0
+            self.take(owed)
 
     def take(self, amount: int) -> None:
         """Hold more. Raises `RequestFailed` (413, 429, 503)."""

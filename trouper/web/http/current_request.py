@@ -126,6 +126,11 @@ class CurrentRequest:
         """Hold so many bytes more. Raises `RequestFailed` (413, 429, 503)."""
         self.holding.take(amount)
 
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the body, decompressed."""
+        return cast("int", self._state["body_bytes"])
+
     def count(self) -> None:
         """Count this request, before its body is read. Raises `RequestFailed` (429)."""
 
@@ -138,7 +143,7 @@ class CurrentRequest:
             data = await trio.to_thread.run_sync(
                 decoded, data, encoding, limit, self._take_from_thread, limiter=self._large
             )
-        self._state["large"] = len(data) > LARGE_BODY
+        self._state["body_bytes"], self._state["large"] = len(data), len(data) > LARGE_BODY
         if len(data) > HUGE_BODY:
             self.at_end(self._heap.give_back_soon)
         self.holding.take_up_to(await self.run_off_loop(parsed_bytes, data))
@@ -191,6 +196,10 @@ class CurrentRequest:
         if not self._state["large"]:
             return function(*arguments)
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._large)
+
+    def takes_long(self) -> None:
+        """Let `run_off_loop` use threads from now on, however small the body was."""
+        self._state["large"] = True
 
     def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Register a callback that runs when the request is over, however it ends."""

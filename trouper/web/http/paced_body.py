@@ -16,6 +16,7 @@ from trouper.protocol.problems import RequestFailed
 
 READ_AHEAD = 2**16
 """Bytes of a body that are received before anybody reads it, and one message more."""
+DROP_S = 0.5
 Take = Callable[[int], None]
 """Called with a number of bytes before they are kept. Raises `RequestFailed`."""
 
@@ -28,7 +29,8 @@ class PacedBody(TrioBody):
         self._room = trio.Event()
         self._most_unread: float = READ_AHEAD
         self._take: Take | None = None
-        self._drops = False
+        self._dropped: int | None = None
+        """Bytes that were dropped; None: the body is kept."""
 
     def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         """Return a `receive` that waits until there is room for more."""
@@ -49,15 +51,20 @@ class PacedBody(TrioBody):
         self._make_room()
 
     async def drop(self, timeout_s: float) -> None:
-        """Receive and drop what is left of a body that is refused: a client that still sends hears nothing."""
-        self._drops = True
+        """Receive and drop what is left of a body that is refused, for a client that still sends hears nothing.
+        One that sends nothing for DROP_S waits for its answer."""
+        self._dropped, before = len(self._data), -1
         self.clear()
         self._make_room()
         with trio.move_on_after(timeout_s):
-            await self._complete.wait()
+            while before < self._dropped and not self._complete.is_set():
+                before = self._dropped
+                with trio.move_on_after(DROP_S):
+                    await self._complete.wait()
 
     def append(self, data: bytes) -> None:
-        if self._drops:
+        if self._dropped is not None:
+            self._dropped += len(data)
             return
         if self._take is not None and self._must_raise is None:
             try:
