@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
+from trouper import main_memory
 from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
@@ -336,12 +337,14 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     info["free_memory"] = 8
     assert device.memory_limit_bytes() == 9
     info.clear()
-    monkeypatch.setattr(device, "CGROUP_LIMITS", ())
+    monkeypatch.setattr(main_memory, "CGROUP_LIMITS", ())
     machine = device.memory_limit_bytes()
     assert machine > 2**28
     (tmp_path / "memory.max").write_text("12345678\n")
     (tmp_path / "none").write_text("max\n")
-    monkeypatch.setattr(device, "CGROUP_LIMITS", (tmp_path / "memory.max", tmp_path / "none", tmp_path / "missing"))
+    monkeypatch.setattr(
+        main_memory, "CGROUP_LIMITS", (tmp_path / "memory.max", tmp_path / "none", tmp_path / "missing")
+    )
     assert device.memory_limit_bytes() == 12345678
 
 

@@ -200,13 +200,14 @@ def test_a_limit_is_exact() -> None:
     assert account.tokens.taken() == 100
     now = 70.0
     assert account.tokens.taken() == 50
-    account.begin("m")
-    account.begin("m")
+    account.begin()
+    account.begin()
     with pytest.raises(RequestFailed, match=r"requests_per_minute.* try again in 60 s"):
-        account.begin("m")
+        account.begin()
     now = 130.0
-    account.begin("m")
-    assert account.usage["m"].requests == 3
+    account.begin()
+    account.ask("m")
+    assert account.usage["m"].requests == 1
 
 
 def test_an_aborted_request_reserves_nothing() -> None:
@@ -222,7 +223,8 @@ def test_what_a_key_without_limits_has_used_is_forgotten() -> None:
     clock = FastClock()
     account = KeyAccounts(clock).of(ApiKey("sk-free"))
     for _ in range(100):
-        account.begin("fake")
+        account.begin()
+        account.ask("fake")
         reserved = account.reserve("fake")
         reserved.admit(10, 5, named=True)
         reserved.end(record(10, 5))

@@ -114,7 +114,7 @@ def test_keys_that_move_in_their_file_are_called_by_their_new_line(tmp_path: Pat
     def asks(given: str) -> None:
         key = keys.find(None, given)
         assert key is not None
-        accounts.of(key).begin("m")
+        accounts.of(key).ask("m")
 
     asks("sk-a")
     file.write_text("sk-new\nsk-a\n")

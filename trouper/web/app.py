@@ -11,6 +11,7 @@ from typing import Any, cast
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 from quart import Request, Response, request
+from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
@@ -33,6 +34,7 @@ from trouper.web.http.cors import Cors, head_of
 from trouper.web.http.current_request import at_hand
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
+from trouper.web.http.paced_body import PacedBody, PacedRequest
 from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
 from trouper.web.http.url_rules import OneWayRule, ResponseId
@@ -58,6 +60,7 @@ from trouper.web.service import Service, as_json
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
+LARGE_RESPONSE = 2**16
 KEY_REMOVED = http_problem(401, "the API key that created this batch is not accepted any more", "invalid_api_key")
 
 
@@ -79,9 +82,8 @@ class HTTPConnection(TrioASGIHTTPConnection):
     async def handle_messages(  # type: ignore[override] # As Quart-Trio's own.
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
     ) -> None:
-        if isinstance(request.body, UploadBody):
-            receive = request.body.bounded(receive)
-        await super().handle_messages(nursery, request, receive)
+        body = cast("PacedBody", request.body)
+        await super().handle_messages(nursery, request, body.paced(receive))
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         async def finish(message: Any) -> None:
@@ -111,6 +113,7 @@ def with_meant_path(scope: HTTPScope) -> HTTPScope:
 
 class App(QuartTrio):
     asgi_http_class = HTTPConnection
+    request_class = PacedRequest
     url_rule_class = OneWayRule  # type: ignore[assignment] # As Quart's own.
     delivery: StepDelivery
     """Writes the text of streams where the server lends its writers; its `run` must run there."""
@@ -228,7 +231,18 @@ class HttpEdge:
             return error_response(problem, anthropic_error(problem, self._service.request_id))
         return error_response(problem, {"error": problem.message} if is_ollama(request.path) else None)
 
+    def _held(self, response: Response) -> Response:
+        """Hold the bytes of a large response until its client has it, or refuse it."""
+        body = response.response
+        if isinstance(body, DataBody) and len(body.data) > LARGE_RESPONSE:
+            try:
+                self._service.hold(len(body.data))
+            except RequestFailed as failed:
+                return self._refused(failed.problem)
+        return response
+
     async def sign(self, response: Response) -> Response:
+        response = self._held(response)
         path = request.url_rule.rule if request.url_rule is not None else ""
         if self._service.batch_owner is None:
             self._metrics.responded(request.method if path else "", path, response.status_code)

@@ -24,7 +24,7 @@ from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
-from trouper.protocol.requests import BATCH_PRIORITY, CacheScope, Generate, Timeouts, ignored_parts
+from trouper.protocol.requests import BATCH_PRIORITY, CacheScope, Generate, Prompt, Timeouts, ignored_parts
 from trouper.protocol.settings import ServerSettings
 from trouper.web import adapter_names
 from trouper.web.http.guard import WRITER
@@ -38,12 +38,16 @@ from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.running_answers import RunningAnswers
-from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
+from trouper.web.streaming.response_streams import SCORE_BYTES, EventStream, collect_all, is_long
 from trouper.web.streaming.step_delivery import StepDelivery
 from trouper.web.tool_support import ToolSupport
 
 log = logging.getLogger("trouper.web")
 MAX_HEADER_CHARS = 512
+TOKEN_BYTES = 40
+"""Memory of a token of a prompt that waits: an integer, and its place in a tuple."""
+TOKENIZED_BYTES = 64
+"""Memory for each byte of a body whose tokens are counted or sent: it may be a token."""
 
 
 @attrs.frozen(eq=False)
@@ -177,6 +181,11 @@ class Service(CurrentKey):
         report = partial(self.malformed_calls.note, served.name)
         return partial(OutputParser, tools, tokenizer, thinks=thinks, report=report)
 
+    async def tokens(self, served: Served, prompt: Prompt) -> tuple[int, ...]:
+        """Tokenize a prompt whose tokens are the answer, or are counted. Raises `RequestFailed` (400, 413, 429, 503)."""
+        self.hold(TOKENIZED_BYTES * self.body_bytes)
+        return await served.runtime.tokens(prompt, self.tenant)
+
     # -- answers -----------------------------------------------------------------------------------
 
     async def submit(self, served: Served, generates: Sequence[Generate], priority: int | None) -> list[Answer]:
@@ -217,13 +226,18 @@ class Service(CurrentKey):
 
     async def _send(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
-        reservation = self.reserve(served.name)
+        reservation, holding = self.reserve(served.name), self.holding
+
+        def admit(prompt_tokens: int, max_tokens: int, named: bool) -> int:
+            scores = -1 if generate.prompt_logprobs is None else generate.prompt_logprobs
+            holding.take(prompt_tokens * (TOKEN_BYTES + SCORE_BYTES * (scores + 1)))
+            return reservation.admit(prompt_tokens, max_tokens, named)
 
         def ended(record: RequestRecord) -> None:
             reservation.end(record)
             self.request_log.note(served.origin, record)
 
-        answer = await served.runtime.send(generate, ended, reservation.admit)
+        answer = await served.runtime.send(generate, ended, admit)
         self.at_end(self.running.add(self.key_identity, self.request_id, answer))
         return answer
 
@@ -243,10 +257,11 @@ class Service(CurrentKey):
 
     async def respond(self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:
-            choices = await collect_all(answers)
+            choices = await collect_all(answers, self.holding.grow)
             return await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
         nursery, heartbeat_s = cast("trio.Nursery", self._state["nursery"]), self.settings.heartbeat_s
-        return as_events(await EventStream(dialect, answers, heartbeat_s, nursery, self._direct()).waited())
+        events = EventStream(dialect, answers, heartbeat_s, nursery, self._direct(), hold=self.hold)
+        return as_events(await events.waited())
 
     def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:
         """Return what writes the text of a stream around the layers between: where the guard lends its writer, and the body of the

@@ -149,6 +149,11 @@ class Answer(ClosesAtEnd):
         return deltas
 
     @property
+    def waiting(self) -> int:
+        """Number of replies that have arrived and were not read."""
+        return len(self._unread) + self._replies.statistics().current_buffer_used
+
+    @property
     def has_other(self) -> bool:
         """Whether `next` has something else than a Delta, once all of these were taken: another reply, or that the answer was cancelled."""
         return bool(self._unread) or self._cancelled

@@ -18,6 +18,8 @@ LONG_LANE = 200_000
 """Characters of a prompt beyond which it is tokenized in the slow lane."""
 MIN_CHARACTERS = 16
 """Lower bound of the characters that one token may cover, whatever the vocabulary says."""
+TOKEN_CHARACTERS = 16
+"""Characters of a token, of which few have more."""
 PROBED_CHARACTERS = 8
 """Characters per available token in the probe: the beginning of a long text, tokenized to see whether the whole can fit. English has
 about four characters a token."""
@@ -61,6 +63,19 @@ def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
 def lane_of_text(prompt: Prompt) -> Lane:
     """Return the lane in which a prompt is tokenized that is not short."""
     return "quick" if is_short(prompt, LONG_LANE) else "slow"
+
+
+def characters_of(prompt: Prompt) -> int:
+    """Return the characters of a plain prompt, as an upper bound where it has tokens."""
+    match prompt:
+        case TextPrompt(text=text):
+            return len(text)
+        case InfillPrompt():
+            return len(infill_text(prompt))
+        case TokenPrompt(tokens=tokens):
+            return TOKEN_CHARACTERS * len(tokens)
+        case ChatPrompt():
+            return sum(len(leaf) for leaf in _leaves(prompt.messages) if isinstance(leaf, str))
 
 
 def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Check | None = None) -> tuple[int, ...]:

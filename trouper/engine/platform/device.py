@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import cache
-from pathlib import Path
 
 import mlx.core as mx
 
 from trouper import heap
 from trouper.engine.platform.system_memory import this_system
+from trouper.main_memory import main_memory_bytes
 from trouper.protocol.model import MemoryStats
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files of a container's memory limit, in cgroup version 2 and 1."""
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
 """Keys of `mx.device_info`: Metal's working set; a CUDA device's memory, by version."""
 SPARE_PART = 16
@@ -70,7 +67,7 @@ def memory_limit_bytes(sharers: int = 1) -> int:
     by `sharers` processes. Where the device says how much memory is free, what other processes use is not counted."""
     info = mx.device_info()
     known = (info.get(key) for key in (RECOMMENDED, *TOTAL))
-    share = (next((int(size) for size in known if size), 0) or _main_memory_bytes()) // sharers
+    share = (next((int(size) for size in known if size), 0) or main_memory_bytes()) // sharers
     free = info.get(FREE)
     return share if free is None else min(share, mx.get_active_memory() + mx.get_cache_memory() + int(free))
 
@@ -106,16 +103,3 @@ def bound_spare_buffers(nbytes: int | None) -> None:
         nbytes = recommended // SPARE_PART
     if nbytes is not None:
         mx.set_cache_limit(nbytes)
-
-
-def _main_memory_bytes() -> int:
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(limit for path in CGROUP_LIMITS if (limit := _read_limit(path)))])
-
-
-def _read_limit(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

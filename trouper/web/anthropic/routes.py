@@ -87,4 +87,4 @@ class Anthropic:
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
-        return as_json({"input_tokens": len(await served.runtime.tokens(prompt, self._service.tenant))})
+        return as_json({"input_tokens": len(await self._service.tokens(served, prompt))})

@@ -37,6 +37,7 @@ from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid,
 from trouper.web.batches.line_runner import LineResponse, LineRunner
 from trouper.web.batches.output_lines import code_of, error_line, output_line
 from trouper.web.batches.stored_files import StoredFile
+from trouper.web.http.byte_budget import ByteBudget
 from trouper.web.service import now
 
 log = logging.getLogger("trouper.batches")
@@ -52,6 +53,8 @@ MIN_ROOM = 1024
 """Bytes that must be left on disk for a request to begin, and besides its answer."""
 AGAIN_S, MAX_AGAIN_S = 0.5, 30.0
 """Time until a request that was refused for the moment runs again; it doubles each time."""
+LINE_COPIES = 2
+"""How often a line is in memory beside its request."""
 OUTCOMES = ("completed", "failed", "again")
 
 
@@ -75,11 +78,12 @@ class BatchWorker:
         max_line_bytes: int,
         *,
         check_model: Callable[[str, str], object],
+        budget: ByteBudget,
     ) -> None:
-        """`check_model` is called with a model and the owner of the batch, and raises `RequestFailed` for a model that is not served."""
+        """`budget`: of the lines that run. `check_model` is called with a model and the owner of the batch, and raises `RequestFailed` for a model that is not served."""
         self.counts = BatchCounts()
         self._storage, self._runner, self._max_line_bytes = storage, runner, max_line_bytes
-        self._check_model = check_model
+        self._check_model, self._budget = check_model, budget
         self._rows, self._slots = rows, trio.Semaphore(rows)
         self._exclusive = trio.Lock()
         """Held by the task that takes all slots, for two would wait for one another."""
@@ -217,7 +221,19 @@ class BatchWorker:
             self._slots.release()
 
     async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> bool:
-        """Run a request once. Returns whether it has an answer now."""
+        """Run a request once, if there is memory for it. Returns whether it has an answer now."""
+        holding = self._budget.open(batch.spec.owner)
+        try:
+            holding.take(LINE_COPIES * lines.sizes[number])
+        except RequestFailed as refused:
+            if refused.problem.status != 413:  # Else its endpoint refuses it, too, and that is its answer.
+                return False
+        try:
+            return await self._attempt_now(batch, lines, number)
+        finally:
+            holding.give_back()
+
+    async def _attempt_now(self, batch: Batch, lines: InputLines, number: int) -> bool:
         line = await on_disk(lines.read, number)
         await self._storage.has_room(MIN_ROOM)  # An answer that cannot be kept would be computed in vain.
         request_id = uuid4().hex

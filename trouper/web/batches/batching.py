@@ -39,6 +39,7 @@ class Batching:
             settings.batch_rows,
             settings.max_body_bytes,
             check_model=self._check_model,
+            budget=service.budget,
         )
         self._finished = service.models.finished
         self._groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))

@@ -13,7 +13,7 @@ from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.batches.batch_schemas import ENDPOINT, FILE_DELETED, UPLOAD_FORM, list_of, page_body
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.disk_threads import on_disk
-from trouper.web.batches.file_upload import UploadBody, UploadForm
+from trouper.web.batches.file_upload import UPLOAD_BYTES, UploadBody, UploadForm
 from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.leniency import ReadPast
@@ -95,6 +95,7 @@ class Files:
         if request.mimetype != FORM or not boundary:
             message = f"a file is sent as a form: {FORM}, with the fields file and purpose"
             raise RequestFailed(Problem(415, message, "invalid_request_error", None, "unsupported_media_type"))
+        self._service.hold(UPLOAD_BYTES)
         await self._storage.open(create=True)
         settings = self._service.settings
         form = UploadForm(boundary, self._storage.files, lambda: self._storage.room, settings.max_file_bytes)

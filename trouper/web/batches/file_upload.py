@@ -6,17 +6,16 @@ has room for.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 import trio
-from quart_trio.wrappers.request import TrioBody
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.batches.disk_threads import on_disk
 from trouper.web.batches.stored_files import FileStore, Upload
+from trouper.web.http.paced_body import PacedBody
 
 MAX_BUFFERED = 2**20
 """Bytes of a body that wait for their reader."""
@@ -24,31 +23,21 @@ SLICE = 2**16
 MAX_HEAD = 2**18
 """Bytes of the form beside the file that are held at a time."""
 MAX_FIELD = 2**10
+UPLOAD_BYTES = 4 * MAX_BUFFERED
+"""Memory of an upload: bytes that wait for their reader and for the disk, each twice while they are copied."""
 MAX_PARTS = 16
 INVALID = "invalid_form"
 
 
-class UploadBody(TrioBody):
+class UploadBody(PacedBody):
     """A body of any length, of which little is in memory."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
-        self._room = trio.Event()
-
-    def bounded(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """Return a `receive` that waits until the reader has room for more."""
-
-        async def wait_and_receive() -> Any:
-            while len(self._data) > MAX_BUFFERED:
-                await self._room.wait()
-            return await receive()
-
-        return wait_and_receive
 
     async def __anext__(self) -> bytes:
         data = await super().__anext__()
-        self._room.set()
-        self._room = trio.Event()
+        self._make_room()
         return data
 
 
@@ -69,6 +58,7 @@ class UploadForm:
     async def receive(self, body: UploadBody, timeout_s: float) -> None:
         """Read the body to its end. A client that sends nothing for `timeout_s` is too slow. Raises `RequestFailed` (400, 413), werkzeug's
         408, and `OSError`."""
+        body.admit(MAX_BUFFERED)
         chunks = aiter(body)
         while True:
             with trio.move_on_after(timeout_s) as waiting:

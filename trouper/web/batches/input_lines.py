@@ -159,6 +159,9 @@ class _Validation:
 
     @staticmethod
     def _body(body: LineBody, line: int) -> LineError | None:
+        if body.model is not None and len(body.model) > MAX_ID_CHARS:  # Each name is kept.
+            message = f"line {line}: body.model may have {MAX_ID_CHARS} characters"
+            return LineError("invalid_model", message, line, "body.model")
         for name in ("stream", "background"):
             if (where := body.asks_for(name)) is not None:
                 message = f"line {line}: {where} is not supported in a batch; leave it out"

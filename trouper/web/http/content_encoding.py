@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -23,6 +24,8 @@ zstd = _zstd()
 
 MAX_FRAMES = 16
 """Maximum number of compressed streams that a body may be made of. Each costs a copy of what follows it."""
+FIRST_PIECE, PIECE = 2**16, 2**20
+"""Bytes that are decompressed at a time: a bomb ends where there is no memory for the next ones."""
 MAX_WINDOW_LOG = 25
 """Maximum window of zstd, in bits: 32 MiB. The decoder allocates what a frame's head asks for."""
 FAULTS: tuple[type[Exception], ...] = (zlib.error, EOFError) if zstd is None else (zlib.error, EOFError, zstd.ZstdError)
@@ -35,34 +38,40 @@ def is_encoded(encoding: str) -> bool:
     return encoding.strip().lower() not in ("", "identity")
 
 
-def decoded(data: bytes, encoding: str, limit: int) -> bytes:
-    """Decompress a body of at most `limit` bytes. Raises `RequestFailed` (400, 413, 415)."""
+def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None]) -> bytes:
+    """Decompress a body of at most `limit` bytes. `take` is called with a number of bytes before so many come
+    out, and may raise. Raises `RequestFailed` (400, 413, 415)."""
     name = encoding.strip().lower()
     if name in GZIP:
-        return _joined(data, limit, lambda: zlib.decompressobj(wbits=31))
+        return _joined(data, limit, lambda: zlib.decompressobj(wbits=31), take)
     if name in ENCODINGS:
         options = {zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
-        return _joined(data, limit, lambda: zstd.ZstdDecompressor(options=options))
+        return _joined(data, limit, lambda: zstd.ZstdDecompressor(options=options), take)
     known = " and ".join(ENCODINGS)
     message = f"Content-Encoding {encoding[:32]!r} is not read here, only {known}"
     raise RequestFailed(Problem(415, message, "invalid_request_error", None, "unsupported_encoding"))
 
 
-def _joined(data: bytes, limit: int, decoder: Any) -> bytes:
+def _joined(data: bytes, limit: int, decoder: Any, take: Callable[[int], None]) -> bytes:
     """Decompress streams that follow one another, as both formats allow it."""
     parts: list[bytes] = []
     size = 0
     for _ in range(MAX_FRAMES):
         stream = decoder()
-        try:
-            parts.append(stream.decompress(data, limit + 1 - size))
-        except FAULTS as error:
-            raise _broken(str(error)) from None
-        size += len(parts[-1])
-        if size > limit:
-            raise RequestFailed(too_large(limit))
-        if not stream.eof:
-            raise _broken("it ends in the middle")
+        piece = FIRST_PIECE
+        while not stream.eof:
+            take(piece)
+            try:
+                parts.append(stream.decompress(data, piece))
+            except FAULTS as error:
+                raise _broken(str(error)) from None
+            data = getattr(stream, "unconsumed_tail", b"")  # zlib's; zstd keeps it.
+            size += len(parts[-1])
+            if size > limit:
+                raise RequestFailed(too_large(limit))
+            if not (parts[-1] or stream.eof):
+                raise _broken("it ends in the middle")
+            piece = PIECE
         data = stream.unused_data
         if not data:
             return b"".join(parts)

@@ -6,17 +6,23 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import inf
 from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 from uuid import uuid4
 
 import trio
 from quart import request
 
+from trouper import heap
+from trouper.protocol.problems import RequestFailed
 from trouper.protocol.settings import ServerSettings
+from trouper.web.http.body_complexity import parsed_bytes
 from trouper.web.http.body_parsing import parse_json
+from trouper.web.http.byte_budget import ByteBudget, Holding, default_bytes
 from trouper.web.http.content_encoding import decoded, is_encoded
 from trouper.web.http.heap_return import HUGE_BODY, Heap
 from trouper.web.http.leniency import ReadPast
+from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.request_body import Report, refuse
 from trouper.web.observability.ignored_names import IgnoredNames
 
@@ -55,6 +61,8 @@ class CurrentRequest:
         self.ignored = IgnoredNames()
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
         self._heap = Heap()
+        given = settings.request_memory
+        self.budget = ByteBudget(default_bytes(settings) if given is None else given)
 
     @property
     def _state(self) -> dict[str, Any]:
@@ -106,17 +114,72 @@ class CurrentRequest:
         """What becomes of names that are not read."""
         return refuse if self.settings.strict else self.read_past
 
+    @property
+    def tenant(self) -> str:
+        """What stands for the client of this request: here its address."""
+        peer = request.scope.get("client")
+        return f"address {peer[0]}" if peer else ""
+
+    @property
+    def holding(self) -> Holding:
+        """The bytes that are held for this request, until it is over."""
+        state = self._state
+        if "holding" not in state:
+            state["holding"] = holding = self.budget.open(self.tenant)
+            self.at_end(holding.give_back)
+        return cast("Holding", state["holding"])
+
+    def hold(self, amount: int) -> None:
+        """Hold so many bytes more. Raises `RequestFailed` (413, 429, 503)."""
+        self.holding.take(amount)
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the body, decompressed."""
+        return cast("int", self._state["body_bytes"])
+
+    def count(self) -> None:
+        """Count this request, before its body is read. Raises `RequestFailed` (429)."""
+
     async def body(self) -> dict[str, Any]:
-        """Return the request's JSON object. Raises `RequestFailed` (400, 413, 415), or werkzeug's 408 and 413."""
-        data = cast("bytes", await request.get_data(as_text=False))
+        """Return the request's JSON object. Raises `RequestFailed` (400, 413, 415, 429, 503), or werkzeug's 408 and 413."""
+        data = await self._received()
         encoding = self.headers.get("content-encoding", "")
         if is_encoded(encoding):
             limit = self.settings.max_body_bytes
-            data = await trio.to_thread.run_sync(decoded, data, encoding, limit, limiter=self._large)
-        self._state["large"] = len(data) > LARGE_BODY
+            data = await trio.to_thread.run_sync(
+                decoded, data, encoding, limit, self._take_from_thread, limiter=self._large
+            )
+        self._state["body_bytes"], self._state["large"] = len(data), len(data) > LARGE_BODY
         if len(data) > HUGE_BODY:
             self.at_end(self._heap.give_back_soon)
-        return await self.run_off_loop(parse_json, data, None if self.settings.strict else self.read_past)
+        self.holding.take_up_to(await self.run_off_loop(parsed_bytes, data))
+        try:
+            return await self.run_off_loop(parse_json, data, None if self.settings.strict else self.read_past)
+        finally:
+            if len(data) > HUGE_BODY:
+                del data
+                await trio.to_thread.run_sync(heap.give_back)
+
+    async def _received(self) -> bytes:
+        """Receive the body, for which bytes are held before it comes. Raises as `body` does."""
+        body, size = cast("PacedBody", request.body), request.content_length
+        try:
+            self.count()
+            if size is not None and size <= self.settings.max_body_bytes:  # Else Quart refuses it.
+                self.hold(2 * size)  # It is copied when it is whole.
+            body.admit(inf, self._take_text if size is None else None)
+        except RequestFailed:
+            await body.drop(self.settings.body_timeout_s)
+            raise
+        return cast("bytes", await request.get_data(cache=False, as_text=False))
+
+    def _take_text(self, size: int) -> None:
+        """Hold what so many bytes of a body take, if they are text."""
+        self.holding.take(3 * size)
+
+    def _take_from_thread(self, size: int) -> None:
+        trio.from_thread.run_sync(self._take_text, size)
 
     def note_ignored(self) -> None:
         """Count and log the names that were read past since the last call."""
@@ -140,6 +203,10 @@ class CurrentRequest:
         if not self._state["large"]:
             return function(*arguments)
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._large)
+
+    def takes_long(self) -> None:
+        """Let `run_off_loop` use threads from now on, however small the body was."""
+        self._state["large"] = True
 
     def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Register a callback that runs when the request is over, however it ends."""

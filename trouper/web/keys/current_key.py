@@ -12,6 +12,7 @@ from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
+from trouper.web.keys.endpoint_rights import access_of
 from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
 
 
@@ -51,7 +52,7 @@ class CurrentKey(CurrentRequest):
         """What stands for the client where clients take turns: its key, or without keys its address. Batches of a client are another one."""
         if has_request_context() and self.batch_owner is not None:
             return f"batches of {self.batch_owner}"
-        return self.key_identity or (f"address {request.remote_addr}" if has_request_context() else "")
+        return self.key_identity or (super().tenant if has_request_context() else "")
 
     @property
     def key_identities(self) -> frozenset[str]:
@@ -68,13 +69,26 @@ class CurrentKey(CurrentRequest):
         key = self.key
         return key is not None and right in key.rights
 
-    def account(self, model: str) -> KeyAccount:
-        """Return the account of this request's key, after counting the request once. Raises `RequestFailed` (429)."""
+    def count(self) -> None:
+        """Count this request once against its key's limit, if it needs the right to ask models. Raises `RequestFailed` (429)."""
+        rule = request.url_rule
+        if rule is not None and access_of(rule.rule) == "inference":
+            self._counted()
+
+    def _counted(self) -> KeyAccount:
         state = self._state
         if "account" not in state:
             state["account"] = account = self.accounts.of(self.key or ANYBODY)
-            account.begin(model)
+            account.begin()
         return cast("KeyAccount", state["account"])
+
+    def account(self, model: str) -> KeyAccount:
+        """Return the account of this request's key, after counting the request once as one of the model. Raises `RequestFailed` (429)."""
+        account, state = self._counted(), self._state
+        if "asked" not in state:
+            state["asked"] = model
+            account.ask(model)
+        return account
 
     def begin(self, model: str, prompts: int) -> None:
         """Count the request once; so many prompts and choices of it reserve next. Raises `RequestFailed` (429)."""

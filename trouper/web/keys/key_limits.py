@@ -103,12 +103,15 @@ class KeyAccount:
     usage: dict[str, ModelUsage] = attrs.field(factory=dict)
     """By model."""
 
-    def begin(self, model: str) -> None:
-        """Count a request. Raises `RequestFailed` (429) if the minute has no room for it."""
+    def begin(self) -> None:
+        """Count a request, before its body is read. Raises `RequestFailed` (429) if the minute has no room for it."""
         limit = self.key.requests_per_minute
         if limit is not None:
             self._require(REQUESTS, self.requests, 1, limit)
         self.requests.settle(0, 1)
+
+    def ask(self, model: str) -> None:
+        """Count a request of a model."""
         self.usage.setdefault(model, ModelUsage()).requests += 1
 
     def reserve(self, model: str, request: RequestTokens | None = None) -> Reservation:

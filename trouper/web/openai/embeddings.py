@@ -26,6 +26,8 @@ AT_A_TIME = 16
 """Number of inputs of one request that are submitted at a time, because the queue is shared by all clients."""
 LONG_VECTORS = 2**17
 """Bytes of vectors beyond which they are encoded in a thread: those of 32 inputs of 1,024 numbers, which take 4 ms."""
+NUMBER_BYTES = 48
+"""Memory of a number of a vector: itself, and twice as JSON."""
 Encoding = Literal["float", "base64"]
 
 

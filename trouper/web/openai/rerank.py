@@ -22,6 +22,7 @@ from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import COUNT, HARMLESS, NULL, TEXT, Json, Refused, array, full
 from trouper.web.output.dialect import Choice
 
+CHARACTER_BYTES = 4
 MAX_DOCUMENTS = 2048
 """Maximum number of pairs of one request, as of inputs of embeddings."""
 SYSTEM = (

@@ -73,6 +73,9 @@ class Reranking:
         length, which are prefilled in the same passes, as wide as the longest."""
         tokens = rerank.answer_tokens(served.runtime.tokenizer)
         request_id = self._service.request_id
+        # Each pair has the whole query, and the instruction.
+        words = len(request.instruction or "")
+        self._service.hold(rerank.CHARACTER_BYTES * sum(words + pair.length for pair in pairs))
         generates = await self._service.run_off_loop(rerank.pairs_to_generate, pairs, request, request_id, tokens)
         order = sorted(range(len(pairs)), key=lambda index: pairs[index].length)
         choices: dict[int, Choice] = {}
@@ -80,7 +83,7 @@ class Reranking:
             with called({"messages": param}):
                 some = [generates[index] for index in part]
                 answers = await self._service.submit(served, some, request.priority)
-            choices |= zip(part, await collect_all(answers), strict=True)
+            choices |= zip(part, await collect_all(answers, self._service.holding.grow), strict=True)
         return [choices[index] for index in range(len(pairs))]
 
 

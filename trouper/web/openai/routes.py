@@ -7,6 +7,7 @@ from functools import partial
 from quart import Response
 
 from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.prompt_tokenizing import characters_of
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web import adapter_names
 from trouper.web.http.body_parsing import called
@@ -21,7 +22,15 @@ from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
-from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
+from trouper.web.openai.tokenize import (
+    LONG_TEXT,
+    LONG_TOKENS,
+    TEXT_FACTOR,
+    parse_detokenize,
+    parse_tokenize,
+    prompt_of,
+    text_bytes_of,
+)
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.service import Served, Service, as_json, context_of, formatted, now
 from trouper.web.tool_support import without_tools
@@ -180,6 +189,8 @@ class OpenAi:
         seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(completion_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
+        if parsed.echo:
+            self._service.hold(TEXT_FACTOR * sum(characters_of(generate.prompt) for generate in generates))
         answers = await self._service.submit(served, generates, parsed.priority)
 
         def echo(index: int) -> str:
@@ -220,6 +231,8 @@ class OpenAi:
         generates = await self._service.run_off_loop(
             embeddings.embedding_to_generate, parsed, self._service.request_id, card
         )
+        if card.embedding is not None:
+            self._service.hold(len(generates) * card.embedding.dimensions * embeddings.NUMBER_BYTES)
         answers: list[Answer] = []
         for start in range(0, len(generates), embeddings.AT_A_TIME):
             with called({"prompt": "input"}):
@@ -238,15 +251,21 @@ class OpenAi:
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
-        found = await served.runtime.tokens(prompt, self._service.tenant)
-        return as_json({"count": len(found), "max_model_len": context_of(served.runtime), "tokens": found})
+        found = await self._service.tokens(served, prompt)
+        body = {"count": len(found), "max_model_len": context_of(served.runtime), "tokens": found}
+        return await formatted(lambda: body, is_long=len(found) > LONG_TOKENS)
 
     async def detokenize(self) -> Response:
         parsed = await self._service.read(parse_detokenize)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         tokenizer, vocabulary = served.runtime.tokenizer, served.runtime.model.vocab_size
-        return as_json({"prompt": await self._service.run_off_loop(text_of, parsed, tokenizer, vocabulary)})
+        if len(parsed.tokens) > LONG_TOKENS:
+            self._service.takes_long()
+        size = await self._service.run_off_loop(text_bytes_of, parsed, tokenizer, vocabulary)
+        self._service.hold(TEXT_FACTOR * size)
+        text = await self._service.run_off_loop(token_text_of, parsed.tokens, tokenizer)
+        return await formatted(lambda: {"prompt": text}, is_long=size > LONG_TEXT)
 
     async def cancel(self, request_id: str) -> Response:
         if not self._service.cancel(request_id):

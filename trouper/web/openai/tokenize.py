@@ -16,8 +16,12 @@ from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
-from trouper.web.openai.openai_dialect import token_text_of
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
+
+LONG_TOKENS, LONG_TEXT = 5000, 2**17
+"""Tokens, and bytes of a text, beyond which an answer is made in a thread."""
+TEXT_FACTOR = 6
+"""Memory of a text that is sent, as a multiple of its bytes: once as Python has it, and as JSON."""
 
 
 class TokenizeRequest(Body, kw_only=True, frozen=True):
@@ -63,11 +67,11 @@ def prompt_of(request: TokenizeRequest) -> Prompt:
     return ChatPrompt(messages_of(messages), template_kwargs(request.chat_template_kwargs), ignored_of(messages))
 
 
-def text_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> str:
-    """Return the text of tokens as `token_text_of` does. Raises `RequestFailed` (400)."""
+def text_bytes_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> int:
+    """Return how long the text of tokens is, before it is made. Raises `RequestFailed` (400)."""
     for index, token in enumerate(request.tokens):
         if not 0 <= token < vocabulary:
             raise bad_request(
                 f"tokens.{index} is not between 0 and {vocabulary - 1}", f"tokens.{index}", "invalid_token"
             )
-    return token_text_of(request.tokens, tokenizer)
+    return sum(len(tokenizer.token_bytes(token) or tokenizer.token_text(token)) for token in request.tokens)

@@ -32,6 +32,11 @@ class Turn:
     owner: str = ""
     """Identity of the API key of the response."""
 
+    @property
+    def whole_size(self) -> int:
+        """Bytes of the items of the whole conversation."""
+        return sum(turn.size for turn in self._back())
+
     def all_items(self) -> list[Json]:
         """Return the items of the whole conversation."""
         return [item for turn in reversed(list(self._back())) for item in turn.items]

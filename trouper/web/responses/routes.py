@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import attrs
+import msgspec
 from quart import Response, request
 
 from trouper.actors.runtime.answer import Answer
@@ -39,6 +40,8 @@ from trouper.web.streaming.event_log import EventLog, Replay
 
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 """The runtime's names of parameters, and the names in this API."""
+PROMPT_FACTOR = 3
+"""Memory of the prompt that stored items become, as a multiple of their bytes."""
 CONTINUABLE = ("completed", "incomplete")
 
 
@@ -124,7 +127,7 @@ class Responses:
         stored = parsed.store and self._service.settings.stored_responses > 0 and self._service.batch_owner is None
         self._check_background(parsed, stored)
         before = self._before(parsed.previous_response_id)
-        earlier = [] if before is None else before.all_items()
+        earlier = self._earlier(before)
         items = self._input(parsed, earlier)
         served, resolved, generate = await self._prepare(resolved, (*earlier, *items))
         with called(PARAMS):
@@ -138,13 +141,13 @@ class Responses:
         """Return the number of input tokens that the same request would be charged when it creates a response."""
         resolved = await self._service.read(parse_response)
         before = self._before(resolved.request.previous_response_id)
-        earlier = [] if before is None else before.all_items()
+        earlier = self._earlier(before)
         served, _, generate = await self._prepare(resolved, (*earlier, *self._input(resolved.request, earlier)))
         self._service.account(served.name)
         if generate.max_tokens is not None and self._service.settings.strict:  # No other code checks it here.
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
-            tokens = await served.runtime.tokens(generate.prompt, self._service.tenant)
+            tokens = await self._service.tokens(served, generate.prompt)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     async def _prepare(
@@ -178,14 +181,28 @@ class Responses:
             raise bad_request(message, name, "previous_response_not_completed")
         return stored.turn
 
+    def _earlier(self, before: Turn | None) -> list[Json]:
+        """Return the items of the turns before, which become a prompt again. Raises `RequestFailed` (413, 429, 503)."""
+        if before is None:
+            return []
+        self._service.hold(PROMPT_FACTOR * before.whole_size)
+        return before.all_items()
+
     def _input(self, parsed: ResponseRequest, earlier: list[Json]) -> tuple[Json, ...]:
         if parsed.input is None and not earlier:
             raise bad_request("input is required", "input", "missing_required_parameter")
-        items = () if parsed.input is None else items_of(parsed.input, self._store.item)
+        items = () if parsed.input is None else items_of(parsed.input, self._referred)
         if not items and not earlier:
             raise bad_request("input is empty; send at least one item", "input", "invalid_value")
         check_outputs(earlier, items)
         return items
+
+    def _referred(self, item_id: str) -> Json | None:
+        """Return a stored item, which becomes a part of a prompt. Raises `RequestFailed` (413, 429, 503)."""
+        item = self._store.item(item_id)
+        if item is not None:
+            self._service.hold(PROMPT_FACTOR * len(msgspec.json.encode(item)))
+        return item
 
     def _begin(
         self,
@@ -213,6 +230,7 @@ class Responses:
             stored=stored,
             log=log,
             owner=self._service.key_identity,
+            hold=self._service.holding.grow,
         )
         self._live[response_id] = live
         self._service.at_end(self._service.running.add(live.owner, response_id, answer))

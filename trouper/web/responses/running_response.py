@@ -14,6 +14,7 @@ from trouper.protocol.replies import Delta
 from trouper.web.output.dialect import Json
 from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.streaming.event_log import EventLog
+from trouper.web.streaming.response_streams import DELTA_BYTES, Hold
 
 STOPPED = Problem(500, "the server could not finish the response", "server_error", None, "internal_error")
 
@@ -30,6 +31,8 @@ class Live:
     log: EventLog | None
     owner: str
     """Identity of the API key that created it."""
+    hold: Hold
+    """Called as more of it is kept, if it runs in the background."""
 
 
 def on_loop(function: Callable[..., None], *arguments: Any) -> None:
@@ -42,10 +45,13 @@ def on_loop(function: Callable[..., None], *arguments: Any) -> None:
 
 async def run(live: Live) -> None:
     """Run a response in the background until it ends or the server does."""
-    dialect, answer = live.dialect, live.answer
+    dialect, answer, held = live.dialect, live.answer, 0
     try:
         while isinstance(event := await answer.next(), Delta):
             dialect.text(0, event, answer)
+            size = 0 if live.log is None else live.log.size
+            live.hold(DELTA_BYTES + size - held)
+            held = size
         dialect.ending(0, event, answer)
     except RequestFailed as failed:
         dialect.failure(failed.problem)

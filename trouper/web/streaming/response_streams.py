@@ -26,10 +26,27 @@ LONG_ANSWER = 5000
 """Characters of a complete answer beyond which it is parsed in a thread. Parsers take about 3 us for each."""
 
 
-async def collect(answer: Answer) -> Choice:
+DELTA_BYTES = 300
+"""Memory of the text of a token that waits for its client."""
+SCORE_BYTES = 500
+"""Memory of a log-probability, and of what is sent of it."""
+Hold = Callable[[int], None]
+"""Holds so many bytes more for a request. Raises `RequestFailed`."""
+
+
+def unbounded(amount: int) -> None:
+    """Hold bytes that nobody counts."""
+
+
+async def collect(answer: Answer, hold: Hold = unbounded) -> Choice:
     """Collect a complete answer. Raises `RequestFailed`; a partial answer is never returned as if it were complete
     (F13)."""
-    deltas = [delta async for delta in answer]
+    deltas = list[Delta]()
+    async for delta in answer:
+        deltas.append(delta)
+        hold(DELTA_BYTES)
+        if delta.logprobs:
+            hold(SCORE_BYTES * sum(1 + len(seen.top) for seen in delta.logprobs))
     assert answer.finished is not None
     return Choice(
         text="".join(delta.text for delta in deltas),
@@ -49,14 +66,14 @@ def is_long(choices: Sequence[Choice]) -> bool:
     return scores > LONG_SCORES or sum(len(choice.text) for choice in choices) > LONG_ANSWER
 
 
-async def collect_all(answers: Sequence[Answer]) -> list[Choice]:
-    """Collect answers concurrently. The first failure ends the others."""
+async def collect_all(answers: Sequence[Answer], hold: Hold = unbounded) -> list[Choice]:
+    """Collect answers concurrently. The first failure ends the others. `hold` is called as they grow."""
     choices: dict[int, Choice] = {}
     failures: list[RequestFailed] = []
 
     async def collect_one(index: int, answer: Answer) -> None:
         try:
-            choices[index] = await collect(answer)
+            choices[index] = await collect(answer, hold)
         except RequestFailed as failed:
             failures.append(failed)
             nursery.cancel_scope.cancel()
@@ -116,8 +133,12 @@ class EventStream(ResponseBody):
         heartbeat_s: float,
         nursery: trio.Nursery,
         direct: tuple[SocketWriter, StepDelivery] | None = None,
+        *,
+        hold: Hold = unbounded,
     ) -> None:
-        """`direct`: what writes the text of a single answer, once the head of the response was sent."""
+        """`direct`: what writes the text of a single answer, once the head of the response was sent. `hold` is called as more of
+        the answers waits for a client that reads slowly."""
+        self._hold, self._most_waiting = hold, MAX_EVENTS
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
         self._writer = None if direct is None else direct[0]
@@ -170,11 +191,21 @@ class EventStream(ResponseBody):
         if self._over:
             raise StopAsyncIteration
         try:
+            self._hold_waiting()
             return await self._next_write()
+        except RequestFailed as failed:
+            self._over = True
+            return self._opening + self._dialect.failure(failed.problem)
         except Exception:
             log.exception("a stream failed; the others go on")
             self._over = True
             return self._opening + self._dialect.failure(INTERNAL)
+
+    def _hold_waiting(self) -> None:
+        waiting = sum(answer.waiting for answer in self._answers)
+        if waiting > self._most_waiting:
+            more, self._most_waiting = waiting - self._most_waiting, waiting
+            self._hold(DELTA_BYTES * more)
 
     async def _next_write(self) -> bytes:
         if not self._began:

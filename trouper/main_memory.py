@@ -1,0 +1,22 @@
+"""Main memory that this process may use: the machine's, or the limit of its container."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files of a container's memory limit, in cgroup version 2 and 1."""
+
+
+def main_memory_bytes() -> int:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for path in CGROUP_LIMITS if (limit := _read_limit(path)))])
+
+
+def _read_limit(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

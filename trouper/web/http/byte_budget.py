@@ -1,0 +1,118 @@
+"""One budget of bytes for what is held for requests (--request-memory): bodies, what is parsed of them,
+prompts that wait, and answers until their clients have them.
+
+A request takes bytes before the work that needs them, and all that it has taken goes back when it is
+over. Nobody waits for bytes: who waits would hold others.
+
+- A client may hold as much as is left free: one alone half of the budget, two a third each. So there is
+  always room for one more client. A client is an API key, or an address where there are no keys.
+- Requests that hold little may take twice as much, so that large ones do not shut them out.
+- More than half of the budget fits for nobody, and the refusal says so (413).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+
+from trouper.main_memory import main_memory_bytes
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.settings import ServerSettings
+
+FLAG = "--request-memory"
+LITTLE = 2**20
+"""Bytes of a request that are little: what a conversation of 300,000 characters takes."""
+MOST, MEMORY_PART, BODIES = 10**9, 16, 8
+"""The default: a part of main memory, as its denominator, but not more than `MOST`, and room for so many
+of the largest bodies."""
+RETRY_S = 1
+STEP = 2**16
+"""Bytes that an answer grows by before they are taken."""
+
+
+def default_bytes(settings: ServerSettings) -> int:
+    """Return the budget where no flag says it."""
+    return max(min(MOST, main_memory_bytes() // MEMORY_PART), BODIES * settings.max_body_bytes)
+
+
+class ByteBudget:
+    """What is free, and who holds the rest. Not for threads."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.held = 0
+        self._clients: Counter[str] = Counter()
+
+    def open(self, client: str) -> Holding:
+        """Return what a request of this client holds: nothing yet."""
+        return Holding(self, client)
+
+    def held_by(self, client: str) -> int:
+        return self._clients[client]
+
+    def take(self, client: str, amount: int, before: int) -> None:
+        """Take bytes for a request that holds `before`. Raises `RequestFailed` (413, 429, 503)."""
+        free = self.total - self.held - amount
+        others = self._clients[client] + amount
+        if others > (2 * free if before + amount <= LITTLE else free):
+            raise RequestFailed(self._refusal(client, amount, before))
+        self.held += amount
+        self._clients[client] = others
+
+    def give_back(self, client: str, amount: int) -> None:
+        self.held -= amount
+        self._clients[client] -= amount
+        if not self._clients[client]:
+            del self._clients[client]
+
+    def _refusal(self, client: str, amount: int, before: int) -> Problem:
+        need = f"the request needs {before + amount} bytes of memory"
+        if 2 * (before + amount) > self.total:
+            message = (
+                f"{need}, and one may hold half of the server's {self.total} ({FLAG}): send less at a time, "
+                f"or start the server with a larger {FLAG}"
+            )
+            return Problem(413, message, "invalid_request_error", None, "request_memory_too_small")
+        mine = self._clients[client] - before
+        if amount <= self.total - self.held and mine:
+            message = (
+                f"{need}, beside the {mine} of your other requests, and so much is not your share of the "
+                f"server's {self.total} ({FLAG}): try again when one of them has ended"
+            )
+            return Problem(429, message, "rate_limit_error", None, "request_memory_share", retry_after_s=RETRY_S)
+        message = f"{need}, and requests hold {self.held} of {self.total} ({FLAG}): try again soon"
+        return Problem(503, message, "server_error", None, "request_memory_full", retry_after_s=RETRY_S)
+
+
+@attrs.define(eq=False)
+class Holding:
+    """The bytes that one request holds."""
+
+    _budget: ByteBudget
+    _client: str
+    bytes: int = 0
+    _owed: int = 0
+    """Bytes that are held, and not taken yet."""
+
+    def grow(self, amount: int) -> None:
+        """Hold more, of which little comes at a time. Raises `RequestFailed` (413, 429, 503)."""
+        self._owed += amount
+        if self._owed >= STEP:
+            owed, self._owed = self._owed, 0
+            self.take(owed)
+
+    def take(self, amount: int) -> None:
+        """Hold more. Raises `RequestFailed` (413, 429, 503)."""
+        self._budget.take(self._client, amount, self.bytes)
+        self.bytes += amount
+
+    def take_up_to(self, total: int) -> None:
+        """Hold at least so much. Raises `RequestFailed`."""
+        if total > self.bytes:
+            self.take(total - self.bytes)
+
+    def give_back(self) -> None:
+        """Hold nothing any more. Idempotent."""
+        self._budget.give_back(self._client, self.bytes)
+        self.bytes = 0
