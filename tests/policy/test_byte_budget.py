@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trouper import RequestFailed, ServerSettings
 from trouper.web.http.body_complexity import parsed_bytes
-from trouper.web.http.byte_budget import BODIES, LITTLE, MOST, STEP, ByteBudget, Holding, default_bytes
+from trouper.web.http.byte_budget import BODIES, LITTLE, MAX_DEFAULT, STEP, ByteBudget, Holding, default_bytes
 
 MB = 2**20
 
@@ -73,8 +73,8 @@ def test_there_is_always_room_for_one_more_client(asked: list[tuple[str, int]]) 
 
 
 def test_the_default_has_room_for_large_bodies() -> None:
-    assert default_bytes(ServerSettings(max_body_bytes=MOST)) == BODIES * MOST
-    assert default_bytes(ServerSettings(max_body_bytes=2**20)) <= MOST
+    assert default_bytes(ServerSettings(max_body_bytes=MAX_DEFAULT)) == BODIES * MAX_DEFAULT
+    assert default_bytes(ServerSettings(max_body_bytes=2**20)) <= MAX_DEFAULT
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.fakes import FakeEngine
 from tests.web.serving import PATIENCE_S, Served, ask, eventually, exchange, get, pace, post, serving
 from tests.web.test_key_rights import bearer, key_file
 from trouper.web.http.content_encoding import ENCODINGS, decoded, zstd
+from trouper.web.responses import routes
 
 MB = 2**20
 BUDGET: dict[str, Any] = {"request_memory": 12 * MB, "max_body_bytes": 8 * MB}
@@ -76,13 +77,15 @@ async def test_a_body_counts_before_it_comes_and_small_requests_go_on() -> None:
 
 async def test_clients_have_shares(tmp_path: Path) -> None:
     file = key_file(tmp_path, "sk-a name=alice\nsk-b name=bob\n")
-    async with serving(FakeEngine(), api_key_file=file, **BUDGET) as served:
-        async with announced(served, 5 * MB // 2, bearer("sk-a")):
-            assert await refused(served, large(), bearer("sk-a")) == "request_memory_share"
-            assert await code_of(served, large(), bearer("sk-b")) == (200, None)
-            async with announced(served, 3 * MB // 2, bearer("sk-b")):
-                other = large(user="a" * (MB * 3 // 2))
-                assert await refused(served, other, bearer("sk-b")) == "request_memory_share"
+    async with (
+        serving(FakeEngine(), api_key_file=file, **BUDGET) as served,
+        announced(served, 5 * MB // 2, bearer("sk-a")),
+    ):
+        assert await refused(served, large(), bearer("sk-a")) == "request_memory_share"
+        assert await code_of(served, large(user="a" * MB), bearer("sk-b")) == (200, None)
+        async with announced(served, 3 * MB // 2, bearer("sk-b")):
+            other = large(user="a" * (MB * 3 // 2))
+            assert await refused(served, other, bearer("sk-b")) == "request_memory_share"
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -178,14 +181,15 @@ async def test_pairs_repeat_their_query() -> None:
         assert status in (400, 413), answer
 
 
-async def test_a_conversation_that_is_stored_counts_again_when_it_goes_on() -> None:
-    """It would become a prompt for each small request that goes on with it."""
-    few = {"request_memory": 400_000, "max_body_bytes": 2**16}
-    async with serving(FakeEngine(), **few) as served:
-        _, first = await ask(served, {"input": "a" * 3000, "max_output_tokens": 1}, "/v1/responses")
-        assert first.get("status") in ("completed", "incomplete"), first
-        for before in (first["id"], None):
-            following = {"input": "b", "previous_response_id": before, "max_output_tokens": 1}
-            assert (await ask(served, following, "/v1/responses"))[0] == 200
+async def test_a_conversation_that_is_stored_counts_again_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It becomes a prompt for each small request that goes on with it."""
+    wish = {"input": "a" * 300, "max_output_tokens": 1}
+    async with serving(FakeEngine(), **BUDGET) as served:
+        _, first = await ask(served, wish, "/v1/responses")
+        monkeypatch.setattr(routes, "PROMPT_FACTOR", 6 * MB)
+        status, _ = await ask(served, wish, "/v1/responses")
+        assert status == 200
         item = {"type": "item_reference", "id": first["output"][0]["id"]}
-        assert (await ask(served, {"input": [item], "max_output_tokens": 1}, "/v1/responses"))[0] == 200
+        for more in ({"previous_response_id": first["id"]}, {"input": [item]}):
+            _, answer = await ask(served, wish | more, "/v1/responses")
+            assert answer["error"]["code"] == "request_memory_too_small", answer

@@ -23,8 +23,8 @@ from trouper.protocol.settings import ServerSettings
 FLAG = "--request-memory"
 LITTLE = 2**20
 """Bytes of a request that are little: what a conversation of 300,000 characters takes."""
-MOST, MEMORY_PART, BODIES = 10**9, 16, 8
-"""The default: a part of main memory, as its denominator, but not more than `MOST`, and room for so many
+MAX_DEFAULT, MEMORY_PART, BODIES = 10**9, 16, 8
+"""The default: a part of main memory, as its denominator, but not more than `MAX_DEFAULT`, and room for so many
 of the largest bodies."""
 RETRY_S = 1
 STEP = 2**16
@@ -33,7 +33,7 @@ STEP = 2**16
 
 def default_bytes(settings: ServerSettings) -> int:
     """Return the budget where no flag says it."""
-    return max(min(MOST, main_memory_bytes() // MEMORY_PART), BODIES * settings.max_body_bytes)
+    return max(min(MAX_DEFAULT, main_memory_bytes() // MEMORY_PART), BODIES * settings.max_body_bytes)
 
 
 class ByteBudget:

@@ -27,7 +27,7 @@ class PacedBody(TrioBody):
     def __init__(self, expected_content_length: int | None, max_content_length: int | None) -> None:
         super().__init__(expected_content_length, max_content_length)
         self._room = trio.Event()
-        self._most_unread: float = READ_AHEAD
+        self._max_unread: float = READ_AHEAD
         self._take: Take | None = None
         self._dropped: int | None = None
         """Bytes that were dropped; None: the body is kept."""
@@ -36,18 +36,18 @@ class PacedBody(TrioBody):
         """Return a `receive` that waits until there is room for more."""
 
         async def wait_and_receive() -> Any:
-            while len(self._data) > self._most_unread:
+            while len(self._data) > self._max_unread:
                 await self._room.wait()
             return await receive()
 
         return wait_and_receive
 
-    def admit(self, most_unread: float, take: Take | None = None) -> None:
+    def admit(self, max_unread: float, take: Take | None = None) -> None:
         """Let so many bytes wait for their reader. `take` is called with the bytes that have come, and with
         further ones; the reader of the body gets what it raises."""
         if take is not None:
             take(len(self._data))
-        self._most_unread, self._take = most_unread, take
+        self._max_unread, self._take = max_unread, take
         self._make_room()
 
     async def drop(self, timeout_s: float) -> None:

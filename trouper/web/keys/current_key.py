@@ -12,7 +12,7 @@ from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
-from trouper.web.keys.endpoint_rights import access_of
+from trouper.web.keys.endpoint_rights import asks_model
 from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
 
 
@@ -70,9 +70,9 @@ class CurrentKey(CurrentRequest):
         return key is not None and right in key.rights
 
     def count(self) -> None:
-        """Count this request once against its key's limit, if it needs the right to ask models. Raises `RequestFailed` (429)."""
+        """Count this request once against its key's limit, if it asks a model. Raises `RequestFailed` (429)."""
         rule = request.url_rule
-        if rule is not None and access_of(rule.rule) == "inference":
+        if rule is not None and asks_model(rule.rule):
             self._counted()
 
     def _counted(self) -> KeyAccount:

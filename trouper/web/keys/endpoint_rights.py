@@ -69,6 +69,15 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
 """By the router's path. /health is open, but shows its details to keys with `observability` only."""
 
 
+UNLIMITED = frozenset({"/v1/batches"})
+"""Of the endpoints with a body that need `inference`, those that ask no model yet, and count against no limit of a key."""
+
+
+def asks_model(path: str) -> bool:
+    """Whether a request with a body counts against the key's requests a minute."""
+    return ENDPOINT_ACCESS.get(path) == "inference" and path not in UNLIMITED
+
+
 def access_of(path: str, *, restricted: bool = True) -> Access:
     """Return what a route needs. `restricted`: whether keys have rights."""
     access = ENDPOINT_ACCESS.get(path, "admin")

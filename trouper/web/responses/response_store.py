@@ -33,7 +33,7 @@ class Turn:
     """Identity of the API key of the response."""
 
     @property
-    def whole_size(self) -> int:
+    def conversation_bytes(self) -> int:
         """Bytes of the items of the whole conversation."""
         return sum(turn.size for turn in self._back())
 

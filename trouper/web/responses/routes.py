@@ -185,7 +185,7 @@ class Responses:
         """Return the items of the turns before, which become a prompt again. Raises `RequestFailed` (413, 429, 503)."""
         if before is None:
             return []
-        self._service.hold(PROMPT_FACTOR * before.whole_size)
+        self._service.hold(PROMPT_FACTOR * before.conversation_bytes)
         return before.all_items()
 
     def _input(self, parsed: ResponseRequest, earlier: list[Json]) -> tuple[Json, ...]:

@@ -138,7 +138,7 @@ class EventStream(ResponseBody):
     ) -> None:
         """`direct`: what writes the text of a single answer, once the head of the response was sent. `hold` is called as more of
         the answers waits for a client that reads slowly."""
-        self._hold, self._most_waiting = hold, MAX_EVENTS
+        self._hold, self._max_waiting = hold, MAX_EVENTS
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
         self._writer = None if direct is None else direct[0]
@@ -203,8 +203,8 @@ class EventStream(ResponseBody):
 
     def _hold_waiting(self) -> None:
         waiting = sum(answer.waiting for answer in self._answers)
-        if waiting > self._most_waiting:
-            more, self._most_waiting = waiting - self._most_waiting, waiting
+        if waiting > self._max_waiting:
+            more, self._max_waiting = waiting - self._max_waiting, waiting
             self._hold(DELTA_BYTES * more)
 
     async def _next_write(self) -> bytes:
