@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import attrs
 
 LONGEST_QUOTED = 200
 """Characters of a client's word that an error repeats."""
+LONGEST_BEGINNING, LONGEST_END = 700, 300
+"""Characters of a message that stay where it is longer than both: its end has the remedy."""
+LONG_WORD = re.compile(rf"(\S{{{LONGEST_QUOTED}}})\S+")
+
+
+def quoted(name: str) -> str:
+    """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back, and kept where errors are."""
+    return repr(shortened(name))
+
+
+def shortened(text: str) -> str:
+    """Return a text that a client has sent, or its beginning."""
+    return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."
+
+
+def _bounded(message: str) -> str:
+    """Shorten a message, whatever it repeats of a request, and each of its words."""
+    if len(message) > LONGEST_BEGINNING + LONGEST_END:
+        message = f"{message[:LONGEST_BEGINNING]}...{message[-LONGEST_END:]}"
+    return LONG_WORD.sub(r"\1...", message)
 
 
 @attrs.frozen
@@ -15,9 +36,9 @@ class Problem:
     """Reason why a request failed. `status` is the HTTP status if no response has begun."""
 
     status: int
-    message: str
+    message: str = attrs.field(converter=_bounded)
     type: str = "invalid_request_error"
-    param: str | None = None
+    param: str | None = attrs.field(default=None, converter=attrs.converters.optional(shortened))
     code: str | None = None
     retry_after_s: int | None = None
 
@@ -80,16 +101,6 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 NOT_PREPARED = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
 """What prepares a request crashed by it. Clients do not repeat a request after a 422."""
-
-
-def quoted(name: str) -> str:
-    """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back, and kept where errors are."""
-    return repr(shortened(name))
-
-
-def shortened(text: str) -> str:
-    """Return a text that a client has sent, or its beginning."""
-    return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."
 
 
 def queue_full(size: int) -> Problem:
