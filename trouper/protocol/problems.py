@@ -87,6 +87,10 @@ class OutOfDeviceMemory(Exception):
     """A step needed memory that the device does not have. Other processes may use it, so no request is to blame."""
 
 
+class SystemShortage(Exception):
+    """A step failed while the process had no file descriptor, process or memory to spare. No request is to blame."""
+
+
 class SettingsInvalid(ValueError):
     """A setting with an invalid value. The message names the flag and the remedy; `flag` is the flag alone, if there is one."""
 
