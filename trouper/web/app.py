@@ -241,6 +241,8 @@ class HttpEdge:
             response.headers["Request-Id"] = self._service.request_id
         for name, value in self._service.limit_headers():
             response.headers[name] = value
+        if self._service.models.draining:
+            response.headers["Connection"] = "close"
         self._cors.sign(self._service.headers, response)
         return response
 

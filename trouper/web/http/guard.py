@@ -56,6 +56,8 @@ MAX_PIPELINED = 16
 """Maximum number of reads that wait behind a response; a client that sends more does not pipeline but floods."""
 LINGER_S = 5.0
 """Time for which a client that is refused may go on sending."""
+STEPS_OF_A_BODY = 8
+"""Runs of the event loop in which the rest of a small body is read, before a response that did not wait for it."""
 REFUSALS = {431: "the head of the request is too large"}
 """Why a request is refused before an app sees it, by the status."""
 HEALTH = (b"/livez", b"/readyz")
@@ -121,7 +123,7 @@ class PlainHttp(H11Protocol):
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         """Send an event. The head of a response that has a length waits for the body, so that both are one write, and so does what the
         app says that something follows at once (`SocketWriter.more_follows`)."""
-        if type(event) is h11.Response and self._closes():
+        if type(event) is h11.Response and await self._closes():
             event = h11.Response(status_code=event.status_code, headers=[*event.headers, (b"connection", b"close")])
         try:
             data = self.connection.send(event) or b""
@@ -140,8 +142,13 @@ class PlainHttp(H11Protocol):
         if held or data:
             await self.send(RawData(data=held + data))
 
-    def _closes(self) -> bool:
-        """Whether the server closes the connection behind the response that begins now."""
+    async def _closes(self) -> bool:
+        """Whether the server closes the connection behind the response that begins now. A body that has
+        come is read first."""
+        for _ in range(STEPS_OF_A_BODY):
+            if self.connection.their_state is not h11.SEND_BODY:
+                break
+            await trio.lowlevel.checkpoint()
         return self._ends or self._more_to_come or bool(self.context.terminated.is_set())
 
     def _takes_more_follows(self) -> bool:
