@@ -1,4 +1,5 @@
-"""The whole graph around a fake engine whose process is short of descriptors: no crash counts, and no request is to blame."""
+"""The whole graph around a fake engine whose process is short of descriptors: no crash counts, and
+no request is to blame."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from trouper.actors.scheduling.system_shortages import AGAIN_S, SystemShortages
 from trouper.protocol.problems import SystemShortage
 
 pytestmark = pytest.mark.usefixtures("opened")
+EASY = TokenPrompt((1, 2))
 NEEDY = 200
 """First token of a prompt whose step needs a new kernel."""
 
@@ -31,7 +33,7 @@ async def test_a_request_for_which_there_is_no_descriptor_is_answered_503(
     engine = FakeEngine(before_step=slow, dies=needs_kernel, death=SystemShortage)
     async with running(engine, speculation="off") as runtime:
         for _ in range(10):
-            other = await runtime.submit(generate("other", prompt=TokenPrompt((1, 2)), max_tokens=20))
+            other = await runtime.submit(generate("other", prompt=EASY, max_tokens=20))
             needy = await runtime.submit(generate("needy", prompt=TokenPrompt((NEEDY, 2))))
             with pytest.raises(RequestFailed) as failed:
                 await tokens_of(needy)
@@ -50,7 +52,7 @@ async def test_a_request_for_which_there_is_no_descriptor_is_answered_503(
 
 async def test_a_moment_without_descriptors_costs_no_request(autojump_clock: MockClock) -> None:
     moments = iter([True])
-    engine = FakeEngine(before_step=slow, dies=lambda rows: bool(rows) and next(moments, False), death=SystemShortage)
+    engine = FakeEngine(before_step=slow, dies=lambda _: next(moments, False), death=SystemShortage)
     async with running(engine, speculation="off") as runtime:
         assert len(await tokens_of(await runtime.submit(generate(max_tokens=9)))) == 9
         assert recovery_of(runtime).crashes == 1

@@ -40,7 +40,10 @@ def test_what_is_missing_is_found_by_trying() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("popen failed"), RuntimeError("any text")])
-async def test_a_step_without_descriptors_is_no_crash(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_a_step_without_descriptors_is_no_crash(
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
     def fail(_: object) -> NoReturn:
         raise error
 

@@ -1,4 +1,5 @@
-"""Connections beyond --max-connections: who gives way, who is refused, and the limit on open files."""
+"""Connections beyond --max-connections: who gives way, who is refused, and the limit on open
+files."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ async def test_the_longest_idle_gives_way_to_a_new_one(half: bytes) -> None:
 
 
 async def test_silent_ones_give_way() -> None:
-    """Hundreds that never send a byte, each accepted at once, and still one more client is answered."""
+    """Hundreds that never send a byte, each accepted at once, and still one more client is
+    answered."""
     async with serving(max_connections=20) as served, AsyncExitStack() as stack:
         for _ in range(200):
             await stack.enter_async_context(await served.connect())
@@ -100,7 +102,7 @@ async def test_silent_ones_give_way() -> None:
 
 
 @asynccontextmanager
-async def all_busy(count: int, **settings: Any) -> AsyncIterator[tuple[Served, list[trio.SocketStream]]]:
+async def all_busy(count: int) -> AsyncIterator[tuple[Served, list[trio.SocketStream]]]:
     """As many connections as there may be, each with a request that waits for the engine."""
     still = trio.Event()
 
@@ -108,10 +110,10 @@ async def all_busy(count: int, **settings: Any) -> AsyncIterator[tuple[Served, l
         await still.wait()
 
     engine = FakeEngine(before_step=before)
-    async with serving(engine, max_connections=count, **settings) as served, AsyncExitStack() as stack:
+    async with serving(engine, max_connections=count) as served, AsyncExitStack() as stack:
         held = [await stack.enter_async_context(await served.connect()) for _ in range(count)]
         for connection in held:
-            await connection.send_all(post("/v1/completions", STREAM | {"max_tokens": 1, "stream": False}))
+            await connection.send_all(post("/v1/completions", {"prompt": "a", "max_tokens": 1}))
         await eventually(lambda: served.busy == count)
         try:
             yield served, held
@@ -156,7 +158,8 @@ async def test_a_place_that_is_free_again_is_given_to_who_waits_in_the_reserve()
 async def test_a_request_that_nobody_has_read_yet_is_not_lost() -> None:
     """Its connection does not give way, as many as come at the same moment."""
     async with serving(max_connections=3) as served, AsyncExitStack() as stack:
-        sockets = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(3 + RESERVED)]
+        address = ("127.0.0.1", served.port)
+        sockets = [socket.create_connection(address) for _ in range(3 + RESERVED)]
         for one in sockets:  # The server runs only when this task waits.
             one.sendall(get("/livez"))
         for one in sockets:
@@ -200,17 +203,18 @@ def test_connections_fit_the_limit_on_open_files(
     limits["now"] = limit
     connections, told = connection_limit(1000)
     assert (connections, limits["now"]) == (left, (raised, limit[1]))
-    wanted = f"--max-connections 1000 needs {1000 + OTHERS} descriptors, the limit is {raised}: {left} connections"
-    assert told == ("" if left == 1000 else f"{wanted}; raise it with ulimit -n {1000 + OTHERS}")
+    needed = f"--max-connections 1000 needs {1000 + OTHERS} descriptors"
+    so_many = f"the limit is {raised}: {left} connections; raise it with ulimit -n {1000 + OTHERS}"
+    assert told == ("" if left == 1000 else f"{needed}, {so_many}")
 
 
-def test_a_limit_without_room_for_any_connection_is_refused(limits: dict[str, tuple[int, int]]) -> None:
+def test_a_limit_without_room_for_any_is_refused(limits: dict[str, tuple[int, int]]) -> None:
     limits["now"] = (OTHERS, OTHERS)
-    with pytest.raises(SettingsInvalid, match=r"--max-connections 5 .* no room for any; .*ulimit -n"):
+    with pytest.raises(SettingsInvalid, match=r"connections 5 .* no room for any; .*ulimit -n"):
         connection_limit(5)
 
 
-async def test_the_last_descriptors_are_not_for_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the process runs, whatever else has taken those that were counted on."""
     async with serving(max_connections=50) as served, AsyncExitStack() as stack:
         held = [await stack.enter_async_context(await served.connect()) for _ in range(3)]
@@ -222,7 +226,8 @@ async def test_the_last_descriptors_are_not_for_connections(monkeypatch: pytest.
 
 
 class NoneLeft(trio.abc.Listener[trio.SocketStream]):
-    """Fails as `accept` does when the process has as many files open as it may, until one was closed."""
+    """Fails as `accept` does when the process has as many files open as it may, until one was
+    closed."""
 
     def __init__(self, listener: trio.SocketListener) -> None:
         self._listener = listener

@@ -24,7 +24,7 @@ from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.lora.adapters_at_run_time import AdaptersAtRunTime
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import first_line_of, lacks_memory
-from trouper.engine.platform.system_shortage import is_shortage, system_shortage
+from trouper.engine.platform.system_shortage import system_shortage
 from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.side_work import SideWork, model_unloaded
@@ -38,7 +38,12 @@ from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
 from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import Plan, Stepped
-from trouper.protocol.problems import ModelUnusable, OutOfDeviceMemory, SystemShortage
+from trouper.protocol.problems import (
+    ModelUnusable,
+    OutOfDeviceMemory,
+    SystemShortage,
+    is_shortage,
+)
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 
@@ -206,9 +211,10 @@ class MlxEngine:
         except (RuntimeError, MemoryError, OSError) as error:
             if lacks_memory(error):
                 raise OutOfDeviceMemory(first_line_of(error)) from error
-            if is_shortage(error) or (short := system_shortage()):
-                reason = first_line_of(error)
-                raise SystemShortage(reason if is_shortage(error) else f"{short}: {reason}") from error
+            if is_shortage(error):
+                raise SystemShortage(first_line_of(error)) from error
+            if short := system_shortage():
+                raise SystemShortage(f"{short}: {first_line_of(error)}") from error
             raise
         finally:
             # The callback refers to the engine, which only the garbage collector would free then.

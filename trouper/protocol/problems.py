@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
 
@@ -15,7 +16,8 @@ LONG_WORD = re.compile(rf"(\S{{{LONGEST_QUOTED}}})\S+")
 
 
 def quoted(name: str) -> str:
-    """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back, and kept where errors are."""
+    """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back,
+    and kept where errors are."""
     return repr(shortened(name))
 
 
@@ -47,6 +49,14 @@ INTERNAL = Problem(
     500, "an internal error; the log has it under the request id", "server_error", None, "internal_error"
 )
 """What a client is told of an error that nothing here foresaw."""
+SYSTEM_SHORTAGE = Problem(
+    503,
+    "the server is short of file descriptors, processes or memory, which this request needs; try "
+    "again later, or raise its limits (ulimit -n, ulimit -u), or lower --max-connections",
+    "server_error",
+    code="system_shortage",
+    retry_after_s=5,
+)
 DRAINING = Problem(503, "the server is shutting down", "server_error", code="draining", retry_after_s=1)
 MODEL_UNLOADING = Problem(
     503, "the model is being unloaded", "server_error", "model", code="model_unloading", retry_after_s=1
@@ -88,7 +98,8 @@ class OutOfDeviceMemory(Exception):
 
 
 class SystemShortage(Exception):
-    """A step failed while the process had no file descriptor, process or memory to spare. No request is to blame."""
+    """A step failed while the process had no file descriptor, process or memory to spare. No
+    request is to blame."""
 
 
 class SettingsInvalid(ValueError):
@@ -97,6 +108,14 @@ class SettingsInvalid(ValueError):
     def __init__(self, message: str, flag: str | None = None) -> None:
         super().__init__(message)
         self.flag = flag
+
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the system refused a descriptor, a process or memory."""
+    return isinstance(error, OSError) and error.errno in SHORTAGES
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestFailed:

@@ -258,7 +258,11 @@ class ServerSettings:
     body_timeout_s: float = setting(30.0, "A client has so long to send a request's body.", 0.05)
     keep_alive_timeout_s: float = setting(75.0, "An idle connection is closed after so long.", 0.05)
     max_body_bytes: int = setting(32 * 2**20, "Larger request bodies are refused (413).", 1024)
-    max_connections: int = setting(1000, "Connections at a time; more wait.", 1)
+    max_connections: int = setting(
+        1000,
+        "Connections at a time, as far as the limit on open files allows; idle ones give way.",
+        1,
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.host.startswith("["):

@@ -1,4 +1,5 @@
-"""How many connections the limit on open files has room for, and whether one more would take what others need."""
+"""How many connections the limit on open files has room for, and whether one more would take what
+others need."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from pathlib import Path
 from trouper.protocol.problems import SettingsInvalid
 
 SPARE = 32
-"""Descriptors that no connection takes: for files, a compiler's pipes, the process that tries grammars,
-the SSD tier and links of ranks."""
+"""Descriptors that no connection takes: for files, a compiler's pipes, the process that tries
+grammars, the SSD tier and links of ranks."""
 RESERVED = 8
 """Connections beyond --max-connections, in which health is answered and everything else refused."""
 FLAG = "--max-connections"
@@ -20,7 +21,7 @@ def connection_limit(wanted: int) -> tuple[int, str]:
     """Return how many connections there may be, and a line for the log if these are fewer than
     `wanted`. The soft limit is raised as far as that needs and the hard one allows. Raises
     `SettingsInvalid` if there is room for none."""
-    others = open_files() + SPARE + RESERVED
+    others = other_files()
     soft = _raised_limit(wanted + others)
     if soft is None or soft >= wanted + others:
         return wanted, ""
@@ -31,9 +32,14 @@ def connection_limit(wanted: int) -> tuple[int, str]:
     return soft - others, f"{told}: {soft - others} connections; {remedy}"
 
 
+def other_files() -> int:
+    """Return how many descriptors there must be beside those of --max-connections."""
+    return open_files() + SPARE + RESERVED
+
+
 def is_spare(descriptor: int) -> bool:
-    """Whether a descriptor just opened is one of the last ones, which are not for connections. A new
-    one has the lowest number that is free."""
+    """Whether a descriptor just opened is one of the last ones, which are not for connections. A
+    new one has the lowest number that is free."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft != resource.RLIM_INFINITY and descriptor >= soft - SPARE
 
@@ -47,10 +53,11 @@ def open_files() -> int:
 
 
 def _raised_limit(needed: int) -> int | None:
-    """Raise the soft limit to what is needed, if that is possible, and return it; None: there is none."""
+    """Raise the soft limit to what is needed, if that is possible, and return it; None: there is
+    none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
-        with suppress(ValueError, OSError):  # A container may forbid it: then the limit is what it is.
+        with suppress(ValueError, OSError):  # A container may forbid it.
             most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
             soft = most

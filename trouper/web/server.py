@@ -1,11 +1,12 @@
-"""The listening server: accept connections, run each in a guarded `Connection`, and stop in bounded time.
+"""The listening server: accept connections, run each in a guarded `Connection`, and stop in bounded
+time.
 
-Accepting waits for no client. At the limit a connection without a request gives way to the new one; if all have
-one, a few more are accepted, in which health is answered and everything else refused.
+Accepting waits for no client. At the limit a connection without a request gives way to the new one;
+if all have one, a few more are accepted, in which health is answered and everything else refused.
 
-The order of shutdown matters: first accepting stops, then idle connections close, busy ones finish their response
-within LAST_BYTES_S, and finally all sockets are closed, because a write that a client does not read ends in no other
-way.
+The order of shutdown matters: first accepting stops, then idle connections close, busy ones finish
+their response within LAST_BYTES_S, and finally all sockets are closed, because a write that a
+client does not read ends in no other way.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ class _Server:
                     self._take(stream, connections)
 
     async def _wait_for_reserve(self) -> None:
-        """Wait while all connections have requests, also those in the reserve. Answers there are short,
-        and end their connections."""
+        """Wait while all connections have requests, also those in the reserve. Answers there are
+        short, and end their connections."""
         while len(self._open) >= self._limit + RESERVED and not in_order_of_leaving(self._open):
             await self._left.park()
 

@@ -20,10 +20,9 @@ from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.system_shortages import SHORT
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.plans import Plan
-from trouper.protocol.problems import Problem
+from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem
 
 log = logging.getLogger("trouper.scheduler")
 
@@ -56,7 +55,7 @@ class CrashHandover:
         if self.recovery.allocations.refuses(sequence.standing):
             lacking = no_memory(sequence.num_tokens)
         elif self.recovery.shortages.refuses(sequence.standing):
-            lacking = SHORT
+            lacking = SYSTEM_SHORTAGE
         if lacking is not None:
             self.taken.popleft()
             sequence.fail(lacking)

@@ -1,8 +1,9 @@
-"""Steps that failed since the process had no file descriptor, process or memory to spare. Pure; the caller passes the time.
+"""Steps that failed since the process had no file descriptor, process or memory to spare.
 
-A device may compile a kernel for a step, which takes a process and some descriptors. A moment without them says nothing
-about the engine, so it counts as no crash: all requests resume, and mostly the moment is over. Those that had new work
-in the step run alone until they are beyond it, and one whose step fails then for the same reason is answered 503.
+Pure; the caller passes the time. A device may compile a kernel for a step, which takes a process
+and some descriptors. A moment without them says nothing about the engine and counts as no crash:
+all requests resume, and mostly the moment is over. Those that had new work in the step run alone
+until they are beyond it, and one whose step fails then for the same reason is answered 503.
 """
 
 from __future__ import annotations
@@ -12,18 +13,9 @@ from collections.abc import Sequence
 import attrs
 
 from trouper.actors.scheduling.crash_attribution import Involved, Standing
-from trouper.protocol.problems import Problem
 
 AGAIN_S = 60.0
 """Time within which a second failure has to do with the first."""
-SHORT = Problem(
-    503,
-    "the server is short of file descriptors, processes or memory, which a step of this request needs; try again "
-    "later, or raise the limits of the server (ulimit -n, ulimit -u) or lower --max-connections",
-    "server_error",
-    code="system_shortage",
-    retry_after_s=5,
-)
 
 
 @attrs.define(eq=False)

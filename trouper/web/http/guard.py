@@ -13,7 +13,7 @@ end the server nor hold its shutdown:
 - one clock a connection, for a request's head and for idling between requests; another for each write;
 - a client that is still sending when it is refused can read why: what it sends is read and dropped for a moment, because
   closing a socket with unread bytes resets it, which can cost the client the response;
-- each response behind which the server closes says `Connection: close`, so that no further request is lost;
+- each response behind which the server closes says `Connection: close`, so that no request is lost;
 - a connection without a request gives way where there are too many (see `trouper.web.server`);
 - at shutdown idle connections end at once, busy ones after their response, stalled ones when their socket closes.
 """
@@ -57,7 +57,8 @@ MAX_PIPELINED = 16
 LINGER_S = 5.0
 """Time for which a client that is refused may go on sending."""
 STEPS_OF_A_BODY = 8
-"""Runs of the event loop in which the rest of a small body is read, before a response that did not wait for it."""
+"""Runs of the event loop in which the rest of a small body is read, before a response that did not
+wait for it."""
 REFUSALS = {431: "the head of the request is too large"}
 """Why a request is refused before an app sees it, by the status."""
 HEALTH = (b"/livez", b"/readyz")
@@ -68,7 +69,7 @@ WRITER = "trouper.writer"
 
 NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
 TOO_MANY_CONNECTIONS = Problem(
-    503, "the server has as many connections with requests as --max-connections allows; try again soon",
+    503, "all connections that --max-connections allows have requests in progress; try again soon",
     "server_error", None, "too_many_connections", retry_after_s=1,
 )  # fmt: skip
 
@@ -85,14 +86,16 @@ class PlainHttp(H11Protocol):
     """An HTTP/1.1 protocol without upgrades."""
 
     def __init__(self, *, is_crowded: Callable[[], bool], **parts: Any) -> None:
-        """`is_crowded`: whether the request at hand is one too many. `parts`: as for `H11Protocol`."""
+        """`is_crowded`: whether the request at hand is one too many. `parts`: as for
+        `H11Protocol`."""
         super().__init__(**parts)
         self.connection = StrictHttp(h11.SERVER, self.config.h11_max_incomplete_size)
         self._is_crowded = is_crowded
         self._ends = False
         """Whether the connection ends with the next response."""
         self._held = b""
-        """What goes out with what is sent next: the head of a response whose body comes at once, or the last events of a stream."""
+        """What goes out with what is sent next: the head of a response whose body comes at once, or
+        the last events of a stream."""
 
     @property
     def listening(self) -> bool:
@@ -101,7 +104,8 @@ class PlainHttp(H11Protocol):
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the client may be sending: more of a request, invalid data, or another request."""
+        """Whether the client may be sending: more of a request, invalid data, or another
+        request."""
         return self._ends or self._more_to_come or self.request_waits
 
     @property
@@ -124,7 +128,8 @@ class PlainHttp(H11Protocol):
         """Send an event. The head of a response that has a length waits for the body, so that both are one write, and so does what the
         app says that something follows at once (`SocketWriter.more_follows`)."""
         if type(event) is h11.Response and await self._closes():
-            event = h11.Response(status_code=event.status_code, headers=[*event.headers, (b"connection", b"close")])
+            headers = [*event.headers, (b"connection", b"close")]
+            event = h11.Response(status_code=event.status_code, headers=headers)
         try:
             data = self.connection.send(event) or b""
         except h11.LocalProtocolError:
@@ -143,8 +148,8 @@ class PlainHttp(H11Protocol):
             await self.send(RawData(data=held + data))
 
     async def _closes(self) -> bool:
-        """Whether the server closes the connection behind the response that begins now. A body that has
-        come is read first."""
+        """Whether the server closes the connection behind the response that begins now. A body that
+        has come is read first."""
         for _ in range(STEPS_OF_A_BODY):
             if self.connection.their_state is not h11.SEND_BODY:
                 break
@@ -221,8 +226,8 @@ class Connection:
         direct: bool = False,
         is_crowded: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`direct`: the app may write chunks of a response's body around the layers between (`SocketWriter.write_now`). `is_crowded`: as
-        for `PlainHttp`."""
+        """`direct`: the app may write chunks of a response's body around the layers between
+        (`SocketWriter.write_now`). `is_crowded`: as for `PlainHttp`."""
         self._direct, self._is_crowded = direct, is_crowded
         self._app, self._config, self._context, self._settings = app, config, context, settings
         self._stream = stream
@@ -241,8 +246,8 @@ class Connection:
 
     @property
     def idle_since(self) -> float | None:
-        """Time since which no request is in progress, or a part of a head is all there is of one; None: one is
-        in progress. Bytes of a head that goes on make nothing younger."""
+        """Time since which no request is in progress, or a part of a head is all there is of one;
+        None: one is in progress. Bytes of a head that goes on make nothing younger."""
         return self._since if self._lingers or (self._idle and not self._unhandled) else None
 
     async def run(self) -> None:
@@ -308,8 +313,9 @@ class Connection:
         self._patience.cancel()
 
     async def _receive(self) -> bytes:
-        """Return what has come; empty: the client has ended its sending side, or disconnected. Trio's own would hold
-        what it has read while other tasks run, who would take the connection for an idle one."""
+        """Return what has come; empty: the client has ended its sending side, or disconnected.
+        Trio's own would hold what it has read while other tasks run, who would take the connection
+        for an idle one."""
         while True:
             try:
                 await trio.lowlevel.wait_readable(self._stream.socket)
@@ -368,8 +374,8 @@ class Connection:
             self._patience.cancel()
 
     def give_way(self) -> bool:
-        """Close the connection if no request is in progress. Returns whether it was closed: a request may have come
-        that nobody has read."""
+        """Close the connection if no request is in progress. Returns whether it was closed: a
+        request may have come that nobody has read."""
         if self.idle_since is None or (not self._lingers and self._has_unread()):
             return False
         self._patience.cancel()

@@ -1,7 +1,8 @@
 """HTTP/1.1 as RFC 9112 has it, without what h11 tolerates in a head.
 
-A server behind a proxy must find the end of a request where the proxy finds it: otherwise one client's bytes become the
-head of another one's request. What two programs read differently is refused (RFC 9112, 2.2, 5.2, 6.1 and 11.2).
+A server behind a proxy must find the end of a request where the proxy finds it: otherwise one
+client's bytes become the head of another one's request. What two programs read differently is
+refused (RFC 9112, 2.2, 5.2, 6.1 and 11.2).
 """
 
 from __future__ import annotations
