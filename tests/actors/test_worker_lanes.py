@@ -139,7 +139,7 @@ async def test_a_system_without_threads_is_no_fault_of_the_request(monkeypatch: 
         short.setattr(trio.to_thread, "run_sync", lacking)
         with pytest.raises(RequestFailed) as failed:
             await lanes.run(int)
-    assert (failed.value.problem.status, failed.value.problem.code) == (503, "out_of_resources")
+    assert (failed.value.problem.status, failed.value.problem.code) == (503, "system_shortage")
     with pytest.raises(RuntimeError):
         await lanes.run(_fails)
     assert await lanes.run(int) == 0

@@ -154,3 +154,14 @@ def test_the_last_line_of_a_server_comes_after_its_log(
         may_write.set()
         root.removeHandler(handler)
     assert capsys.readouterr().err.splitlines() == ["the last crash", "trouper: crashed 4 times"]
+
+
+def test_no_word_of_a_client_begins_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor moves the cursor of a terminal; a traceback has its lines."""
+    for terminal in (False, True):
+        with configured("human", "info", terminal=terminal):
+            name = "a\r\n2026-01-01 INFO trouper: forged\x1b[2J\u2028\u202ea"
+            logger.warning("no model is named %s", name)
+        shown = capsys.readouterr().err
+        assert r"a\r\n2026-01-01 INFO trouper: forged\x1b[2J\u2028\u202ea" in shown
+        assert len(shown.splitlines()) == 1

@@ -232,7 +232,7 @@ def test_a_moment_without_processes_or_descriptors_is_no_fault_of_a_grammar(
             short.setattr(trial_process, "_start", lacking)
             with pytest.raises(RequestFailed, match=os.strerror(number)) as refused:
                 made.compile(grammar)
-        assert (refused.value.problem.status, refused.value.problem.code) == (503, "out_of_resources")
+        assert (refused.value.problem.status, refused.value.problem.code) == (503, "system_shortage")
         made.compile(grammar)
 
 

@@ -31,10 +31,10 @@ from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import (
     DRAINING,
     NOT_PREPARED,
+    SYSTEM_SHORTAGE,
     RequestFailed,
     bad_request,
-    is_scarcity,
-    out_of_resources,
+    is_shortage,
 )
 from trouper.protocol.replies import NEXT_STEP, Progress
 from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt
@@ -165,7 +165,7 @@ def _behind(lane: FairLane, client: str) -> str:
 def _give_up(submission: Submission, crash: BaseException) -> None:
     """Answer a request whose preparation crashed. The crash concerns one request alone and leaves nothing behind."""
     log.error("request %s could not be prepared: %s", submission.request.request_id, cause_of(crash))
-    submission.fail(out_of_resources(crash) if is_scarcity(crash) else NOT_PREPARED)
+    submission.fail(SYSTEM_SHORTAGE if is_shortage(crash) else NOT_PREPARED)
 
 
 def lane_of(request: Generate) -> Lane | None:

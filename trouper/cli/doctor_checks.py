@@ -19,6 +19,7 @@ from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
+from trouper.web.descriptors import other_files
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
 SLOW_GFLOPS = 10.0
@@ -26,8 +27,6 @@ SLOW_GFLOPS = 10.0
 single old core."""
 SLOW_READ = 200e6
 """Read speed in bytes per second. Below it, even a small model computes about as fast as its blocks are read."""
-OTHER_FILES = 100
-"""Number of files that a server has open beside its connections."""
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
 INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
@@ -270,13 +269,14 @@ def pages(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def files(checked: CheckedSettings) -> Iterator[Finding]:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = checked.server.max_connections + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        message = f"this process may open {soft} files; {checked.server.max_connections} connections want more"
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # A server raises the soft one.
+    wanted = checked.server.max_connections
+    needed = wanted + other_files()
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        message = f"this process may open {hard} files; {wanted} connections want more"
         yield Finding("warn", message, f"ulimit -n {needed}, or a lower --max-connections")
     else:
-        yield Finding("ok", f"enough for {checked.server.max_connections} connections")
+        yield Finding("ok", f"enough for {wanted} connections")
 
 
 CHECKS: dict[str, Check] = {

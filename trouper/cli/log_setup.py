@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
@@ -16,6 +17,9 @@ from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "human", "json")
 Format = Literal["auto", "human", "json"]
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that would begin a line, move a terminal's cursor or turn the direction of its
+text."""
 
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
@@ -26,10 +30,10 @@ def configure_logging(level: str, console: Console, form: Format = "auto") -> No
         write = LineWriter(JsonLines())
     elif console.is_terminal:
         rich = RichHandler(console=console, show_path=False, rich_tracebacks=True)
-        rich.setFormatter(logging.Formatter("%(message)s%(about)s"))
+        rich.setFormatter(OneLine("%(message)s%(about)s"))
         write = rich.emit
     else:
-        write = LineWriter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"))
+        write = LineWriter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"))
     handler = BackgroundHandler(write)
     handler.addFilter(name_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -42,6 +46,13 @@ def name_request(record: logging.LogRecord) -> bool:
     setattr(record, REQUEST_ID, named)
     record.about = f" [{named}]" if named else ""
     return True
+
+
+class OneLine(logging.Formatter):
+    """Formats a record for a person. No word of a client begins a line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as the base class.
+        return CONTROLS.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
 
 
 class JsonLines(logging.Formatter):

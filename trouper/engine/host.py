@@ -24,6 +24,7 @@ from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.lora.adapters_at_run_time import AdaptersAtRunTime
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import first_line_of, lacks_memory
+from trouper.engine.platform.system_shortage import system_shortage
 from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.side_work import SideWork, model_unloaded
@@ -37,7 +38,12 @@ from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
 from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import Plan, Stepped
-from trouper.protocol.problems import ModelUnusable, OutOfDeviceMemory
+from trouper.protocol.problems import (
+    ModelUnusable,
+    OutOfDeviceMemory,
+    SystemShortage,
+    is_shortage,
+)
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 
@@ -188,7 +194,7 @@ class MlxEngine:
         thread = self._thread
         try:
             return await thread.run(work)
-        except (ModelUnusable, OutOfDeviceMemory):  # No fault of the thread.
+        except (ModelUnusable, OutOfDeviceMemory, SystemShortage):  # No fault of the thread.
             raise
         except NOT_CRASHES:
             thread.is_sound = False
@@ -202,9 +208,13 @@ class MlxEngine:
         engine = self._engine()
         try:
             StepLoop(engine, plans, self._side, partial(self._send_result, results)).run()
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError) as error:
             if lacks_memory(error):
                 raise OutOfDeviceMemory(first_line_of(error)) from error
+            if is_shortage(error):
+                raise SystemShortage(first_line_of(error)) from error
+            if short := system_shortage():
+                raise SystemShortage(f"{short}: {first_line_of(error)}") from error
             raise
         finally:
             # The callback refers to the engine, which only the garbage collector would free then.

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Sequence
 
 import attrs
 
 LONGEST_QUOTED = 200
 """Characters of a client's word that an error repeats."""
+LONGEST_BEGINNING, LONGEST_END = 700, 300
+"""Characters of a message that stay where it is longer than both: its end has the remedy."""
+LONG_WORD = re.compile(rf"(\S{{{LONGEST_QUOTED}}})\S+")
+
+
+def quoted(name: str) -> str:
+    """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back,
+    and kept where errors are."""
+    return repr(shortened(name))
+
+
+def shortened(text: str) -> str:
+    """Return a text that a client has sent, or its beginning."""
+    return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."
+
+
+def _bounded(message: str) -> str:
+    """Shorten a message, whatever it repeats of a request, and each of its words."""
+    if len(message) > LONGEST_BEGINNING + LONGEST_END:
+        message = f"{message[:LONGEST_BEGINNING]}...{message[-LONGEST_END:]}"
+    return LONG_WORD.sub(r"\1...", message)
 
 
 @attrs.frozen
@@ -16,9 +38,9 @@ class Problem:
     """Reason why a request failed. `status` is the HTTP status if no response has begun."""
 
     status: int
-    message: str
+    message: str = attrs.field(converter=_bounded)
     type: str = "invalid_request_error"
-    param: str | None = None
+    param: str | None = attrs.field(default=None, converter=attrs.converters.optional(shortened))
     code: str | None = None
     retry_after_s: int | None = None
 
@@ -27,6 +49,14 @@ INTERNAL = Problem(
     500, "an internal error; the log has it under the request id", "server_error", None, "internal_error"
 )
 """What a client is told of an error that nothing here foresaw."""
+SYSTEM_SHORTAGE = Problem(
+    503,
+    "the server is short of file descriptors, processes or memory, which this request needs; try "
+    "again later, or raise its limits (ulimit -n, ulimit -u), or lower --max-connections",
+    "server_error",
+    code="system_shortage",
+    retry_after_s=5,
+)
 DRAINING = Problem(503, "the server is shutting down", "server_error", code="draining", retry_after_s=1)
 MODEL_UNLOADING = Problem(
     503, "the model is being unloaded", "server_error", "model", code="model_unloading", retry_after_s=1
@@ -67,6 +97,11 @@ class OutOfDeviceMemory(Exception):
     """A step needed memory that the device does not have. Other processes may use it, so no request is to blame."""
 
 
+class SystemShortage(Exception):
+    """A step failed while the process had no file descriptor, process or memory to spare. No
+    request is to blame."""
+
+
 class SettingsInvalid(ValueError):
     """A setting with an invalid value. The message names the flag and the remedy; `flag` is the flag alone, if there is one."""
 
@@ -75,43 +110,20 @@ class SettingsInvalid(ValueError):
         self.flag = flag
 
 
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS})
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the system refused a descriptor, a process or memory: nobody's fault, and it passes."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SHORTAGES)
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestFailed:
     return RequestFailed(Problem(400, message, "invalid_request_error", param, code))
 
 
 NOT_PREPARED = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
 """What prepares a request crashed by it. Clients do not repeat a request after a 422."""
-NO_THREAD = Problem(
-    503,
-    "the system starts no further thread (limits on processes or memory); try again soon",
-    "server_error",
-    code="out_of_resources",
-    retry_after_s=1,
-)
-SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})
-"""Error numbers of a system that has no descriptor, process or memory to give just now."""
-
-
-def is_scarcity(error: BaseException) -> bool:
-    """Whether an error says that the system lacks something for the moment: nobody's fault, and it passes."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE)
-
-
-def out_of_resources(error: BaseException) -> Problem:
-    """Problem of a request that met such an error."""
-    reason = (error.strerror if isinstance(error, OSError) else "") or "no memory"
-    message = f"the system lacks something for the moment ({reason}); try again soon"
-    return Problem(503, message, "server_error", code="out_of_resources", retry_after_s=1)
-
-
-def quoted(name: str) -> str:
-    """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back, and kept where errors are."""
-    return repr(shortened(name))
-
-
-def shortened(text: str) -> str:
-    """Return a text that a client has sent, or its beginning."""
-    return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."
 
 
 def queue_full(size: int) -> Problem:

@@ -263,7 +263,11 @@ class ServerSettings:
         "Memory for what is held of requests: bodies, waiting prompts, answers that are not sent yet. Beyond it requests are "
         "refused. Default: a 16th of main memory, at most 1GB, at least 8 times --max-body-bytes.",
     )
-    max_connections: int = setting(1000, "Connections at a time; more wait.", 1)
+    max_connections: int = setting(
+        1000,
+        "Connections at a time, as far as the limit on open files allows; idle ones give way.",
+        1,
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.host.startswith("["):

@@ -21,7 +21,14 @@ from trouper.actors.runtime.served_models import Models, OneModel
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ApiKey
 from trouper.protocol.logs import CURRENT_REQUEST
-from trouper.protocol.problems import INTERNAL, Problem, RequestFailed
+from trouper.protocol.problems import (
+    INTERNAL,
+    SYSTEM_SHORTAGE,
+    Problem,
+    RequestFailed,
+    is_shortage,
+    shortened,
+)
 from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
@@ -255,6 +262,8 @@ class HttpEdge:
             response.headers["Request-Id"] = self._service.request_id
         for name, value in self._service.limit_headers():
             response.headers[name] = value
+        if self._service.models.draining:
+            response.headers["Connection"] = "close"
         self._cors.sign(self._service.headers, response)
         return response
 
@@ -268,7 +277,7 @@ class HttpEdge:
         status = error.code or 500
         message = {
             404: not_found(request.path, request.host_url),
-            405: f"{request.method} is not for {request.path}",
+            405: f"{shortened(request.method)} is not for {shortened(request.path)}",
         }.get(status, error.description or error.name)
         response = self._refused(http_problem(status, message))
         if status == 405:
@@ -279,6 +288,9 @@ class HttpEdge:
         return self._refused(error.problem)
 
     async def crashed(self, error: Exception) -> Response:
+        if is_shortage(error):
+            log.warning("a request was refused: %s", error)
+            return self._refused(SYSTEM_SHORTAGE)
         log.error("a request failed; the others go on", exc_info=error)
         return self._refused(INTERNAL)
 

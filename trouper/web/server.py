@@ -1,8 +1,12 @@
-"""The listening server: accept connections, run each in a guarded `Connection`, and stop in bounded time.
+"""The listening server: accept connections, run each in a guarded `Connection`, and stop in bounded
+time.
 
-The order of shutdown matters: first accepting stops, then idle connections close, busy ones finish their response
-within LAST_BYTES_S, and finally all sockets are closed, because a write that a client does not read ends in no other
-way.
+Accepting waits for no client. At the limit a connection without a request gives way to the new one;
+if all have one, a few more are accepted, in which health is answered and everything else refused.
+
+The order of shutdown matters: first accepting stops, then idle connections close, busy ones finish
+their response within LAST_BYTES_S, and finally all sockets are closed, because a write that a
+client does not read ends in no other way.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from trouper.actors.runtime.served_models import Models
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
+from trouper.web.descriptors import RESERVED, connection_limit, is_spare
+from trouper.web.http.connection_order import in_order_of_leaving
 from trouper.web.http.guard import Connection
 from trouper.web.observability.request_log import RequestObserver
 
@@ -104,36 +110,72 @@ class _Server:
         self._app, self._config, self._settings, self._direct = app, config, settings, direct
         self._context = WorkerContext(None)
         self._open: set[Connection] = set()
-        self._room = trio.Semaphore(settings.max_connections)
+        self._left = trio.lowlevel.ParkingLot()
+        """Tasks that wait until a connection has ended."""
+        self._limit, lowered = connection_limit(settings.max_connections)
+        if lowered:
+            log.warning("%s", lowered)
 
     async def accept(self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery) -> None:
-        """Accept connections while there is room; further ones wait in the kernel's backlog."""
+        """Accept connections until cancelled."""
         fault = ""
         async with listener:
             while True:
-                await self._room.acquire()
+                await self._wait_for_reserve()
                 try:
                     stream = await listener.accept()
-                except BaseException as error:
-                    self._room.release()
+                except OSError as error:
                     if not _passes(error):
                         raise
                     if fault != (fault := str(error)):
                         log.warning("cannot accept connections, which is tried again: %s", error)
-                    await trio.sleep(0.1)
+                    if not self._give_way():
+                        await trio.sleep(0.1)
                 else:
                     fault = ""
-                    connections.start_soon(self._hold, stream)
+                    self._take(stream, connections)
 
-    async def _hold(self, stream: trio.SocketStream) -> None:
-        connection = Connection(self._app, self._config, self._context, self._settings, stream, direct=self._direct)
+    async def _wait_for_reserve(self) -> None:
+        """Wait while all connections have requests, also those in the reserve. Answers there are
+        short, and end their connections."""
+        while len(self._open) >= self._limit + RESERVED and not in_order_of_leaving(self._open):
+            await self._left.park()
+
+    def _take(self, stream: trio.SocketStream, connections: trio.Nursery) -> None:
+        """Run the connection, for which another one may have to give way."""
+        is_last = is_spare(stream.socket.fileno())
+        if (is_last or len(self._open) >= self._limit) and not self._give_way() and is_last:
+            log.warning("no descriptor is left for another connection, so it was closed")
+            stream.socket.close()
+            return
+        connection = Connection(
+            self._app, self._config, self._context, self._settings, stream, direct=self._direct,
+            is_crowded=self._is_crowded,
+        )  # fmt: skip
         self._open.add(connection)
+        connections.start_soon(self._hold, connection)
+
+    def _give_way(self) -> bool:
+        """Close a connection without a request, if there is one."""
+        for connection in in_order_of_leaving(self._open):
+            if connection.give_way():
+                self._open.discard(connection)
+                return True
+        return False
+
+    def _is_crowded(self) -> bool:
+        """Whether more connections have requests than may be open, the asking one included."""
+        if len(self._open) <= self._limit:
+            return False
+        return sum(connection.idle_since is None for connection in self._open) > self._limit
+
+    async def _hold(self, connection: Connection) -> None:
         try:
             await connection.run()
         finally:
             connection.cut()
             self._open.discard(connection)
-            self._room.release()
+            self._left.unpark_all()
 
     async def cut_when_cancelled(self) -> None:
         """Close all sockets when the server is cancelled: the last write of a response is shielded, so only closing its
@@ -159,15 +201,17 @@ class _Server:
         scope.cancel()
 
 
-def _passes(error: BaseException) -> bool:
+def _passes(error: OSError) -> bool:
     """Whether accepting may go on after this error: too many open files, or a client that disconnected while it was
     accepted."""
-    return isinstance(error, OSError) and error.errno in (
+    return error.errno in (
         errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
     )  # fmt: skip
 
 
 async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
+    """Raises `SettingsInvalid` for a taken port, and if there is room for no connection."""
+    connection_limit(settings.max_connections)
     try:
         return await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=1024)
     except OSError as error:

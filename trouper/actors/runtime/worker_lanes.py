@@ -16,7 +16,7 @@ from typing import Literal, TypeVar, TypeVarTuple, Unpack
 import attrs
 import trio
 
-from trouper.protocol.problems import NO_THREAD, Problem, RequestFailed, grammars_full, queue_full
+from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem, RequestFailed, grammars_full, queue_full
 
 Lane = Literal["quick", "slow", "grammar", "long grammar"]
 T = TypeVar("T")
@@ -168,4 +168,4 @@ class Lanes:
         except RuntimeError:
             if begun:
                 raise
-            raise RequestFailed(NO_THREAD) from None
+            raise RequestFailed(SYSTEM_SHORTAGE) from None

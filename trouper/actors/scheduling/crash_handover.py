@@ -22,7 +22,7 @@ from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.plans import Plan
-from trouper.protocol.problems import Problem
+from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem
 
 log = logging.getLogger("trouper.scheduler")
 
@@ -51,9 +51,14 @@ class CrashHandover:
             self.taken.popleft()
             self.refuse(sequence, now)
             return
+        lacking = None
         if self.recovery.allocations.refuses(sequence.standing):
+            lacking = no_memory(sequence.num_tokens)
+        elif self.recovery.shortages.refuses(sequence.standing):
+            lacking = SYSTEM_SHORTAGE
+        if lacking is not None:
             self.taken.popleft()
-            sequence.fail(no_memory(sequence.num_tokens))
+            sequence.fail(lacking)
             self.counters.add(requests_errored=1)
             return
         tokens, request = bytes(sequence.chain.tokens), sequence.request

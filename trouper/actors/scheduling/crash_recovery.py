@@ -20,8 +20,9 @@ from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standin
 from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.system_shortages import SystemShortages
 from trouper.protocol.health import RecoveryStats
-from trouper.protocol.problems import OutOfDeviceMemory, Problem
+from trouper.protocol.problems import OutOfDeviceMemory, Problem, SystemShortage
 
 log = logging.getLogger("trouper.recovery")
 
@@ -49,6 +50,7 @@ class Recovery:
 
     def __init__(self) -> None:
         self.blame, self.allocations = Blame(), AllocationFailures()
+        self.shortages = SystemShortages()
         self.stats = RecoveryStats()
         self.closed = False
         self._left: LeftBehind | None = None
@@ -75,6 +77,9 @@ class Recovery:
         if no_memory := isinstance(error, OutOfDeviceMemory) and self.allocations.failed(
             involved, left.used_bytes if left is not None else 0, now
         ):
+            verdict = Verdict(counts=False)
+        elif isinstance(error, SystemShortage):
+            self.shortages.failed(involved, now)
             verdict = Verdict(counts=False)
         else:
             verdict = self.blame.crashed(cause, involved, now, certain=left is not None and left.certain)

@@ -316,7 +316,7 @@ def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
 def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> RequestFailed:
     """Make the error of a grammar that could not be tried."""
     message = f"{grammar.param} could not be compiled: {unavailable}; try again soon"
-    return RequestFailed(Problem(503, message, "server_error", grammar.param, "out_of_resources", retry_after_s=1))
+    return RequestFailed(Problem(503, message, "server_error", grammar.param, "system_shortage", retry_after_s=1))
 
 
 def _of_schema(source: str) -> str:

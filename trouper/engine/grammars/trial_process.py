@@ -18,7 +18,7 @@ from threading import Semaphore
 from typing import Any
 
 from trouper.engine.grammars.trial_script import LENGTH
-from trouper.protocol.problems import is_scarcity
+from trouper.protocol.problems import is_shortage
 from trouper.waking_time import LOOK_S, WakingTime
 
 log = logging.getLogger("trouper.grammar")
@@ -106,7 +106,7 @@ class TrialPool:
             reason = f"the process that compiles it did not start within {START_S:g} s"
             raise TrialUnavailableError(reason) from None
         except (OSError, EOFError, MemoryError) as error:
-            if is_scarcity(error):
+            if is_shortage(error):
                 reason = f"the process that compiles it cannot be started for the moment ({error})"
                 raise TrialUnavailableError(reason) from None
             self._refused_until = time.monotonic() + AGAIN_S

@@ -7,21 +7,28 @@ end the server nor hold its shutdown:
 - whatever a connection raises ends that connection only (late h2c DATA, an upgrade with a trailing byte);
 - the socket is read also while the protocol pauses (behind pipelined bytes, or an `Upgrade` that h11 thinks about), so
   that a client which leaves is noticed whatever it sent before;
+- heads that a proxy may read otherwise are refused (see `StrictHttp`);
 - HTTP/1.1 only: `Upgrade` is ignored, as RFC 9110 (7.8) allows, and an HTTP/2 preface is refused. An LLM
   stream gains nothing from either, and both let a client crash or wedge the handlers;
 - one clock a connection, for a request's head and for idling between requests; another for each write;
 - a client that is still sending when it is refused can read why: what it sends is read and dropped for a moment, because
   closing a socket with unread bytes resets it, which can cost the client the response;
+- each response behind which the server closes says `Connection: close`, so that no request is lost;
+- a connection without a request gives way where there are too many (see `trouper.web.server`);
 - at shutdown idle connections end at once, busy ones after their response, stalled ones when their socket closes.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import select
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from socket import SHUT_WR
+from typing import Any
 
 import h11
 import msgspec
@@ -34,8 +41,11 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 
+from trouper.protocol.problems import Problem
 from trouper.protocol.settings import ServerSettings
+from trouper.web.http.connection_order import network_of
 from trouper.web.http.socket_writer import SocketWriter
+from trouper.web.http.strict_http import StrictHttp
 from trouper.web.openai.errors import error_body, http_problem
 
 log = logging.getLogger("trouper.web")
@@ -44,24 +54,48 @@ MAX_JOINED = 2**16
 """Number of bytes of a body beyond which it is not copied behind its head."""
 MAX_PIPELINED = 16
 """Maximum number of reads that wait behind a response; a client that sends more does not pipeline but floods."""
-LINGER_S = 1.0
-REFUSALS = {431: "the head of the request is too large", 505: "this is not HTTP/1.1"}
+LINGER_S = 5.0
+"""Time for which a client that is refused may go on sending."""
+STEPS_OF_A_BODY = 8
+"""Runs of the event loop in which the rest of a small body is read, before a response that did not
+wait for it."""
+REFUSALS = {431: "the head of the request is too large"}
 """Why a request is refused before an app sees it, by the status."""
-LONGEST_REASON = 200
-"""Characters of h11's reason, which may repeat what the client has sent."""
+HEALTH = (b"/livez", b"/readyz")
+"""Paths that are answered also beyond --max-connections."""
 WRITER = "trouper.writer"
 """Key of the connection's `SocketWriter` in the state of a request, where its app may write directly."""
 
 
-class NotHttp1(Exception):
-    """The client speaks HTTP/2 although it was not offered."""
+NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
+TOO_MANY_CONNECTIONS = Problem(
+    503, "all connections that --max-connections allows have requests in progress; try again soon",
+    "server_error", None, "too_many_connections", retry_after_s=1,
+)  # fmt: skip
+
+
+class Refused(Exception):
+    """A request is refused before the app sees it, and the connection ends."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
 
 
 class PlainHttp(H11Protocol):
     """An HTTP/1.1 protocol without upgrades."""
 
-    _held = b""
-    """What goes out with what is sent next: the head of a response whose body comes at once, or the last events of a stream."""
+    def __init__(self, *, is_crowded: Callable[[], bool], **parts: Any) -> None:
+        """`is_crowded`: whether the request at hand is one too many. `parts`: as for
+        `H11Protocol`."""
+        super().__init__(**parts)
+        self.connection = StrictHttp(h11.SERVER, self.config.h11_max_incomplete_size)
+        self._is_crowded = is_crowded
+        self._ends = False
+        """Whether the connection ends with the next response."""
+        self._held = b""
+        """What goes out with what is sent next: the head of a response whose body comes at once, or
+        the last events of a stream."""
 
     @property
     def listening(self) -> bool:
@@ -69,9 +103,14 @@ class PlainHttp(H11Protocol):
         return self.connection.their_state in (h11.IDLE, h11.SEND_BODY)
 
     @property
-    def mid_request(self) -> bool:
-        """Whether the client was interrupted: it has more of a request to send, or sends invalid data."""
-        return self.connection.their_state in (h11.SEND_BODY, h11.ERROR)
+    def is_interrupted(self) -> bool:
+        """Whether the client may be sending: more of a request, invalid data, or another
+        request."""
+        return self._ends or self._more_to_come or self.request_waits
+
+    @property
+    def _more_to_come(self) -> bool:
+        return self.connection.their_state in (h11.IDLE, h11.SEND_BODY, h11.ERROR)
 
     @property
     def request_waits(self) -> bool:
@@ -81,13 +120,16 @@ class PlainHttp(H11Protocol):
     async def handle(self, event: Event) -> None:
         try:
             await super().handle(event)
-        except NotHttp1:
-            await self._send_error_response(505)
+        except Refused as refused:
+            await self._send_problem(refused.problem)
             await self.send(Closed())
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         """Send an event. The head of a response that has a length waits for the body, so that both are one write, and so does what the
         app says that something follows at once (`SocketWriter.more_follows`)."""
+        if type(event) is h11.Response and await self._closes():
+            headers = [*event.headers, (b"connection", b"close")]
+            event = h11.Response(status_code=event.status_code, headers=headers)
         try:
             data = self.connection.send(event) or b""
         except h11.LocalProtocolError:
@@ -104,6 +146,15 @@ class PlainHttp(H11Protocol):
         held, self._held = self._held, b""
         if held or data:
             await self.send(RawData(data=held + data))
+
+    async def _closes(self) -> bool:
+        """Whether the server closes the connection behind the response that begins now. A body that
+        has come is read first."""
+        for _ in range(STEPS_OF_A_BODY):
+            if self.connection.their_state is not h11.SEND_BODY:
+                break
+            await trio.lowlevel.checkpoint()
+        return self._ends or self._more_to_come or bool(self.context.terminated.is_set())
 
     def _takes_more_follows(self) -> bool:
         """Whether the app has said that something follows at once, of what is sent now."""
@@ -125,22 +176,32 @@ class PlainHttp(H11Protocol):
 
     async def _send_error_response(self, status_code: int) -> None:
         error = sys.exception()  # Hypercorn calls this where it has caught it.
-        why = f": {error}"[:LONGEST_REASON] if isinstance(error, h11.RemoteProtocolError) else ""
+        why = f": {error}" if isinstance(error, h11.RemoteProtocolError) else ""
         message = REFUSALS.get(status_code, f"this is no valid request of HTTP/1.1{why}")
-        body = msgspec.json.encode(error_body(http_problem(status_code, message, "invalid_http")))
+        await self._send_problem(http_problem(status_code, message, "invalid_http"))
+
+    async def _send_problem(self, problem: Problem) -> None:
+        """Send an error of this layer, behind which the connection ends."""
+        self._ends = True
+        body = msgspec.json.encode(error_body(problem))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
             *self.config.response_headers("h11"),
         ]
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        if problem.retry_after_s is not None:
+            headers.append((b"retry-after", str(problem.retry_after_s).encode()))
+        await self._send_h11_event(h11.Response(status_code=problem.status, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.http_version[:1] != b"1":
-            raise NotHttp1
+            raise Refused(NOT_HTTP1)
+        if self._is_crowded():
+            self._ends = True
+            if event.target.partition(b"?")[0] not in HEALTH:
+                raise Refused(TOO_MANY_CONNECTIONS)
 
     async def _create_stream(self, request: h11.Request) -> None:
         if any(name.lower() == b"upgrade" for name, _ in request.headers.raw_items()):
@@ -163,19 +224,31 @@ class Connection:
         stream: trio.SocketStream,
         *,
         direct: bool = False,
+        is_crowded: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`direct`: the app may write chunks of a response's body around the layers between (`SocketWriter.write_now`)."""
-        self._direct = direct
+        """`direct`: the app may write chunks of a response's body around the layers between
+        (`SocketWriter.write_now`). `is_crowded`: as for `PlainHttp`."""
+        self._direct, self._is_crowded = direct, is_crowded
         self._app, self._config, self._context, self._settings = app, config, context, settings
         self._stream = stream
         self._lifetime = trio.CancelScope()
         self._writer = SocketWriter(stream, settings.write_timeout_s, self._lifetime.cancel)
         self._patience = trio.CancelScope()
-        self._idle = True
+        self._idle, self._since = True, trio.current_time()
         self._fresh = True
         """Whether the connection is between requests: the next byte begins a head."""
+        self._unhandled = 0
+        """Reads that the protocol has not handled yet."""
         self._lingers = False
         """Whether the last response was sent; what the client still sends is read and dropped."""
+        self.network = _network(stream)
+        """As in `network_of`."""
+
+    @property
+    def idle_since(self) -> float | None:
+        """Time since which no request is in progress, or a part of a head is all there is of one;
+        None: one is in progress. Bytes of a head that goes on make nothing younger."""
+        return self._since if self._lingers or (self._idle and not self._unhandled) else None
 
     async def run(self) -> None:
         with self._lifetime:
@@ -199,6 +272,7 @@ class Connection:
                 context=self._context,
                 task_group=group,
                 connection_state=state,
+                is_crowded=self._is_crowded,
                 ssl=False,
                 client=client,
                 server=server,
@@ -217,6 +291,7 @@ class Connection:
             with hearing:
                 async for data in hearing:
                     await self._protocol.handle(RawData(data))
+                    self._unhandled -= 1
 
     async def _listen(self, heard: trio.MemorySendChannel[bytes]) -> None:
         """Wait until the client disconnects or ends its sending side (treated alike): then no response is worth waiting
@@ -228,6 +303,7 @@ class Connection:
                 if self._idle and self._fresh:
                     self._fresh = False
                     self._wait_at_most(self._settings.header_timeout_s)
+                self._unhandled += 1
                 try:
                     heard.send_nowait(data)
                 except trio.WouldBlock:
@@ -237,10 +313,17 @@ class Connection:
         self._patience.cancel()
 
     async def _receive(self) -> bytes:
-        try:
-            return bytes(await self._stream.receive_some(MAX_RECEIVE))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return b""
+        """Return what has come; empty: the client has ended its sending side, or disconnected.
+        Trio's own would hold what it has read while other tasks run, who would take the connection
+        for an idle one."""
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(self._stream.socket)
+                return os.read(self._stream.socket.fileno(), MAX_RECEIVE)
+            except BlockingIOError:
+                continue
+            except (OSError, trio.ClosedResourceError):
+                return b""
 
     def _wait_at_most(self, seconds: float) -> None:
         self._patience.deadline = trio.current_time() + seconds
@@ -261,6 +344,7 @@ class Connection:
         if not idle:
             self._wait_at_most(inf)
             return
+        self._since = trio.current_time()
         self._fresh = not self._protocol.request_waits
         self._wait_at_most(self._settings.keep_alive_timeout_s if self._fresh else self._settings.header_timeout_s)
         if self._context.terminated.is_set():
@@ -268,10 +352,10 @@ class Connection:
 
     def _finish(self) -> None:
         """Finish after the protocol's last event: close, or first let a client that is still sending read the response."""
-        if not self._protocol.mid_request or self._context.terminated.is_set():
+        if not self._protocol.is_interrupted or self._context.terminated.is_set():
             self._close()
             return
-        self._lingers = True
+        self._lingers, self._since = True, trio.current_time()
         with suppress(OSError):
             self._stream.socket.shutdown(SHUT_WR)
         self._wait_at_most(LINGER_S)
@@ -289,6 +373,31 @@ class Connection:
         if self._idle or self._lingers:
             self._patience.cancel()
 
+    def give_way(self) -> bool:
+        """Close the connection if no request is in progress. Returns whether it was closed: a
+        request may have come that nobody has read."""
+        if self.idle_since is None or (not self._lingers and self._has_unread()):
+            return False
+        self._patience.cancel()
+        self._close()
+        return True
+
+    def _has_unread(self) -> bool:
+        """Whether the socket has bytes, or the end of them."""
+        if (descriptor := self._stream.socket.fileno()) < 0:
+            return False
+        ready = select.poll()
+        ready.register(descriptor, select.POLLIN)
+        return bool(ready.poll(0))
+
     def cut(self) -> None:
         """Close the socket, which also ends a write that the client does not read. Synchronous and idempotent."""
         self._stream.socket.close()
+
+
+def _network(stream: trio.SocketStream) -> str:
+    """Return the client's network; empty if it has disconnected."""
+    try:
+        return network_of(str(stream.socket.getpeername()[0]))
+    except OSError:
+        return ""

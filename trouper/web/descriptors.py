@@ -1,0 +1,64 @@
+"""How many connections the limit on open files has room for, and whether one more would take what
+others need."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+from trouper.protocol.problems import SettingsInvalid
+
+SPARE = 32
+"""Descriptors that no connection takes: for files, a compiler's pipes, the process that tries
+grammars, the SSD tier and links of ranks."""
+RESERVED = 8
+"""Connections beyond --max-connections, in which health is answered and everything else refused."""
+FLAG = "--max-connections"
+
+
+def connection_limit(wanted: int) -> tuple[int, str]:
+    """Return how many connections there may be, and a line for the log if these are fewer than
+    `wanted`. The soft limit is raised as far as that needs and the hard one allows. Raises
+    `SettingsInvalid` if there is room for none."""
+    others = other_files()
+    soft = _raised_limit(wanted + others)
+    if soft is None or soft >= wanted + others:
+        return wanted, ""
+    remedy = f"raise it with ulimit -n {wanted + others}"
+    told = f"{FLAG} {wanted} needs {wanted + others} descriptors, the limit is {soft}"
+    if soft <= others:
+        raise SettingsInvalid(f"{told}, which leaves no room for any; {remedy}", FLAG)
+    return soft - others, f"{told}: {soft - others} connections; {remedy}"
+
+
+def other_files() -> int:
+    """Return how many descriptors there must be beside those of --max-connections."""
+    return open_files() + SPARE + RESERVED
+
+
+def is_spare(descriptor: int) -> bool:
+    """Whether a descriptor just opened is one of the last ones, which are not for connections. A
+    new one has the lowest number that is free."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft != resource.RLIM_INFINITY and descriptor >= soft - SPARE
+
+
+def open_files() -> int:
+    """Number of descriptors that this process has open."""
+    try:
+        return sum(1 for _ in Path("/dev/fd").iterdir())
+    except OSError:  # A container may have no such directory.
+        return SPARE
+
+
+def _raised_limit(needed: int) -> int | None:
+    """Raise the soft limit to what is needed, if that is possible, and return it; None: there is
+    none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        with suppress(ValueError, OSError):  # A container may forbid it.
+            most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return None if soft == resource.RLIM_INFINITY else soft
