@@ -16,7 +16,7 @@ import httpx2
 
 from trouper.cli.address import url_to
 from trouper.cli.exits import refuse
-from trouper.cli.flags import HomePath, UnsplitText
+from trouper.cli.flags import HomePath, NeverEmpty, UnsplitText
 from trouper.cli.settings_file import configured
 from trouper.cli.usage_errors import settings_error
 from trouper.protocol.api_keys import keys_in, sendable
@@ -98,9 +98,20 @@ def client_of(command: Command) -> Command:
         return command(where, *more, **given)
 
     for option in (
-        click.option("--api-key-file", type=HomePath(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
         click.option(
-            "--api-key", type=UnsplitText(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
+            "--api-key-file",
+            cls=NeverEmpty,
+            type=HomePath(path_type=Path),
+            envvar="TROUPER_API_KEY_FILE",
+            hidden=True,
+        ),
+        click.option(
+            "--api-key",
+            cls=NeverEmpty,
+            type=UnsplitText(),
+            multiple=True,
+            envvar="TROUPER_API_KEY",
+            help="Key that the server wants.",
         ),
         click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
         click.option("--host", envvar="TROUPER_HOST", default=DEFAULT.host, hidden=True),
@@ -136,8 +147,7 @@ def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
     try:
         if keys:
             return sendable(keys[0], "--api-key")
-        found = () if path is None else tuple(keys_in(path))
-        return max(found, key=lambda key: len(key.rights)).key if found else None
+        return None if path is None else max(keys_in(path), key=lambda key: len(key.rights)).key
     except SettingsInvalid as invalid:
         refuse(str(invalid))
 

@@ -45,7 +45,8 @@ class ApiKey:
     models: tuple[str, ...] = ()
     """Names, or patterns, of the models that it may use; empty: all."""
     min_priority: int | None = None
-    """The most urgent priority that its requests may send; lower is scheduled first."""
+    """The most urgent priority that its requests may send; lower is scheduled first. None: any. Keys of the file go before no
+    other key unless their line says so: it is their `priority`."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     """Bound on tokens of prompts and answers together."""
@@ -145,18 +146,21 @@ def split_options(line: str, where: str) -> tuple[str, dict[str, Any]]:
     return line, options
 
 
+def is_option(text: str) -> bool:
+    """Whether a text is an option, where a key belongs. A key may itself end as `abc=`."""
+    name, sign, _ = text.partition("=")
+    return bool(sign) and name in OPTIONS
+
+
 def key_with(key: str, options: Mapping[str, Any], number: int, where: str) -> ApiKey:
     """Make a key of its options. Raises `SettingsInvalid`."""
     more = {name: value for name, value in options.items() if name not in ALL_RIGHTS}
     rights = frozenset(right for right in get_args(Right) if options.get(right, right in FILE_RIGHTS))
-    found = ApiKey(key, rights=rights, line=number, **more)
-    if found.min_priority is not None and "priority" not in options:
-        found = attrs.evolve(found, priority=max(0, found.min_priority))
-    if found.min_priority is not None and found.priority < found.min_priority:
-        raise SettingsInvalid(
-            f"{where}: priority {found.priority} is below min_priority {found.min_priority}; raise it", FILE_FLAG
-        )
-    return found
+    priority = options.get("priority", max(0, options.get("min_priority", 0)))
+    least = options.get("min_priority", priority)
+    if priority < least:
+        raise SettingsInvalid(f"{where}: priority {priority} is below min_priority {least}; raise it", FILE_FLAG)
+    return ApiKey(key, rights=rights, line=number, **more | {"priority": priority, "min_priority": least})
 
 
 def require_one_client_a_name(keys: Sequence[ApiKey]) -> None:

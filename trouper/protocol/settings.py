@@ -194,11 +194,19 @@ class ServerSettings:
 
     host: str = setting("127.0.0.1", "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.")
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", 0, 65535)
-    api_key: tuple[str, ...] = setting((), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True)
+    api_key: tuple[str, ...] = setting(
+        (), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True, never_empty=True
+    )
     api_key_file: Path | None = setting(
-        None, "File with one key a line, and perhaps options behind it: name=batch models=small priority=5."
+        None,
+        "File with one key a line, and perhaps options behind it: name=batch models=small priority=5.",
+        never_empty=True,
     )
     allow_no_key: bool = setting(False, "Listen beyond loopback although anybody may then use the model.")
+    allow_admin_without_key: bool = setting(
+        False,
+        "Without keys, let others than programs on this machine load, unload and pin models, and load adapters.",
+    )
     allowed_hosts: tuple[str, ...] = entries(
         host_pattern,
         "Names, parted by commas, that the server answers to beside those of loopback: NAME, .DOMAIN for it and all below "
@@ -261,6 +269,8 @@ class ServerSettings:
     max_connections: int = setting(1000, "Connections at a time; more wait.", 1)
 
     def __attrs_post_init__(self) -> None:
+        if isinstance(self.api_key, str):  # Each character would be a key, and an empty text none.
+            raise SettingsInvalid("--api-key: give a tuple of keys, not one text", "--api-key")
         if self.host.startswith("["):
             message = f"--host {self.host}: give the address without brackets, as in --host {self.host.strip('[]')}"
             raise SettingsInvalid(message, "--host")

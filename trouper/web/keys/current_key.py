@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import cast
 
 import trio
-from quart import has_request_context
+from quart import has_request_context, request
 
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
 from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
+from trouper.web.keys.local_peer import is_local
 
 
 class CurrentKey(CurrentRequest):
@@ -59,7 +60,15 @@ class CurrentKey(CurrentRequest):
 
     def has_right(self, right: Right) -> bool:
         key = self.key
-        return key is not None and right in key.rights
+        if key is None or right not in key.rights:
+            return False
+        return right != "admin" or key is not ANYBODY or self._may_administer_without_key()
+
+    def _may_administer_without_key(self) -> bool:
+        scope = request.scope
+        return self.settings.allow_admin_without_key or is_local(
+            scope.get("client"), self.headers, scope["http_version"]
+        )
 
     def account(self, model: str) -> KeyAccount:
         """Return the account of this request's key, after counting the request once. Raises `RequestFailed` (429)."""
