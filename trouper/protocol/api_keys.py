@@ -118,6 +118,24 @@ class Keys:
         """Return all identities of a client: that of its keys, and those that they had before they were given their name."""
         return frozenset((identity, *(key.nameless for key in self._keys.values() if key.identity == identity)))
 
+    @property
+    def several(self) -> bool:
+        """Whether there are several clients."""
+        keys = self.all()
+        return any(key.identity != keys[0].identity for key in keys)
+
+    def clients_of(self, identity: str) -> tuple[ApiKey | None, frozenset[str]]:
+        """Return the key of this identity, if there is one now, and all identities of its client."""
+        key = self.of_identity(identity)
+        return key, frozenset((identity,)) if key is None else self.identities_of(key.identity) | {identity}
+
+    def label_of(self, identity: str) -> str:
+        """Return what an admin is told of whose something is, also of a key that was removed; empty: it was made without one."""
+        if (key := self.of_identity(identity)) is not None and key is not ANYBODY:
+            return key.label
+        kind, _, name = identity.partition(":")
+        return name if kind == "name" else kind and "removed key"
+
     def let_in(self, authorization: str | None, api_key: str | None) -> bool:
         return self.find(authorization, api_key) is not None
 

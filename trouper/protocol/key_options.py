@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,7 @@ import attrs
 
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY
+from trouper.protocol.setting_fields import ByteSize
 
 FILE_FLAG = "--api-key-file"
 Right = Literal["inference", "observability", "admin"]
@@ -50,6 +52,8 @@ class ApiKey:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     """Bound on tokens of prompts and answers together."""
+    max_batch_bytes: int | None = None
+    """Bound on what its files and batches take on disk. None: half of --batch-max-bytes, as soon as there is another key."""
     rights: frozenset[Right] = FILE_RIGHTS
     cache: str = OWN
     """own: cached prompts are shared with no other key; shared: with all other keys that say so; else with keys of the same word."""
@@ -61,7 +65,7 @@ class ApiKey:
         """What stands for the key where it must not be stored itself: its name, or its digest."""
         return f"name:{self.name}" if self.name else self.nameless
 
-    @property
+    @cached_property
     def nameless(self) -> str:
         """What stood for the key while its line had no name."""
         return f"key:{digest_of(self.key).hex()}"
@@ -94,6 +98,13 @@ def _integer(low: int, high: int) -> Callable[[str, str], int]:
     return parse
 
 
+def _bytes(name: str, text: str) -> ByteSize:
+    try:
+        return ByteSize(text)
+    except ValueError as wrong:
+        raise ValueError(f"{name}: {wrong}") from None
+
+
 def _flag(name: str, text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError(f"{name} must be true or false, not {text!r}")
@@ -122,6 +133,7 @@ OPTIONS: Mapping[str, Callable[[str, str], Any]] = {
     "min_priority": _integer(MIN_PRIORITY, MAX_PRIORITY),
     "requests_per_minute": _integer(1, MAX_LIMIT),
     "tokens_per_minute": _integer(1, MAX_LIMIT),
+    "max_batch_bytes": _bytes,
     "cache": _word,
     "inference": _flag,
     "observability": _flag,

@@ -269,7 +269,8 @@ class ServerSettings:
     max_connections: int = setting(1000, "Connections at a time; more wait.", 1)
 
     def __attrs_post_init__(self) -> None:
-        if isinstance(self.api_key, str):  # Each character would be a key, and an empty text none.
+        given: object = self.api_key
+        if isinstance(given, str):  # Each character would be a key, and an empty text none.
             raise SettingsInvalid("--api-key: give a tuple of keys, not one text", "--api-key")
         if self.host.startswith("["):
             message = f"--host {self.host}: give the address without brackets, as in --host {self.host.strip('[]')}"

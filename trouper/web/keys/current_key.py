@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import trio
@@ -51,6 +51,17 @@ class CurrentKey(CurrentRequest):
     def key_identities(self) -> frozenset[str]:
         """What may stand for the key of this request where something was stored long ago."""
         return self.keys.identities_of(self.key_identity)
+
+    @property
+    def managed_identities(self) -> frozenset[str] | None:
+        """What may stand for the keys whose files and batches this request lists, deletes and cancels; None: all, with `admin`."""
+        return None if self.has_right("admin") else self.key_identities
+
+    def owner_labels(self, owners: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return for each owner what a key with `admin` is told of it, as a field of ours."""
+        is_admin = self.has_right("admin")
+        labels = {owner: self.keys.label_of(owner) if is_admin else "" for owner in set(owners)}
+        return {owner: {"owner": label} if label else {} for owner, label in labels.items()}
 
     @property
     def key_label(self) -> str:
