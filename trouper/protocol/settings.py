@@ -234,6 +234,12 @@ class ServerSettings:
         "several.",
         repeat=True,
     )
+    adapters_from: tuple[str, ...] = setting(
+        (),
+        "Directory below which POST /v1/load_lora_adapter may load adapters, beside those that --adapter names; several.",
+        repeat=True,
+        directory=True,
+    )
     max_loaded_models: int | None = setting(
         None, "Models that may be loaded at a time. Default: as many as --model has, at least 3 with --models-from.", 1
     )
@@ -288,6 +294,7 @@ class ServerSettings:
                 "or --allow-no-key if anybody may use the model"
             )
         require_sources(self.models_from)
+        require_directories(self.adapters_from)
 
     @property
     def batches_dir(self) -> Path | None:
@@ -308,3 +315,10 @@ def require_sources(models_from: Sequence[str]) -> None:
         raise SettingsInvalid(
             f"--models-from {missing[0] or repr('')} is no directory; give one, or {HUB_CACHE}", "--models-from"
         )
+
+
+def require_directories(adapters_from: Sequence[str]) -> None:
+    """Raises `SettingsInvalid` for an --adapters-from that is no directory."""
+    missing = [one for one in adapters_from if not (one.strip() and is_directory(expanded(one)))]
+    if missing:
+        raise SettingsInvalid(f"--adapters-from {missing[0] or repr('')} is no directory; give one", "--adapters-from")
