@@ -77,6 +77,9 @@ class Where:
         return httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
 
 
+key_option = functools.partial(click.option, cls=NeverEmpty)
+
+
 def client_of(command: Command) -> Command:
     """Add --url and --api-key, and pass the first argument `where`. Without --url it is the address at which `trouper
     serve` would listen with the same variables and the same settings file."""
@@ -98,20 +101,9 @@ def client_of(command: Command) -> Command:
         return command(where, *more, **given)
 
     for option in (
-        click.option(
-            "--api-key-file",
-            cls=NeverEmpty,
-            type=HomePath(path_type=Path),
-            envvar="TROUPER_API_KEY_FILE",
-            hidden=True,
-        ),
-        click.option(
-            "--api-key",
-            cls=NeverEmpty,
-            type=UnsplitText(),
-            multiple=True,
-            envvar="TROUPER_API_KEY",
-            help="Key that the server wants.",
+        key_option("--api-key-file", type=HomePath(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
+        key_option(
+            "--api-key", type=UnsplitText(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
         ),
         click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
         click.option("--host", envvar="TROUPER_HOST", default=DEFAULT.host, hidden=True),

@@ -169,10 +169,10 @@ def key_with(key: str, options: Mapping[str, Any], number: int, where: str) -> A
     more = {name: value for name, value in options.items() if name not in ALL_RIGHTS}
     rights = frozenset(right for right in get_args(Right) if options.get(right, right in FILE_RIGHTS))
     priority = options.get("priority", max(0, options.get("min_priority", 0)))
-    least = options.get("min_priority", priority)
-    if priority < least:
-        raise SettingsInvalid(f"{where}: priority {priority} is below min_priority {least}; raise it", FILE_FLAG)
-    return ApiKey(key, rights=rights, line=number, **more | {"priority": priority, "min_priority": least})
+    lowest = options.get("min_priority", priority)
+    if priority < lowest:
+        raise SettingsInvalid(f"{where}: priority {priority} is below min_priority {lowest}; raise it", FILE_FLAG)
+    return ApiKey(key, rights=rights, line=number, **more | {"priority": priority, "min_priority": lowest})
 
 
 def require_one_client_a_name(keys: Sequence[ApiKey]) -> None:
