@@ -20,9 +20,11 @@ from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.line_editor import history
 from trouper.engine.loading import bundled_model, gguf, lora_adapter, model_fingerprint, model_source
+from trouper.protocol.api_keys import NO_KEYS
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage import cache_fingerprint
 from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.key_shares import KeyShares
 
 LONG = "a" * 300
 """No file can have such a name."""
@@ -159,7 +161,7 @@ def test_an_embedded_model_for_which_the_disk_has_no_room_has_a_remedy(
 
 
 async def test_a_directory_of_batches_that_may_not_be_looked_at_is_not_there(locked: Path) -> None:
-    storage = BatchStorage(locked / "batches", 1000)
+    storage = BatchStorage(locked / "batches", KeyShares(NO_KEYS, 1000))
     assert await storage.open(create=False) is False
 
 

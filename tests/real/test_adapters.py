@@ -40,7 +40,7 @@ async def serving(files: Path, **settings: Any) -> AsyncIterator[tuple[Runtime, 
     given = {"adapter": flags([files / name for name in NAMES]), "self_check": "off"} | settings
     shutdown = trio.Event()
     async with running(str(files / "base"), **given) as runtime, trio.open_nursery() as nursery:
-        server = ServerSettings(port=0, served_model_name=("base",))
+        server = ServerSettings(port=0, served_model_name=("base",), adapters_from=(str(files.parent),))
         [url] = await nursery.start(partial(serve_http, runtime, server, shutdown=shutdown))
         yield runtime, url
         shutdown.set()

@@ -25,6 +25,7 @@ from tests.web.test_batches import END, FORM, using
 from tests.web.test_key_limits import FastClock
 from tests.web.test_key_rights import bearer, key_file
 from trouper.protocol import paths
+from trouper.protocol.api_keys import NO_KEYS
 from trouper.protocol.model import AdapterCard, LoadedModel
 from trouper.protocol.problems import OutOfDeviceMemory
 from trouper.protocol.setting_fields import ByteSize
@@ -33,6 +34,7 @@ from trouper.web.batches.answer_log import AnswerLog, BatchProgress, BatchRecord
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS
 from trouper.web.batches.input_lines import validated
+from trouper.web.batches.key_shares import KeyShares
 from trouper.web.batches.stored_files import FileStore, Upload
 from trouper.web.streaming import response_streams
 
@@ -294,7 +296,7 @@ async def test_a_directory_that_does_not_answer_stops_no_stream(
         return paths.exists(path)
 
     monkeypatch.setattr(batch_storage, "exists", noted)
-    assert not await BatchStorage(tmp_path / "batches", 10**6).open(create=False)
+    assert not await BatchStorage(tmp_path / "batches", KeyShares(NO_KEYS, 10**6)).open(create=False)
     assert len(threads) == 1 and threading.main_thread() not in threads
 
 
@@ -306,9 +308,9 @@ async def test_a_disk_that_takes_no_more_stops_no_answer(tmp_path: Path, monkeyp
         goes_on.wait()
         return os.open(path, os.O_WRONLY | os.O_CREAT)
 
-    async def noted(store: FileStore) -> Upload:
+    async def noted(store: FileStore, owner: str) -> Upload:
         begun.append(store)
-        return await begin(store)
+        return await begin(store, owner)
 
     monkeypatch.setattr(durable_files, "create", hangs)
     monkeypatch.setattr(FileStore, "begin", noted)

@@ -75,7 +75,7 @@ async def test_every_schema_is_one_and_every_reference_leads_somewhere() -> None
 
 async def test_each_example_is_valid_and_answered_as_described() -> None:
     """Whole, and where it can be streamed each event too."""
-    async with serving(FakeEngine(tokenizer=Ranking()), BRIEF) as served:
+    async with serving(FakeEngine(tokenizer=Ranking()), BRIEF, adapters_from=("/",)) as served:
         document = await described(served)
         seen = 0
         for method, path, operation in operations(document):

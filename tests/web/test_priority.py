@@ -21,7 +21,7 @@ DIALECTS: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
     "/v1/embeddings": {"input": "a"},
 }
-FILE = "sk-plain\nsk-batch priority=7 name=nightly\nsk-first priority=-3\n"
+FILE = "sk-plain\nsk-batch priority=7 name=nightly min_priority=0\nsk-first priority=-3\n"
 
 
 @pytest.fixture
@@ -78,18 +78,44 @@ async def test_any_32_bits_are_a_priority_and_nothing_else(path: str, submitted:
     assert len(submitted) == count
 
 
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [("", 0), ("priority=7", 7), ("priority=-3", -3), ("min_priority=-9", -9), ("priority=7 min_priority=2", 2)],
+)
+async def test_a_key_goes_before_no_other_unless_its_line_says_so(
+    options: str, least: int, submitted: list[Generate], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"sk-a {options}\n")
+    async with serving(api_key_file=file) as served:
+        for path, body in DIALECTS.items():
+            for priority, expected in ((least, 200), (least + 1, 200), (least - 1, 403), (MIN_PRIORITY, 403)):
+                asked = post(path, body | {"priority": priority}, "Authorization: Bearer sk-a\r\n")
+                status, _, answer = await exchange(served, asked)
+                assert status == expected, (path, priority, answer)
+                assert status == 200 or b"priority_not_allowed" in answer
+    assert min(request.priority for request in submitted) == least
+
+
+async def test_keys_of_the_flag_send_any_priority(submitted: list[Generate]) -> None:
+    async with serving(api_key=("sk-a",)) as served:
+        body = DIALECTS["/v1/completions"] | {"priority": MIN_PRIORITY}
+        assert (await exchange(served, post("/v1/completions", body, "X-Api-Key: sk-a\r\n")))[0] == 200
+    assert submitted[-1].priority == MIN_PRIORITY
+
+
 def test_lines_of_a_key_file(tmp_path: Path) -> None:
     """A key may have blanks, and what looks like an option within it: only the last words of a line are options."""
     file = tmp_path / "keys"
     file.write_text(f"{FILE}  my secret key \n\na=b c\nd==\n\tsk-tab\tname=x\tpriority=-2147483648\n")
     assert [*keys_in(file)] == [
-        ApiKey("sk-plain"),
-        ApiKey("sk-batch", 7, "nightly"),
-        ApiKey("sk-first", -3),
-        ApiKey("my secret key"),
-        ApiKey("a=b c"),
-        ApiKey("d=="),
-        ApiKey("sk-tab", MIN_PRIORITY, "x"),
+        ApiKey("sk-plain", min_priority=0),
+        ApiKey("sk-batch", 7, "nightly", min_priority=0),
+        ApiKey("sk-first", -3, min_priority=-3),
+        ApiKey("my secret key", min_priority=0),
+        ApiKey("a=b c", min_priority=0),
+        ApiKey("d==", min_priority=0),
+        ApiKey("sk-tab", MIN_PRIORITY, "x", min_priority=MIN_PRIORITY),
     ]
     assert "sk-plain" not in repr([*keys_in(file)])
 

@@ -158,3 +158,44 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]], mos
     clock.now += 1000
     store.item("")
     assert (store.bytes, len(store), store._items) == (0, 0, {})
+
+
+def of_owner(owner: str, name: str, text: str) -> StoredResponse:
+    said: dict[str, Any] = {"id": f"out_{name}", "text": text}
+    return StoredResponse({"id": name, "output": [said]}, (), None, None, owner)
+
+
+@pytest.mark.parametrize(("most", "most_bytes"), [(8, 10**6), (1000, 4000)])
+def test_a_key_that_floods_the_store_pushes_out_its_own(most: int, most_bytes: int) -> None:
+    asking = ["b"]
+    bounds = ServerSettings(stored_responses=most, stored_responses_bytes=ByteSize(most_bytes))
+    store = ResponseStore(bounds, lambda: 0.0, lambda: asking[0])
+    for number in range(30):
+        store.add(of_owner("a", f"a{number}", "x" * 200))
+    alone = len(store)
+    assert alone >= 8, "one key alone may have all of it"
+    for number in range(3):
+        store.add(of_owner("b", f"b{number}", "y" * 200))
+    for number in range(30, 90):
+        store.add(of_owner("a", f"a{number}", "x" * (number * 10)))
+    assert all(store.find(f"b{number}") is not None for number in range(3))
+    assert store.find("a89") is None, "it is another key's"
+    asking[0] = "a"
+    assert store.find("a89") is not None and store.find("a0") is None
+    assert len(store) <= most and store.bytes <= most_bytes
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 400)), max_size=60), st.integers(1, 9))
+def test_nobody_loses_what_is_within_an_equal_share(added: list[tuple[str, int]], most: int) -> None:
+    store, _ = store_of(most, most_bytes=2000)
+    held: dict[str, list[StoredResponse]] = {"a": [], "b": [], "c": []}
+    for number, (owner, size) in enumerate(added):
+        stored = of_owner(owner, f"r{number}", "z" * size)
+        store.add(stored)
+        held[owner].append(stored)
+        for mine in held.values():
+            latest, taken = mine[-(most // 3) :] if most >= 3 else [], 0
+            for one in reversed(latest):
+                taken += one.size + one.turn.size
+                if taken <= 2000 // 3:
+                    assert one.id in store._responses

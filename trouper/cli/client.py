@@ -16,7 +16,7 @@ import httpx2
 
 from trouper.cli.address import url_to
 from trouper.cli.exits import refuse
-from trouper.cli.flags import HomePath, UnsplitText
+from trouper.cli.flags import HomePath, NeverEmpty, UnsplitText
 from trouper.cli.settings_file import configured
 from trouper.cli.usage_errors import settings_error
 from trouper.protocol.api_keys import keys_in, sendable
@@ -77,6 +77,9 @@ class Where:
         return httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
 
 
+key_option = functools.partial(click.option, cls=NeverEmpty)
+
+
 def client_of(command: Command) -> Command:
     """Add --url and --api-key, and pass the first argument `where`. Without --url it is the address at which `trouper
     serve` would listen with the same variables and the same settings file."""
@@ -98,8 +101,8 @@ def client_of(command: Command) -> Command:
         return command(where, *more, **given)
 
     for option in (
-        click.option("--api-key-file", type=HomePath(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
-        click.option(
+        key_option("--api-key-file", type=HomePath(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
+        key_option(
             "--api-key", type=UnsplitText(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
         ),
         click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
@@ -136,8 +139,7 @@ def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
     try:
         if keys:
             return sendable(keys[0], "--api-key")
-        found = () if path is None else tuple(keys_in(path))
-        return max(found, key=lambda key: len(key.rights)).key if found else None
+        return None if path is None else max(keys_in(path), key=lambda key: len(key.rights)).key
     except SettingsInvalid as invalid:
         refuse(str(invalid))
 

@@ -44,6 +44,7 @@ def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]
     return click.option(
         "--" + field.name.replace("_", "-"),
         field.name,
+        cls=NeverEmpty if field.metadata.get("never_empty") else click.Option,
         type=OwnChoice() if choices and kind is int else _type(kind, each=each, repeated=repeated),
         is_flag=kind is bool,
         multiple=each or repeated,
@@ -73,6 +74,13 @@ def _completion(field: attrs.Attribute[Any]) -> Completion | None:
     if field.metadata.get("directory"):
         return lambda _context, _option, begun: [CompletionItem(begun, type="dir")]
     return None
+
+
+class NeverEmpty(click.Option):
+    """An option whose variable counts also when it is empty: else an empty key would be none, and the server open."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's interface
+        return os.environ.get(str(self.envvar))
 
 
 class UnsplitText(click.types.StringParamType):

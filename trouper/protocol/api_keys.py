@@ -16,6 +16,7 @@ from trouper.protocol.key_options import (
     SHARED,
     ApiKey,
     digest_of,
+    is_option,
     key_with,
     require_one_client_a_name,
     split_options,
@@ -61,9 +62,6 @@ class Keys:
         read = _state_of(settings.api_key_file)
         if settings.api_key_file is not None:
             file_keys = [*keys_in(settings.api_key_file)]
-            if not file_keys:
-                message = f"{FILE_FLAG} {settings.api_key_file} holds no key; write one a line into it"
-                raise SettingsInvalid(message, FILE_FLAG)
             require_one_client_a_name(file_keys)
             if (file := settings.api_key_file).is_file() and others_may_read(file):
                 log.warning("%s %s may be read by everybody: chmod 600 closes it", FILE_FLAG, file)
@@ -123,6 +121,24 @@ class Keys:
         """Return all identities of a client: that of its keys, and those that they had before they were given their name."""
         return frozenset((identity, *(key.nameless for key in self._keys.values() if key.identity == identity)))
 
+    @property
+    def several(self) -> bool:
+        """Whether there are several clients."""
+        keys = self.all()
+        return any(key.identity != keys[0].identity for key in keys)
+
+    def clients_of(self, identity: str) -> tuple[ApiKey | None, frozenset[str]]:
+        """Return the key of this identity, if there is one now, and all identities of its client."""
+        key = self.of_identity(identity)
+        return key, frozenset((identity,)) if key is None else self.identities_of(key.identity) | {identity}
+
+    def label_of(self, identity: str) -> str:
+        """Return what an admin is told of whose something is, also of a key that was removed; empty: it was made without one."""
+        if (key := self.of_identity(identity)) is not None and key is not ANYBODY:
+            return key.label
+        kind, _, name = identity.partition(":")
+        return name if kind == "name" else kind and "removed key"
+
     def let_in(self, authorization: str | None, api_key: str | None) -> bool:
         return self.find(authorization, api_key) is not None
 
@@ -157,16 +173,18 @@ def _given(authorization: str | None, api_key: str | None) -> str | None:
     return (bearer.strip() if scheme.lower() == "bearer" and bearer.strip() else api_key) or None
 
 
-def sendable(key: str, flag: str, file: Path | None = None) -> str:
-    """Strip the blanks around a key, which a header does not keep. Raises `SettingsInvalid`, whose message does not contain
-    the key, if the key is empty or not printable ASCII: clients encode other characters differently."""
+def sendable(key: str, flag: str, where: str = "") -> str:
+    """Strip the blanks around a key, which a header does not keep. `where`: its place, if it is in a file. Raises
+    `SettingsInvalid`, whose message does not contain the key, if the key is empty or not printable ASCII: clients encode other
+    characters differently."""
     key = key.strip()
-    if not key:
-        raise SettingsInvalid(f"{flag} is empty; give a key, or leave the flag out", flag)
+    if not key.strip("\"'"):  # Docker keeps the quotes of KEY="" in a file of variables.
+        remedy = "write one before the options" if where else "give a key, or leave the flag out"
+        raise SettingsInvalid(f"{where} has no key; {remedy}" if where else f"{flag} is empty; {remedy}", flag)
     if not (key.isascii() and key.isprintable()):
-        where = f"{flag} {file}" if file else flag
         raise SettingsInvalid(
-            f"{where}: a key has a character that a header cannot hold; use letters, digits and signs of ASCII", flag
+            f"{where or flag}: a key has a character that a header cannot hold; use letters, digits and signs of ASCII",
+            flag,
         )
     return key
 
@@ -188,8 +206,8 @@ def _text_of(path: Path) -> str:
 
 
 def keys_in(path: Path) -> Iterator[ApiKey]:
-    """Read the keys of a file, one a line; a line that begins with # is a comment. Raises `SettingsInvalid` if the file cannot be read, for a key that cannot be sent, or for an
-    unknown or wrong option."""
+    """Read the keys of a file, one a line; a line that begins with # is a comment. Raises `SettingsInvalid` if the file cannot
+    be read or holds no key, for a key that cannot be sent, or for an unknown or wrong option."""
     try:
         lines = _text_of(path).splitlines()
     except OSError as error:
@@ -198,13 +216,18 @@ def keys_in(path: Path) -> Iterator[ApiKey]:
     except UnicodeDecodeError:
         message = f"{FILE_FLAG} {path} is not a text file; give one with one key a line"
         raise SettingsInvalid(message, FILE_FLAG) from None
+    lines = [line.strip() for line in lines]
+    if not any(line and not line.startswith("#") for line in lines):
+        raise SettingsInvalid(f"{FILE_FLAG} {path} holds no key; write one a line into it", FILE_FLAG)
     for number, line in enumerate(lines, 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            yield _key_of(line.strip(), number, path)
+        if line and not line.startswith("#"):
+            yield _key_of(line, number, path)
 
 
 def _key_of(line: str, number: int, path: Path) -> ApiKey:
     """Parse a line: a key, and options behind it. Messages do not contain the key."""
     where = f"{FILE_FLAG} {path}, line {number}"
     key, options = split_options(line, where)
-    return key_with(sendable(key, FILE_FLAG, path), options, number, where)
+    if is_option(key):
+        raise SettingsInvalid(f"{where} has no key; write one before the options", FILE_FLAG)
+    return key_with(sendable(key, FILE_FLAG, where), options, number, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,7 @@ import attrs
 
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY
+from trouper.protocol.setting_fields import ByteSize
 
 FILE_FLAG = "--api-key-file"
 Right = Literal["inference", "observability", "admin"]
@@ -45,10 +47,13 @@ class ApiKey:
     models: tuple[str, ...] = ()
     """Names, or patterns, of the models that it may use; empty: all."""
     min_priority: int | None = None
-    """The most urgent priority that its requests may send; lower is scheduled first."""
+    """The most urgent priority that its requests may send; lower is scheduled first. None: any. Keys of the file go before no
+    other key unless their line says so: it is their `priority`."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     """Bound on tokens of prompts and answers together."""
+    max_batch_bytes: int | None = None
+    """Bound on what its files and batches take on disk. None: half of --batch-max-bytes, as soon as there is another key."""
     rights: frozenset[Right] = FILE_RIGHTS
     cache: str = OWN
     """own: cached prompts are shared with no other key; shared: with all other keys that say so; else with keys of the same word."""
@@ -60,7 +65,7 @@ class ApiKey:
         """What stands for the key where it must not be stored itself: its name, or its digest."""
         return f"name:{self.name}" if self.name else self.nameless
 
-    @property
+    @cached_property
     def nameless(self) -> str:
         """What stood for the key while its line had no name."""
         return f"key:{digest_of(self.key).hex()}"
@@ -93,6 +98,13 @@ def _integer(low: int, high: int) -> Callable[[str, str], int]:
     return parse
 
 
+def _bytes(name: str, text: str) -> ByteSize:
+    try:
+        return ByteSize(text)
+    except ValueError as wrong:
+        raise ValueError(f"{name}: {wrong}") from None
+
+
 def _flag(name: str, text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError(f"{name} must be true or false, not {text!r}")
@@ -121,6 +133,7 @@ OPTIONS: Mapping[str, Callable[[str, str], Any]] = {
     "min_priority": _integer(MIN_PRIORITY, MAX_PRIORITY),
     "requests_per_minute": _integer(1, MAX_LIMIT),
     "tokens_per_minute": _integer(1, MAX_LIMIT),
+    "max_batch_bytes": _bytes,
     "cache": _word,
     "inference": _flag,
     "observability": _flag,
@@ -145,18 +158,21 @@ def split_options(line: str, where: str) -> tuple[str, dict[str, Any]]:
     return line, options
 
 
+def is_option(text: str) -> bool:
+    """Whether a text is an option, where a key belongs. A key may itself end as `abc=`."""
+    name, sign, _ = text.partition("=")
+    return bool(sign) and name in OPTIONS
+
+
 def key_with(key: str, options: Mapping[str, Any], number: int, where: str) -> ApiKey:
     """Make a key of its options. Raises `SettingsInvalid`."""
     more = {name: value for name, value in options.items() if name not in ALL_RIGHTS}
     rights = frozenset(right for right in get_args(Right) if options.get(right, right in FILE_RIGHTS))
-    found = ApiKey(key, rights=rights, line=number, **more)
-    if found.min_priority is not None and "priority" not in options:
-        found = attrs.evolve(found, priority=max(0, found.min_priority))
-    if found.min_priority is not None and found.priority < found.min_priority:
-        raise SettingsInvalid(
-            f"{where}: priority {found.priority} is below min_priority {found.min_priority}; raise it", FILE_FLAG
-        )
-    return found
+    priority = options.get("priority", max(0, options.get("min_priority", 0)))
+    lowest = options.get("min_priority", priority)
+    if priority < lowest:
+        raise SettingsInvalid(f"{where}: priority {priority} is below min_priority {lowest}; raise it", FILE_FLAG)
+    return ApiKey(key, rights=rights, line=number, **more | {"priority": priority, "min_priority": lowest})
 
 
 def require_one_client_a_name(keys: Sequence[ApiKey]) -> None:

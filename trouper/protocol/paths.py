@@ -7,6 +7,7 @@ below a directory that may not be searched.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from trouper.protocol.problems import SettingsInvalid
@@ -43,3 +44,13 @@ def exists(path: str | Path) -> bool:
 def is_file(path: str | Path) -> bool:
     """Whether there is such a file, as far as this user may know."""
     return os.path.isfile(path)  # noqa: PTH113 - see above
+
+
+def within(path: str, directories: Iterable[str]) -> str | None:
+    """Return the path that is meant, without links and `..`, if it is one of these directories or below one; None: it is not."""
+    try:
+        meant = os.path.realpath(expanded(path))
+    except ValueError:  # A byte that no path has.
+        return None
+    roots = [Path(os.path.realpath(expanded(directory))) for directory in directories]
+    return meant if any(Path(meant).is_relative_to(root) for root in roots) else None

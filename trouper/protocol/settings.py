@@ -194,11 +194,19 @@ class ServerSettings:
 
     host: str = setting("127.0.0.1", "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.")
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", 0, 65535)
-    api_key: tuple[str, ...] = setting((), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True)
+    api_key: tuple[str, ...] = setting(
+        (), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True, never_empty=True
+    )
     api_key_file: Path | None = setting(
-        None, "File with one key a line, and perhaps options behind it: name=batch models=small priority=5."
+        None,
+        "File with one key a line, and perhaps options behind it: name=batch models=small priority=5.",
+        never_empty=True,
     )
     allow_no_key: bool = setting(False, "Listen beyond loopback although anybody may then use the model.")
+    allow_admin_without_key: bool = setting(
+        False,
+        "Without keys, let others than programs on this machine load, unload and pin models, and load adapters.",
+    )
     allowed_hosts: tuple[str, ...] = entries(
         host_pattern,
         "Names, parted by commas, that the server answers to beside those of loopback: NAME, .DOMAIN for it and all below "
@@ -225,6 +233,12 @@ class ServerSettings:
         "Models that requests may name beside those of --model: hub-cache (what the hub's cache holds), or a directory of models; "
         "several.",
         repeat=True,
+    )
+    adapters_from: tuple[str, ...] = setting(
+        (),
+        "Directory below which POST /v1/load_lora_adapter may load adapters, beside those that --adapter names; several.",
+        repeat=True,
+        directory=True,
     )
     max_loaded_models: int | None = setting(
         None, "Models that may be loaded at a time. Default: as many as --model has, at least 3 with --models-from.", 1
@@ -270,6 +284,9 @@ class ServerSettings:
     )
 
     def __attrs_post_init__(self) -> None:
+        given: object = self.api_key
+        if isinstance(given, str):  # Each character would be a key, and an empty text none.
+            raise SettingsInvalid("--api-key: give a tuple of keys, not one text", "--api-key")
         if self.host.startswith("["):
             message = f"--host {self.host}: give the address without brackets, as in --host {self.host.strip('[]')}"
             raise SettingsInvalid(message, "--host")
@@ -286,6 +303,7 @@ class ServerSettings:
                 "or --allow-no-key if anybody may use the model"
             )
         require_sources(self.models_from)
+        require_directories(self.adapters_from)
 
     @property
     def batches_dir(self) -> Path | None:
@@ -306,3 +324,10 @@ def require_sources(models_from: Sequence[str]) -> None:
         raise SettingsInvalid(
             f"--models-from {missing[0] or repr('')} is no directory; give one, or {HUB_CACHE}", "--models-from"
         )
+
+
+def require_directories(adapters_from: Sequence[str]) -> None:
+    """Raises `SettingsInvalid` for an --adapters-from that is no directory."""
+    missing = [one for one in adapters_from if not (one.strip() and is_directory(expanded(one)))]
+    if missing:
+        raise SettingsInvalid(f"--adapters-from {missing[0] or repr('')} is no directory; give one", "--adapters-from")

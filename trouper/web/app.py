@@ -45,7 +45,7 @@ from trouper.web.http.paced_body import PacedBody, PacedRequest
 from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
 from trouper.web.http.url_rules import OneWayRule, ResponseId
-from trouper.web.keys.endpoint_rights import access_of, missing_right
+from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missing_right
 from trouper.web.keys.key_file import KeyFile
 from trouper.web.keys.usage_routes import UsageOfKeys
 from trouper.web.live.site import ASSETS, Site
@@ -230,7 +230,13 @@ class HttpEdge:
         return None if key is None else self._missing_right(key)
 
     def _missing_right(self, key: ApiKey) -> Problem | None:
-        return None if request.url_rule is None else missing_right(request.url_rule.rule, key)
+        if request.url_rule is None:
+            return None
+        path = request.url_rule.rule
+        if (problem := missing_right(path, key)) is not None:
+            return problem
+        closed = access_of(path) == "admin" and not self._service.has_right("admin")
+        return admin_without_key(path) if closed else None
 
     def _refused(self, problem: Problem) -> Response:
         """Format a refusal in the dialect of the path."""

@@ -150,11 +150,13 @@ def entry_of(
     model: ManagedModel, held: Sequence[ManagedModel], limits: LoadLimits, progress: LoadProgress
 ) -> ModelEntry:
     """A model as clients may request it, beside those that are loaded."""
+    adapters = adapters_of(model.settings.adapter)
     return ModelEntry(
         model.names, model.state, model.runtime, model.waiting, model.problem,
         pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, created=model.created,
         progress=progress.of(model.settings.model) if model.state == "loading" else None,
-        adapters=tuple(adapters_of(model.settings.adapter)), unloaded_adapters=model.unloaded_adapters, files=model.files,
+        adapters=tuple(adapters), adapter_directories=tuple(adapters.values()),
+        unloaded_adapters=model.unloaded_adapters, files=model.files,
         fits=partial(fits_now, held, model, limits),
     )  # fmt: skip
 

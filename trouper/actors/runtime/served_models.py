@@ -10,7 +10,7 @@ import trio
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import Loading
-from trouper.protocol.names import names_of, require_names
+from trouper.protocol.names import adapters_of, names_of, require_names
 from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.storage.model_files import ModelFiles
 
@@ -58,6 +58,8 @@ class ModelEntry:
     """Progress of loading, while the model is loaded."""
     adapters: tuple[str, ...] = ()
     """Names of its LoRA adapters."""
+    adapter_directories: tuple[str, ...] = ()
+    """Directories of those that its settings name."""
     unloaded_adapters: tuple[str, ...] = ()
     """Names of those that were unloaded; some may have been loaded again since."""
     files: ModelFiles | None = None
@@ -110,6 +112,7 @@ class OneModel:
             "ready",
             runtime,
             created=runtime.model.created,
+            adapter_directories=tuple(adapters_of(runtime.settings.adapter).values()),
         )
         self._runtime = runtime
 

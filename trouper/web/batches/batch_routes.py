@@ -1,7 +1,9 @@
-"""/v1/batches: create, list, describe and cancel batches. A batch is seen only by requests with the key that made it."""
+"""/v1/batches: create, list, describe and cancel batches. A batch is seen only by requests with the key that made it; a key with `admin`
+lists and cancels those of all keys, without what others have written into them."""
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
 import trio
@@ -49,7 +51,7 @@ class Batches:
                 method="GET",
                 path="/v1/batches",
                 handler=self.list,
-                summary="The batches of this key, the newest first",
+                summary="The batches of this key (with the right `admin`, of all keys), the newest first",
                 query=PAGE_QUERY,
                 answer=list_of("Batch"),
                 also=(400, 404, 503),
@@ -66,7 +68,7 @@ class Batches:
                 path="/v1/batches/<batch_id>/cancel",
                 handler=self.cancel,
                 summary="Cancel it",
-                description="What is answered until then is in its output file.",
+                description="What is answered until then is in its output file. A key with the right `admin` cancels batches of all keys.",
                 answer=ref("Batch"),
             ),
         )
@@ -85,6 +87,7 @@ class Batches:
         if self._storage.unfinished(owners) >= MAX_UNFINISHED:
             message = f"{MAX_UNFINISHED} batches of this key have not ended; wait for the end of one, or cancel one"
             raise RequestFailed(Problem(429, message, "rate_limit_error", None, "too_many_batches", retry_after_s=60))
+        self._storage.require_number(owner, 2, "input_file_id")
         created_at = now()
         spec = BatchSpec(
             id=f"batch_{uuid4().hex}",
@@ -103,22 +106,34 @@ class Batches:
         self._worker.start(batch)
         return as_json(batch.body())
 
-    async def _batch(self, batch_id: str) -> Batch:
+    async def _batch(self, batch_id: str, *, managed: bool = False) -> Batch:
         await self._storage.open(create=False)
-        return self._storage.batch(batch_id, self._service.key_identities)
+        service = self._service
+        return self._storage.batch(batch_id, service.managed_identities if managed else service.key_identities)
+
+    def _body(self, batch: Batch, label: dict[str, str]) -> dict[str, Any]:
+        """Format a batch for its owner or an admin. `label`: whose it is."""
+        own = batch.spec.owner in self._service.key_identities
+        return batch.body() | label | ({} if own else {"metadata": None, "errors": None})
 
     async def list(self) -> Response:
         query = Query(request.args, tuple(PAGE_QUERY), refuse)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         await self._storage.open(create=False)
-        bodies = [batch.body() for batch in self._storage.of(self._service.key_identities)]
-        return as_json(page_body(bodies[::-1], query.given("after"), limit))
+        found = {batch.spec.id: batch for batch in reversed(self._storage.of(self._service.managed_identities))}
+        labels = self._service.owner_labels(batch.spec.owner for batch in found.values())
+
+        def body(name: str) -> dict[str, Any]:
+            return self._body(found[name], labels[found[name].spec.owner])
+
+        return as_json(page_body([*found], query.given("after"), limit, body))
 
     async def get(self, batch_id: str) -> Response:
         return as_json((await self._batch(batch_id)).body())
 
     async def cancel(self, batch_id: str) -> Response:
-        batch = await self._batch(batch_id)
+        batch = await self._batch(batch_id, managed=True)
         with self._storage.written_for_client():
             await self._worker.cancel(batch)
-        return as_json(batch.body())
+        owner = batch.spec.owner
+        return as_json(self._body(batch, self._service.owner_labels((owner,))[owner]))

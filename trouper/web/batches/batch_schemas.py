@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -60,6 +61,7 @@ def window_s(window: str) -> int:
     return int(match[1]) * SECONDS[match[2]]
 
 
+OWNER: Json = {"type": "string", "description": "The key that made it, in answers to a key with `admin`."}
 FILE = full(
     {
         "id": TEXT,
@@ -71,7 +73,9 @@ FILE = full(
         "purpose": {"enum": list(PURPOSES)},
         "status": {"const": "processed"},
         "status_details": NULL,
-    }
+        "owner": OWNER,
+    },
+    optional=("owner",),
 )
 FILE_DELETED = full({"id": TEXT, "object": {"const": "file"}, "deleted": FLAG})
 LINE_ERROR = full({"code": TEXT, "message": TEXT, "param": nullable(TEXT), "line": nullable(COUNT)})
@@ -91,7 +95,9 @@ BATCH = full(
         **{f"{name}_at": nullable(COUNT) for name in TIMES},
         "request_counts": full({"total": COUNT, "completed": COUNT, "failed": COUNT}),
         "metadata": nullable({"type": "object", "additionalProperties": TEXT}),
-    }
+        "owner": OWNER,
+    },
+    optional=("owner",),
 )
 COMPONENTS: Json = {"File": FILE, "Batch": BATCH}
 UPLOAD_FORM: Json = {
@@ -119,19 +125,21 @@ def list_of(name: str) -> Json:
     )
 
 
-def page_body(entries: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
-    """Return the page behind the entry `after`. Raises `RequestFailed` (404) if there is no such entry."""
+def page_body(
+    ids: Sequence[str], after: str | None, limit: int, body: Callable[[str], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the page behind the entry `after`. `body` formats the entry of an id. Raises `RequestFailed` (404) if there is no such entry."""
     start = 0
     if after is not None:
-        start = next((index + 1 for index, entry in enumerate(entries) if entry["id"] == after), 0)
+        start = next((index + 1 for index, name in enumerate(ids) if name == after), 0)
         if not start:
             message = f"after: nothing in this list has the id {after[:80]!r}"
             raise RequestFailed(Problem(404, message, "invalid_request_error", "after", "not_in_list"))
-    page = entries[start : start + limit]
+    page = ids[start : start + limit]
     return {
         "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": start + limit < len(entries),
+        "data": [body(name) for name in page],
+        "first_id": page[0] if page else None,
+        "last_id": page[-1] if page else None,
+        "has_more": start + limit < len(ids),
     }

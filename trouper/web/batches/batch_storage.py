@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -23,12 +24,11 @@ from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches import durable_files
 from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
 from trouper.web.batches.disk_threads import on_disk
-from trouper.web.batches.stored_files import FileStore
+from trouper.web.batches.key_shares import MAX_ENDED, KeyShares, no_room, no_room_for_key, require_number
+from trouper.web.batches.stored_files import FileStore, Upload
 
 log = logging.getLogger("trouper.batches")
-MAX_ENDED = 10_000
-"""Number of ended batches that are remembered; the oldest are forgotten at a start. Their files stay."""
-NO_ROOM = "there is no room for answers; delete files, or start the server with a larger --batch-max-bytes"
+NO_ROOM = "there is no room for answers; delete files, or start the server with a larger --batch-max-bytes (of one key: max_batch_bytes)"
 ROOM_S = 0.5
 """Time until requests without room for their answers look again."""
 RETRY_AFTER_S = 5
@@ -47,9 +47,9 @@ def _unavailable(message: str) -> RequestFailed:
 class BatchStorage:
     """Files and batches on disk, and their index in memory, which the event loop alone changes once it is loaded."""
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
-        """`max_bytes`: bound on what all files and logs take."""
-        self.directory, self.max_bytes = directory, max_bytes
+    def __init__(self, directory: Path, shares: KeyShares) -> None:
+        """`shares`: bounds on what all files and logs take, and those of each owner."""
+        self.directory, self._shares = directory, shares
         self.files = FileStore(directory / "files")
         self.batches: dict[str, Batch] = {}
         """By id, the oldest first."""
@@ -61,7 +61,8 @@ class BatchStorage:
         """Why the last write for a client failed; empty if it did not."""
         self.waiting = 0
         """Number of requests that wait for room."""
-        self._reserved = 0
+        self._reserved = Counter[str]()
+        """Bytes that answers will take, by owner."""
         self._opening = trio.Lock()
         self._lock_fd = -1
 
@@ -83,30 +84,53 @@ class BatchStorage:
     @property
     def room(self) -> int:
         """Bytes that are left. A batch that has not ended has as many as its log for the files that it will leave."""
-        return max(0, self.max_bytes - self.files.total_bytes - 2 * self._log_bytes - self._reserved)
+        held = self.files.total_bytes + 2 * self._log_bytes + self._reserved.total()
+        return max(0, self._shares.max_bytes - held)
 
-    async def has_room(self, size: int) -> None:
-        """Wait until there is room for `size` bytes."""
-        if self.room >= size:
+    def room_of(self, owner: str) -> int:
+        """Bytes that are left for this owner."""
+        limit, owners = self._shares.of(owner)
+        logs = sum(batch.log.bytes for batch in self.unended if batch.spec.owner in owners)
+        held = self.files.bytes_of(owners) + 2 * logs + sum(self._reserved[each] for each in owners)
+        return max(0, min(self.room, limit - held))
+
+    def require_room(self, owner: str, size: int) -> None:
+        """Raises `RequestFailed` (413) if there is no room for `size` bytes more of a file of this owner."""
+        if size > self.room_of(owner):
+            raise no_room() if size > self.room else no_room_for_key(self._shares.of(owner)[0])
+
+    def require_number(self, owner: str, more: int, param: str) -> None:
+        """Raises `RequestFailed` (413) if this owner may not have so many files more."""
+        _, owners = self._shares.of(owner)
+        require_number(self.files.number_of(owners) + 2 * self.unfinished(owners) + more, param)
+
+    async def begin_file(self, owner: str) -> Upload:
+        """Begin a file of a client. Raises `RequestFailed` (413), and `OSError`."""
+        self.require_number(owner, 1, "file")
+        return await self.files.begin(owner)
+
+    async def has_room(self, owner: str, size: int) -> None:
+        """Wait until there is room for `size` bytes of this owner."""
+        if self.room_of(owner) >= size:
             return
         if not self.waiting:
             log.warning("batches: %s", NO_ROOM)
         self.waiting += 1
         try:
-            while self.room < size:  # noqa: ASYNC110 - files, logs and uploads change it in many places
+            while self.room_of(owner) < size:  # noqa: ASYNC110 - files, logs and uploads change it in many places
                 await trio.sleep(ROOM_S)
         finally:
             self.waiting -= 1
 
     @asynccontextmanager
-    async def reserved(self, size: int) -> AsyncIterator[None]:
+    async def reserved(self, owner: str, size: int) -> AsyncIterator[None]:
         """Wait until there is room for `size` bytes, and reserve it until they are written."""
-        await self.has_room(size)
-        self._reserved += size
+        await self.has_room(owner, size)
+        self._reserved[owner] += size
         try:
             yield
         finally:
-            self._reserved -= size
+            self._reserved[owner] -= size
 
     async def open(self, *, create: bool) -> bool:
         """Take the directory, unless that is done. Returns whether it is there; `create` makes it. Raises `RequestFailed` (503) if
@@ -181,11 +205,9 @@ class BatchStorage:
         self.files.load()
         make_private(self._batch_directory)
         found = sorted(self._found(), key=lambda batch: (batch.spec.created_at, batch.spec.id))
-        ended = [batch for batch in found if batch.ended]
-        for batch in ended[:-MAX_ENDED]:
-            shutil.rmtree(batch.directory, ignore_errors=True)
-            found.remove(batch)
         self.batches = {batch.spec.id: batch for batch in found}
+        for batch in self._forget_surplus(found):
+            shutil.rmtree(batch.directory, ignore_errors=True)
         self._unended = [batch for batch in found if not batch.ended]
 
     @property
@@ -214,7 +236,19 @@ class BatchStorage:
         await on_disk(self._write, batch)
         self.batches[spec.id] = batch
         self._unended.append(batch)
+        for surplus in self._forget_surplus(self.of((spec.owner,))):
+            await on_disk(shutil.rmtree, surplus.directory, True)
         return batch
+
+    def _forget_surplus(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Forget the ended ones that are too many for their owner, and return them. `batches`: the oldest first."""
+        ended = [batch for batch in batches if batch.ended]
+        left, surplus = Counter(batch.spec.owner for batch in ended), list[Batch]()
+        for batch in ended:
+            if left[batch.spec.owner] > MAX_ENDED:
+                left[batch.spec.owner] -= 1
+                surplus.append(self.batches.pop(batch.spec.id))
+        return surplus
 
     def _write(self, batch: Batch) -> None:
         make_private(batch.directory)
@@ -229,17 +263,17 @@ class BatchStorage:
         batch.log.close()
         batch.log.path.unlink(missing_ok=True)
 
-    def batch(self, batch_id: str, owners: Collection[str]) -> Batch:
-        """Return a batch of one of these owners. Raises `RequestFailed` (404), also for the batch of another owner."""
+    def batch(self, batch_id: str, owners: Collection[str] | None) -> Batch:
+        """Return a batch of one of these owners; None: of any. Raises `RequestFailed` (404), also for the batch of another owner."""
         batch = self.batches.get(batch_id)
-        if batch is None or batch.spec.owner not in owners:
+        if batch is None or (owners is not None and batch.spec.owner not in owners):
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
             raise RequestFailed(Problem(404, message, "invalid_request_error", None, "batch_not_found"))
         return batch
 
-    def of(self, owners: Collection[str]) -> Sequence[Batch]:
-        """The batches of these owners, the oldest first."""
-        return [batch for batch in self.batches.values() if batch.spec.owner in owners]
+    def of(self, owners: Collection[str] | None) -> Sequence[Batch]:
+        """The batches of these owners, the oldest first; None: of all."""
+        return [batch for batch in self.batches.values() if owners is None or batch.spec.owner in owners]
 
     def unfinished(self, owners: Collection[str]) -> int:
         """Number of batches of these owners that have not ended."""

@@ -183,14 +183,23 @@ class BatchWorker:
             async with trio.open_nursery() as nursery:
                 for number in batch.unanswered():
                     await begun.acquire()
-                    await self._slots.acquire()
+                    await self._take_slot(batch)
                     nursery.start_soon(self._run_line, batch, lines, number, begun)
 
     async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
         """Run a request that ran when the process was killed, without another request of a batch beside it. So the one that kills it is
         found, and those that only ran beside it get their answers."""
+        await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         async with self.all_slots():
-            await self._attempt(batch, lines, number)
+            answer = await self._attempt(batch, lines, number)
+        if answer is not None:
+            await self._keep(batch, number, answer)
+
+    async def _take_slot(self, batch: Batch) -> None:
+        """Wait until there is room for an answer, since one that cannot be kept would be computed in vain, and then for a slot: keys
+        that have no room hold none."""
+        await self._storage.has_room(batch.spec.owner, MIN_ROOM)
+        await self._slots.acquire()
 
     @asynccontextmanager
     async def all_slots(self) -> AsyncIterator[None]:
@@ -210,57 +219,74 @@ class BatchWorker:
                 self.counts.outcomes["again"] += 1
                 await trio.sleep(again_s)
                 again_s = min(2 * again_s, MAX_AGAIN_S)
-                await self._slots.acquire()
+                await self._take_slot(batch)
         finally:
             begun.release()
 
     async def _attempt_in_slot(self, batch: Batch, lines: InputLines, number: int) -> bool:
         try:
-            return await self._attempt(batch, lines, number)
+            answer = await self._attempt(batch, lines, number)
         finally:
             self._slots.release()
+        if answer is not None:
+            await self._keep(batch, number, answer)
+        return number in batch.progress.answered
 
-    async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> bool:
-        """Run a request once, if there is memory for it. Returns whether it has an answer now."""
+    async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> BatchRecord | None:
+        """Run a request once, if there is memory for it. Returns its answer, which is to be kept; None: there is
+        none, or it was run too often."""
         holding = self._budget.open(batch.spec.owner)
         try:
             holding.take(LINE_COPIES * lines.sizes[number])
         except RequestFailed as refused:
             if refused.problem.status != 413:  # Else its endpoint refuses it, too, and that is its answer.
-                return False
+                return None
         try:
             return await self._attempt_now(batch, lines, number)
         finally:
             holding.give_back()
 
-    async def _attempt_now(self, batch: Batch, lines: InputLines, number: int) -> bool:
+    async def _attempt_now(self, batch: Batch, lines: InputLines, number: int) -> BatchRecord | None:
         line = await on_disk(lines.read, number)
-        await self._storage.has_room(MIN_ROOM)  # An answer that cannot be kept would be computed in vain.
         request_id = uuid4().hex
         progress = batch.progress
         if progress.begun.get(number, 0) >= MAX_ATTEMPTS or progress.attempts.get(number, 0) >= MAX_UNBEGUN:
             times = progress.attempts[number]
             message = f"the request was run {times} times, and each time the server ended before its answer"
             output = error_line(request_id, line.custom_id, "request_crashes_server", message)
-            await self._answer(batch, BatchRecord(answer=number, ok=False, output=output))
-            return True
+            await self._log_answer(batch, BatchRecord(answer=number, ok=False, output=output))
+            return None
         await batch.record(BatchRecord(attempt=number))
-        try:
+        async with self._returned_if_cancelled(batch, number):
             response = await self._respond(batch, line, number, request_id)
             code = code_of(response) if response.status >= 500 else None
             crashed = (response.status, code) == (500, CRASHED)
             if crashed or (code == NO_MEMORY and progress.begun.get(number, 0) < MAX_ATTEMPTS):
-                return False
+                return None
             if response.status in (429, 503) and code != NO_MEMORY:
                 await batch.record(BatchRecord(returned=number))
-                return False
-            output = output_line(request_id, line.custom_id, response)
-            async with self._storage.reserved(2 * len(bytes(output)) + MIN_ROOM):  # In the log, and in the output file.
-                await self._answer(batch, BatchRecord(answer=number, ok=response.status < 400, output=output))
+                return None
+        output = output_line(request_id, line.custom_id, response)
+        return BatchRecord(answer=number, ok=response.status < 400, output=output)
+
+    async def _keep(self, batch: Batch, number: int, answer: BatchRecord) -> None:
+        """Log an answer when there is room for it, in the log and in the output file."""
+        size = 2 * len(bytes(answer.output)) + MIN_ROOM
+        async with self._returned_if_cancelled(batch, number), self._storage.reserved(batch.spec.owner, size):
+            await self._log_answer(batch, answer)
+
+    async def _log_answer(self, batch: Batch, answer: BatchRecord) -> None:
+        await batch.record(answer)
+        self.counts.outcomes["completed" if answer.ok else "failed"] += 1
+
+    @asynccontextmanager
+    async def _returned_if_cancelled(self, batch: Batch, number: int) -> AsyncIterator[None]:
+        """An attempt that is cancelled does not count."""
+        try:
+            yield
         except* trio.Cancelled:  # In the app (a group, from its nurseries) or waiting for room; appends are shielded.
             await batch.record(BatchRecord(returned=number))
             raise
-        return True
 
     async def _respond(self, batch: Batch, line: RunLine, number: int, request_id: str) -> LineResponse:
         begin, spec = partial(_begin, batch, number), batch.spec
@@ -269,10 +295,6 @@ class BatchWorker:
             return await self._runner.run(spec.endpoint, bytes(line.body), request_id, spec.owner, begin=begin)
         finally:
             self.counts.running -= 1
-
-    async def _answer(self, batch: Batch, record: BatchRecord) -> None:
-        await batch.record(record)
-        self.counts.outcomes["completed" if record.ok else "failed"] += 1
 
     # -- the end -----------------------------------------------------------------------------------
 

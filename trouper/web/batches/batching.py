@@ -18,6 +18,7 @@ from trouper.web.batches.batch_routes import Batches
 from trouper.web.batches.batch_storage import NO_ROOM, BatchStorage
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.file_routes import Files
+from trouper.web.batches.key_shares import KeyShares
 from trouper.web.batches.line_runner import Asgi, LineRunner
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.metrics.batch_metrics import ANSWERED, BYTES, COUNT, RUNNING
@@ -32,7 +33,7 @@ class Batching:
 
     def __init__(self, service: Service, app: Asgi, directory: Path) -> None:
         self._service, settings = service, service.settings
-        self.storage = BatchStorage(directory, settings.batch_max_bytes)
+        self.storage = BatchStorage(directory, KeyShares(service.keys, settings.batch_max_bytes))
         self.worker = BatchWorker(
             self.storage,
             LineRunner(app),

@@ -1,4 +1,5 @@
-"""/v1/files: upload, list, describe, download and delete files. A file is seen only by requests with the key that made it."""
+"""/v1/files: upload, list, describe, download and delete files. A file is seen only by requests with the key that made it; a key with
+`admin` lists and deletes those of all keys."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Files:
                 method="GET",
                 path="/v1/files",
                 handler=self.list,
-                summary="The files of this key",
+                summary="The files of this key; with the right `admin`, of all keys",
                 query=PAGE_QUERY,
                 answer=list_of("File"),
                 also=(400, 404, 503),
@@ -84,7 +85,7 @@ class Files:
                 path="/v1/files/<file_id>",
                 handler=self.delete,
                 summary="Delete it",
-                description="The input of a batch can be deleted when the batch has ended.",
+                description="The input of a batch can be deleted when the batch has ended. A key with the right `admin` deletes files of all keys.",
                 answer=FILE_DELETED,
                 also=(400, 503),
             ),
@@ -97,9 +98,9 @@ class Files:
             raise RequestFailed(Problem(415, message, "invalid_request_error", None, "unsupported_media_type"))
         self._service.hold(UPLOAD_BYTES)
         await self._storage.open(create=True)
-        settings = self._service.settings
-        form = UploadForm(boundary, self._storage.files, lambda: self._storage.room, settings.max_file_bytes)
-        owner = self._service.key_identity
+        settings, owner = self._service.settings, self._service.key_identity
+        begin, require_room = partial(self._storage.begin_file, owner), partial(self._storage.require_room, owner)
+        form = UploadForm(boundary, begin, require_room, settings.max_file_bytes)
         try:
             with self._storage.written_for_client():
                 await form.receive(cast("UploadBody", request.body), settings.body_timeout_s)
@@ -152,13 +153,17 @@ class Files:
         if purpose is not None and purpose not in PURPOSES:
             raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}", "purpose", "invalid_value")
         await self._storage.open(create=False)
-        files = self._storage.files.of(self._service.key_identities)
-        bodies = [file.body() for file in files if purpose in (None, file.purpose)]
-        return as_json(page_body(bodies if order == "asc" else bodies[::-1], query.given("after"), limit))
+        files = self._storage.files.of(self._service.managed_identities)
+        found = {file.id: file for file in files if purpose in (None, file.purpose)}
+        ids = [*found] if order == "asc" else [*reversed(found)]
+        labels = self._service.owner_labels(file.owner for file in files)
+        after = query.given("after")
+        return as_json(page_body(ids, after, limit, lambda name: found[name].body() | labels[found[name].owner]))
 
-    async def _file(self, file_id: str) -> StoredFile:
+    async def _file(self, file_id: str, *, managed: bool = False) -> StoredFile:
         await self._storage.open(create=False)
-        return self._storage.files.get(file_id, self._service.key_identities)
+        service = self._service
+        return self._storage.files.get(file_id, service.managed_identities if managed else service.key_identities)
 
     async def get(self, file_id: str) -> Response:
         return as_json((await self._file(file_id)).body())
@@ -174,7 +179,7 @@ class Files:
         return response
 
     async def delete(self, file_id: str) -> Response:
-        file = await self._file(file_id)
+        file = await self._file(file_id, managed=True)
         if self._storage.reads(file.id):
             message = "a batch that has not ended reads this file; cancel the batch, or wait for its end"
             raise bad_request(message, None, "file_in_use")

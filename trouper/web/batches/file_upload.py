@@ -6,17 +6,19 @@ has room for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
-from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.protocol.problems import bad_request
 from trouper.web.batches.disk_threads import on_disk
-from trouper.web.batches.stored_files import FileStore, Upload
+from trouper.web.batches.key_shares import too_large
+from trouper.web.batches.stored_files import Upload
 from trouper.web.http.paced_body import PacedBody
 
+Begin = Callable[[], Awaitable[Upload]]
 MAX_BUFFERED = 2**20
 """Bytes of a body that wait for their reader."""
 SLICE = 2**16
@@ -44,10 +46,10 @@ class UploadBody(PacedBody):
 class UploadForm:
     """The form while it is received."""
 
-    def __init__(self, boundary: str, files: FileStore, room: Callable[[], int], max_file_bytes: int) -> None:
-        """`room` returns how many bytes are left for all files, beside those that were received."""
+    def __init__(self, boundary: str, begin: Begin, require_room: Callable[[int], None], max_file_bytes: int) -> None:
+        """`begin` begins the file. `require_room` raises `RequestFailed` (413) if there is no room for so many bytes more."""
         self._decoder = MultipartDecoder(boundary.encode(), MAX_HEAD, max_parts=MAX_PARTS)
-        self._files, self._room, self._max_file_bytes = files, room, max_file_bytes
+        self._begin_upload, self._require_room, self._max_file_bytes = begin, require_room, max_file_bytes
         self._field: str | None = None
         self.fields: dict[str, bytes] = {}
         self.filename = ""
@@ -107,7 +109,7 @@ class UploadForm:
         if name != "file" or self.upload is not None:
             raise bad_request("send one file, in the field `file`", name, INVALID)
         self.filename = filename[:255]
-        self.upload = await self._files.begin()
+        self.upload = await self._begin_upload()
 
     async def _add(self, data: bytes) -> None:
         if self._field is not None:
@@ -124,18 +126,10 @@ class UploadForm:
     def _check_size(self, size: int, added: int) -> None:
         if size + added > self._max_file_bytes:
             raise too_large(
-                f"the file is larger than {self._max_file_bytes} bytes (--max-file-bytes)", "file_too_large"
+                f"the file is larger than {self._max_file_bytes} bytes (--max-file-bytes)", "file_too_large", "file"
             )
-        if added > self._room():
-            message = (
-                "there is no room for the file: delete others, or start the server with a larger --batch-max-bytes"
-            )
-            raise too_large(message, "no_room_for_file")
+        self._require_room(added)
 
     async def _flush(self, upload: Upload) -> None:
         pending, self._pending = self._pending, bytearray()
         await on_disk(upload.write, memoryview(pending))
-
-
-def too_large(message: str, code: str) -> RequestFailed:
-    return RequestFailed(Problem(413, message, "invalid_request_error", "file", code))

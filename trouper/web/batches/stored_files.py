@@ -7,6 +7,7 @@ a file without one does not exist and is swept at the next start.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +59,7 @@ class Upload:
 
     id: str
     path: Path
+    owner: str
     _fd: int
     size: int = 0
     """Bytes that were written."""
@@ -89,8 +91,10 @@ class FileStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[str, StoredFile] = {}
-        self._stored_bytes = 0
-        """Bytes of their content."""
+        self._stored_bytes = Counter[str]()
+        """Bytes of their content, by owner."""
+        self._stored_files = Counter[str]()
+        """Number of them, by owner."""
         self._uploads: set[Upload] = set()
 
     def __len__(self) -> int:
@@ -99,25 +103,36 @@ class FileStore:
     @property
     def total_bytes(self) -> int:
         """Bytes of the content of all files, and of those that are being received."""
-        return self._stored_bytes + sum(upload.received for upload in self._uploads)
+        return self._stored_bytes.total() + sum(upload.received for upload in self._uploads)
+
+    def bytes_of(self, owners: Collection[str]) -> int:
+        """Bytes of these owners."""
+        received = sum(upload.received for upload in self._uploads if upload.owner in owners)
+        return received + sum(self._stored_bytes[owner] for owner in owners)
+
+    def number_of(self, owners: Collection[str]) -> int:
+        """Number of files of these owners, those that are being received among them."""
+        return sum(self._stored_files[owner] for owner in owners) + sum(
+            upload.owner in owners for upload in self._uploads
+        )
 
     def load(self) -> None:
         """Read what an earlier process has left, and remove what it left half written."""
         make_private(self._directory)
         durable_files.sweep_parts(self._directory)
         found = [decoded for path in self._directory.glob("*.json") if (decoded := _read(path)) is not None]
-        self._files = {file.id: file for file in sorted(found, key=lambda file: (file.created_at, file.id))}
-        self._stored_bytes = sum(file.bytes for file in found)
+        for file in sorted(found, key=lambda file: (file.created_at, file.id)):
+            self._note(file)
         for path in self._directory.iterdir():
             if path.name.removesuffix(".json") not in self._files:
                 path.unlink(missing_ok=True)
 
-    async def begin(self) -> Upload:
+    async def begin(self, owner: str) -> Upload:
         """Begin a file of a client. It counts until `end`."""
         identifier = new_file_id()
         path = self._directory / identifier
         fd = await on_disk(durable_files.create, durable_files.part_of(path))
-        upload = Upload(identifier, path, fd)
+        upload = Upload(identifier, path, owner, fd)
         self._uploads.add(upload)
         return upload
 
@@ -131,8 +146,7 @@ class FileStore:
         data = [msgspec.json.encode(file)]
         await on_disk(durable_files.write, self._directory / f"{file.id}.json", data)
         self._forget(file.id)
-        self._files[file.id] = file
-        self._stored_bytes += file.bytes
+        self._note(file)
 
     async def put(self, file: StoredFile, parts: Iterable[bytes]) -> None:
         """Write a file of the server's own, replacing one of the same id. `parts` is read in a thread."""
@@ -144,9 +158,16 @@ class FileStore:
         with trio.CancelScope(shield=True):
             await on_disk(self._unlink, file.id)
 
+    def _note(self, file: StoredFile) -> None:
+        self._files[file.id] = file
+        self._stored_bytes[file.owner] += file.bytes
+        self._stored_files[file.owner] += 1
+
     def _forget(self, file_id: str) -> None:
         file = self._files.pop(file_id, None)
-        self._stored_bytes -= 0 if file is None else file.bytes
+        if file is not None:
+            self._stored_bytes[file.owner] -= file.bytes
+            self._stored_files[file.owner] -= 1
 
     def _unlink(self, file_id: str) -> None:
         (self._directory / f"{file_id}.json").unlink(missing_ok=True)
@@ -157,17 +178,17 @@ class FileStore:
         """Path of a file's content."""
         return self._directory / file_id
 
-    def get(self, file_id: str, owners: Collection[str], param: str | None = None) -> StoredFile:
-        """Return a file of one of these owners. Raises `RequestFailed` (404), also for the file of another owner."""
+    def get(self, file_id: str, owners: Collection[str] | None, param: str | None = None) -> StoredFile:
+        """Return a file of one of these owners; None: of any. Raises `RequestFailed` (404), also for the file of another owner."""
         file = self._files.get(file_id)
-        if file is None or file.owner not in owners:
+        if file is None or (owners is not None and file.owner not in owners):
             message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"
             raise RequestFailed(Problem(404, message, "invalid_request_error", param, "file_not_found"))
         return file
 
-    def of(self, owners: Collection[str]) -> Sequence[StoredFile]:
-        """The files of these owners, the oldest first."""
-        return [file for file in self._files.values() if file.owner in owners]
+    def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:
+        """The files of these owners, the oldest first; None: of all."""
+        return [file for file in self._files.values() if owners is None or file.owner in owners]
 
 
 def new_file_id() -> str:

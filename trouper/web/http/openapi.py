@@ -40,7 +40,8 @@ BEYOND_SCHEMA: Mapping[str, str] = {
 REASONS = {
     400: "The request cannot be: bad JSON, a wrong parameter, or one without which the answer would be wrong.",
     401: "The API key is missing or wrong.",
-    403: "A web page asks that may not, or the Host is none that the server answers to (--cors-origins, --allowed-hosts).",
+    403: "A web page asks that may not, the Host is none that the server answers to (--cors-origins, --allowed-hosts), or the "
+    "key has no right to it.",
     404: "What is asked for is not here: a model, or something by its id.",
     408: "The body did not arrive in time.",
     409: "The state of what is asked for does not allow it: a pinned model, or one that cannot be unloaded.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import trio
@@ -14,6 +14,7 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
 from trouper.web.keys.endpoint_rights import asks_model
 from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
+from trouper.web.keys.local_peer import is_local
 
 
 class CurrentKey(CurrentRequest):
@@ -60,6 +61,17 @@ class CurrentKey(CurrentRequest):
         return self.keys.identities_of(self.key_identity)
 
     @property
+    def managed_identities(self) -> frozenset[str] | None:
+        """What may stand for the keys whose files and batches this request lists, deletes and cancels; None: all, with `admin`."""
+        return None if self.has_right("admin") else self.key_identities
+
+    def owner_labels(self, owners: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return for each owner what a key with `admin` is told of it, as a field of ours."""
+        is_admin = self.has_right("admin")
+        labels = {owner: self.keys.label_of(owner) if is_admin else "" for owner in set(owners)}
+        return {owner: {"owner": label} if label else {} for owner, label in labels.items()}
+
+    @property
     def key_label(self) -> str:
         """What logs call the key of this request; empty without keys."""
         key = self.key
@@ -67,7 +79,15 @@ class CurrentKey(CurrentRequest):
 
     def has_right(self, right: Right) -> bool:
         key = self.key
-        return key is not None and right in key.rights
+        if key is None or right not in key.rights:
+            return False
+        return right != "admin" or key is not ANYBODY or self._may_administer_without_key()
+
+    def _may_administer_without_key(self) -> bool:
+        scope = request.scope
+        return self.settings.allow_admin_without_key or is_local(
+            scope.get("client"), self.headers, scope["http_version"]
+        )
 
     def count(self) -> None:
         """Count this request once against its key's limit, if it asks a model. Raises `RequestFailed` (429)."""

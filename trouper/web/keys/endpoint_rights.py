@@ -96,3 +96,12 @@ def missing_right(path: str, key: ApiKey) -> Problem | None:
         f"{access}=true in --api-key-file"
     )
     return Problem(403, message, "permission_error", None, "missing_right")
+
+
+def admin_without_key(path: str) -> Problem:
+    """The refusal of a request without a key that comes from another machine, or through a proxy."""
+    message = (
+        f"{path} needs an API key, except from a program on the server's own machine; start the server with --api-key, or "
+        "with --allow-admin-without-key if whoever reaches it may change it"
+    )
+    return Problem(403, message, "permission_error", None, "admin_needs_key")

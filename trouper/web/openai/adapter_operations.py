@@ -8,11 +8,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, ClassVar
 
+import trio
 from msgspec import Meta
 from quart import Response
 
 from trouper.actors.runtime.served_models import ModelEntry
-from trouper.protocol.paths import expanded
+from trouper.protocol.paths import within
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable, Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
@@ -45,6 +46,9 @@ class AdapterOperations:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        started_with = [directory for entry in service.models.entries() for directory in entry.adapter_directories]
+        self._directories = (*service.settings.adapters_from, *started_with)
+        """Adapters are loaded from these, and from below them."""
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (
@@ -52,7 +56,7 @@ class AdapterOperations:
                 path="/v1/load_lora_adapter",
                 handler=self.load,
                 summary="Load a LoRA adapter",
-                description="Requests that run are not disturbed. `load_inplace` exchanges an adapter of this name for these files, when the "
+                description="From the directories that --adapter and --adapters-from name. Requests that run are not disturbed. `load_inplace` exchanges an adapter of this name for these files, when the "
                 "requests that have it have ended. One that does not fit into memory is refused (507) before anything is loaded.",
                 request=LoadAdapterRequest,
                 examples={"One of the default model": EXAMPLE},
@@ -71,10 +75,11 @@ class AdapterOperations:
         body = await self._service.read(_parse_load)
         entry = self._entry(body.model)
         self._require_name(body.lora_name)
+        directory = await self._directory(body.lora_path)
         if body.load_inplace and body.lora_name in entry.adapters:
             await self._unload(entry, body.lora_name)
         try:
-            await self._load(entry, body)
+            await self._load(entry, body.lora_name, directory)
         except ModelUnusable as unusable:
             missing = isinstance(unusable, AdapterFilesMissing)
             message = f"Loading lora {body.lora_name} failed: {unusable}"
@@ -91,12 +96,22 @@ class AdapterOperations:
         """Return the model. Raises `RequestFailed` (404), also for a model that the key may not use."""
         return self._service.listed(None if model is None else self._service.resolved(model))
 
-    async def _load(self, entry: ModelEntry, body: LoadAdapterRequest) -> None:
-        directory = _directory(body.lora_path)
+    async def _directory(self, path: str) -> str:
+        """Return the directory that a path means. Raises `RequestFailed` (403) for one that was not named, be it there or not."""
+        directory = await trio.to_thread.run_sync(within, path, self._directories)
+        if directory is None:
+            message = (
+                "lora_path is in no directory from which adapters may be loaded: those that --adapter names, and those of "
+                "--adapters-from DIR; start the server with --adapters-from and the directory of this adapter"
+            )
+            raise RequestFailed(Problem(403, message, "permission_error", "lora_path", "adapter_path_not_allowed"))
+        return directory
+
+    async def _load(self, entry: ModelEntry, name: str, directory: str) -> None:
         if (control := self._service.models.control) is not None:
-            await control.load_adapter(entry.names[0], body.lora_name, directory)
+            await control.load_adapter(entry.names[0], name, directory)
         elif entry.runtime is not None:
-            await entry.runtime.load_adapter(body.lora_name, directory)
+            await entry.runtime.load_adapter(name, directory)
 
     async def _unload(self, entry: ModelEntry, name: str) -> None:
         if (control := self._service.models.control) is not None:
@@ -113,10 +128,6 @@ class AdapterOperations:
         else:
             return
         raise RequestFailed(Problem(400, what, "InvalidUserInput", "lora_name", "invalid_value"))
-
-
-def _directory(path: str) -> str:
-    return str(expanded(path))
 
 
 def _text(message: str) -> Response:

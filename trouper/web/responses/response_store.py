@@ -1,4 +1,5 @@
-"""In-memory store of responses, bounded by number, bytes and age; the least recently used is evicted first.
+"""In-memory store of responses, bounded by number, bytes and age. Beyond a bound, the key that holds the most of it loses its least
+recently used response: so one key alone may fill the store, and none pushes out what another holds within an equal share.
 
 The items of a conversation are kept once, in turns that refer to the turn before. An evicted response takes its turn
 along unless a later response still builds on it.
@@ -6,7 +7,7 @@ along unless a later response still builds on it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -87,8 +88,11 @@ class ResponseStore:
         self._owner = owner
         self._max_count, self._max_bytes = settings.stored_responses, settings.stored_responses_bytes
         self._ttl_s, self._clock = settings.stored_responses_ttl_s, clock
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-        """Responses by id, the least recently used first."""
+        self._responses: dict[str, StoredResponse] = {}
+        """Responses by id."""
+        self._owned: dict[str, OrderedDict[str, StoredResponse]] = {}
+        """Those of each owner, the least recently used first."""
+        self._owned_bytes = Counter[str]()
         self._items: dict[tuple[str, str], list[Json]] = {}
         """Items by owner and id. Clients may repeat an id: the first item counts."""
         self.bytes = 0
@@ -100,7 +104,8 @@ class ResponseStore:
         """Store a response. One that is larger than the whole store is evicted at once."""
         stored.used_s = self._clock()
         self._responses[stored.id] = stored
-        self.bytes += stored.size
+        self._owned.setdefault(stored.owner, OrderedDict())[stored.id] = stored
+        self._count(stored.owner, stored.size)
         self._hold(stored.turn)
         self._trim()
 
@@ -111,7 +116,7 @@ class ResponseStore:
             return None
         if stored is not None:
             stored.used_s = self._clock()
-            self._responses.move_to_end(response_id)
+            self._owned[stored.owner].move_to_end(response_id)
         return stored
 
     def get(self, response_id: str, param: str | None = None, code: str = "response_not_found") -> StoredResponse:
@@ -128,7 +133,11 @@ class ResponseStore:
     def remove(self, response_id: str) -> bool:
         stored = self._responses.pop(response_id, None)
         if stored is not None:
-            self.bytes -= stored.size
+            owned = self._owned[stored.owner]
+            del owned[response_id]
+            if not owned:
+                del self._owned[stored.owner]
+            self._count(stored.owner, -stored.size)
             self._release(stored.turn)
         return stored is not None
 
@@ -139,18 +148,29 @@ class ResponseStore:
 
     def _trim(self) -> None:
         oldest = self._clock() - self._ttl_s
-        while self._responses:
-            first = next(iter(self._responses.values()))
-            if len(self._responses) <= self._max_count and self.bytes <= self._max_bytes and first.used_s >= oldest:
-                return
-            self.remove(first.id)
+        for owned in [*self._owned.values()]:
+            while owned and (first := next(iter(owned.values()))).used_s < oldest:
+                self.remove(first.id)
+        while len(self._responses) > self._max_count:
+            self._evict(max(self._owned, key=lambda owner: len(self._owned[owner])))
+        while self._responses and self.bytes > self._max_bytes:
+            self._evict(max(self._owned, key=self._owned_bytes.__getitem__))
+
+    def _evict(self, owner: str) -> None:
+        self.remove(next(iter(self._owned[owner])))
+
+    def _count(self, owner: str, size: int) -> None:
+        self.bytes += size
+        self._owned_bytes[owner] += size
+        if not self._owned_bytes[owner]:
+            del self._owned_bytes[owner]
 
     def _hold(self, turn: Turn | None) -> None:
         while turn is not None:
             turn.holders += 1
             if turn.holders > 1:
                 return
-            self.bytes += turn.size
+            self._count(turn.owner, turn.size)
             for item in turn.items:
                 self._items.setdefault((turn.owner, item["id"]), []).append(item)
             turn = turn.before
@@ -160,7 +180,7 @@ class ResponseStore:
             turn.holders -= 1
             if turn.holders:
                 return
-            self.bytes -= turn.size
+            self._count(turn.owner, -turn.size)
             for item in turn.items:
                 self._forget(turn.owner, item)
             turn = turn.before
