@@ -93,7 +93,9 @@ class Hosts:
         flags += ["--backend", self.backend] if self.backend is not None else []
         yield [
             ProcessSpec(
-                "", (sys.executable, "-m", "trouper.cli.mpi_delegate", *flags, "--", *self.command), dict(os.environ)
+                "",
+                (sys.executable, "-P", "-m", "trouper.cli.mpi_delegate", *flags, "--", *self.command),
+                os.environ | {"PYTHONSAFEPATH": "1"},
             )
         ]
 

@@ -26,7 +26,7 @@ def program_rows(
     children: ChildProcesses, name: str, given: Mapping[str, Any], limit_s: float, **environment: str
 ) -> Iterator[Json]:
     """Yield rows as they come. Raises `CutShort` after `limit_s` seconds, `ProgramFailed`, and `SectionStopped`."""
-    command = [sys.executable, "-m", "trouper.engine.certificate", name, json.dumps(given)]
+    command = [sys.executable, "-P", "-m", "trouper.engine.certificate", name, json.dumps(given)]
     with tempfile.TemporaryFile() as errors:
         process = children.start(command, environment, stdout=subprocess.PIPE, stderr=errors)
         cut = threading.Event()

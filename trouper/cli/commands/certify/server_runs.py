@@ -124,7 +124,7 @@ class ServerStarter:
         arguments = ["serve", *named, *flags]
         self._note("trouper", *arguments)
         options = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning", *patient]
-        server = self._started([sys.executable, "-m", "trouper", *arguments, *options])
+        server = self._started([sys.executable, "-P", "-m", "trouper", *arguments, *options])
         try:
             assert server.process.stdout is not None
             ready = server.process.stdout.readline()
@@ -145,7 +145,7 @@ class ServerStarter:
             raise ServerFailed(f"there is no free port for mlx_lm.server: {error.strerror}") from error
         flags = ["--model", model, "--port", str(port), "--decode-concurrency", str(streams), "--log-level", "WARNING"]
         self._note("mlx_lm.server", *flags)
-        server = self._started([sys.executable, "-c", MLX_LM_SERVER, *flags])
+        server = self._started([sys.executable, "-P", "-c", MLX_LM_SERVER, *flags])
         server.url = f"http://127.0.0.1:{port}"
         try:
             _wait_until_it_answers(server, limit_s)
