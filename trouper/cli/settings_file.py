@@ -116,7 +116,7 @@ def _apply(context: click.Context, _: click.Parameter, given: Path | None, *, wo
     if context.resilient_parsing:
         return
     if given is None and not works_here and is_file(IN_WORKING_DIRECTORY):
-        _warn(f"{IN_WORKING_DIRECTORY} here is for `trouper serve` alone; another command takes it by --config")
+        _warn(f"{IN_WORKING_DIRECTORY} here is for `trouper serve` alone; another command reads it by --config")
     try:
         file = default_file(works_here=works_here) if given is None else _named(given)
         if file is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -27,8 +28,10 @@ LONGEST_S = 86400
 def top(where: Where, /, interval_s: float, once: bool) -> None:
     """Watch a running server: tokens a second, rows, cache, memory, actors. Ctrl-C leaves."""
     console = Console()
-    with refused_in_one_line(where), where.client() as client:
+    with ExitStack() as stack:
+        stack.enter_context(refused_in_one_line(where))
         where.say()
+        client = stack.enter_context(where.client())
         watching = Watching(where.url, client)
         watching.fetch()
         if once or not console.is_terminal:

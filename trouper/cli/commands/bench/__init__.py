@@ -89,9 +89,9 @@ def _require_writable(out: Path) -> None:
     if not is_directory(out.parent):
         refuse(f"--out {out}: there is no directory {out.parent}")
     for path in _files(out):
-        if path.is_symlink():  # A repository's link would have another file overwritten.
-            refuse(f"--out {out}: {path} is a link to {path.readlink()}; name what it leads to, or another file")
         try:
+            if path.is_symlink():  # A repository's link would have another file overwritten.
+                refuse(f"--out {out}: {path} is a link to {path.readlink()}; name what it leads to, or another file")
             is_new = not path.exists()
             path.open("ab").close()
             if is_new:
