@@ -23,7 +23,6 @@ NEVER_HERE = frozenset({
 """Settings that open the server, name a secret, have prompts sent elsewhere, or say which files the server reads, writes and removes."""
 LOOPBACK_HERE = frozenset({"host", "control_host"})
 """Addresses to listen on, which may be loopback only."""
-BY_NAME = "name the file by --config if you trust it"
 
 
 class FileNotTrusted(Exception):
@@ -41,9 +40,9 @@ def read_trusted(path: Path) -> bytes | None:
             status = os.fstat(file.fileno())  # Of what is read, whatever has been put in its place since.
             for owner in (link.st_uid, status.st_uid):
                 if owner not in (0, os.geteuid()):
-                    raise FileNotTrusted(f"{_user(owner)} owns it; {BY_NAME}")
+                    raise FileNotTrusted(f"{_user(owner)} owns it; {_by_name(path)}")
             if others_write(status):
-                raise FileNotTrusted(f"others may write to it; `chmod go-w`, or {BY_NAME}")
+                raise FileNotTrusted(f"others may write to it; `chmod go-w`, or {_by_name(path)}")
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -63,13 +62,17 @@ def others_write(status: os.stat_result) -> bool:
     return group.gr_name != owner.pw_name or bool({*group.gr_mem} - {owner.pw_name})
 
 
-def refused_here(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def refused_here(path: Path, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the settings, by field, that a file of the working directory may not have, each with the reason."""
     for name, value in values.items():
         if name in NEVER_HERE:
-            yield name, f"is not taken from the working directory; {BY_NAME}"
+            yield name, f"is not taken from the working directory; {_by_name(path)}"
         elif name in LOOPBACK_HERE and not is_loopback(str(value)):
-            yield name, f"{value} is no loopback address, and is not taken from the working directory; {BY_NAME}"
+            yield name, f"{value} is no loopback address, and is not taken from the working directory; {_by_name(path)}"
+
+
+def _by_name(path: Path) -> str:
+    return f"name the file by --config {path} if you trust it"
 
 
 def _user(number: int) -> str:

@@ -151,7 +151,7 @@ def _require_harmless(path: Path, values: Mapping[str, Any], tables: ModelTables
     """Raises `FileInvalid` if the file of the working directory has settings that must be the user's own."""
     of_models = ((f'[models."{table.name}"]: ', table.values) for table in tables.tables)
     for where, found in (("", values), *of_models):
-        for name, reason in refused_here(found):
+        for name, reason in refused_here(path, found):
             raise FileInvalid(f"{path}: {where}{name.replace('_', '-')} {reason}")
 
 
