@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 
-if not sys.flags.safe_path:  # `-m` puts the working directory first, whose modules may be a stranger's.
+if not sys.flags.safe_path:  # `-m` puts the working directory first: a stranger's modules.
     with suppress(OSError):
         if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 - as the interpreter writes it
             del sys.path[0]

@@ -115,6 +115,12 @@ def call(*arguments: str, **variables: str) -> Result:
     return CliRunner().invoke(cli.main, arguments, env=variables, prog_name="trouper")
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that `--run` starts would take this process' place."""
+    monkeypatch.setattr(os, "execve", lambda path, *_: pytest.fail(f"{path} was started"))
+
+
 def users_file(home: Path, content: str) -> Path:
     path = home / ".config" / "trouper" / "config.toml"
     path.parent.mkdir(parents=True)
@@ -127,7 +133,13 @@ def users_file(home: Path, content: str) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    [["chat", "hi"], ["top", "--once"], ["connect", "claude"], ["connect", "codex", "--dry-run"], ["bench"]],
+    [
+        ["chat", "hi"],
+        ["top", "--once"],
+        ["connect", "claude"],
+        ["connect", "codex", "--dry-run"],
+        ["bench"],
+    ],
 )
 def test_a_client_asks_no_server_that_the_working_directory_names(command: list[str], home: Path) -> None:
     users_file(home, "port = 9")
@@ -366,7 +378,10 @@ def test_a_client_says_whose_key_goes_where(home: Path) -> None:
 def test_the_key_of_a_file_goes_to_no_other_machine(setting: str, home: Path) -> None:
     path = users_file(home, setting)
     (home / "keys").write_text("sk-file\n")
-    for arguments, variables in ((["--url", "http://10.0.0.5:8000"], {}), ([], {"TROUPER_HOST": "10.0.0.5"})):
+    for arguments, variables in (
+        (["--url", "http://10.0.0.5:8000"], {}),
+        ([], {"TROUPER_HOST": "10.0.0.5"}),
+    ):
         where, said = found(*arguments, **variables)
         assert where.headers() == {}
         assert said.endswith(
@@ -486,7 +501,11 @@ def test_no_link_of_the_working_directory_is_written_through(home: Path) -> None
     for name in ("litellm_config.yaml", "trouper-bench.json"):
         Path(name).symlink_to(home / "victim")
     with listening(models("m")) as server:
-        for command in (["connect", "litellm", "--write"], ["connect", "litellm", "--dry-run"], ["bench"]):
+        for command in (
+            ["connect", "litellm", "--write"],
+            ["connect", "litellm", "--dry-run"],
+            ["bench"],
+        ):
             outcome = call(*command, "--url", server.url)
             assert outcome.exit_code == USAGE_ERROR
             assert f"is a link to {home}/victim" in outcome.stderr

@@ -45,7 +45,7 @@ class Where:
     url_from: str = ""
     """The same of the URL; "" if it was given as a flag, or is the default."""
     key_stays_here: bool = False
-    """Whether the key is of a settings file that names another server than `url`: it is not sent to other machines."""
+    """Whether the key is of a settings file, and `url` is not: no other machine gets it."""
 
     @property
     def key(self) -> str | None:
@@ -53,11 +53,12 @@ class Where:
         return None if self.key_stays_here and not self.is_local else self._key
 
     def say(self, condition: str = "") -> None:
-        """Print to stderr which server is asked, and whose key goes along. `condition`: when the key does."""
+        """Print to stderr which server is asked, and whose key goes along, if `condition` holds."""
         if self.key is not None:
             key = f"with the key of {self.key_from}{condition}"
         elif self._key is not None:
-            key = f"without the key of {self.key_from}, which is for the server of that file: --api-key sends one"
+            reason = "which is for the server of that file: --api-key sends one"
+            key = f"without the key of {self.key_from}, {reason}"
         else:
             key = "without a key"
         url = f"{self.url} ({self.url_from})" if self.url_from else self.url
@@ -139,18 +140,17 @@ def client_of(command: Command) -> Command:
 def _with_origins(where: Where, is_key_given: bool) -> Where:
     """Note where the URL and the key are from."""
     context = click.get_current_context()
-    sources = {name: context.get_parameter_source(name) for name in ("url", "host", "port", "api_key", "api_key_file")}
     names = ("url",) if context.params["url"] else ("host", "port")
+    sources = {name: context.get_parameter_source(name) for name in names}
     plain = (ParameterSource.DEFAULT, ParameterSource.COMMANDLINE)
-    key_name = "api_key" if is_key_given else "api_key_file"
-    is_named_elsewhere = any(
-        sources[name] in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT) for name in names
-    )
+    given = (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE)
+    key = "api_key" if is_key_given else "api_key_file"
+    is_of_file = context.get_parameter_source(key) is ParameterSource.DEFAULT_MAP
     return attrs.evolve(
         where,
-        key_from=origin_of(context, key_name),
-        url_from=", ".join(origin_of(context, name) for name in names if sources[name] not in plain),
-        key_stays_here=is_named_elsewhere and sources[key_name] is ParameterSource.DEFAULT_MAP,
+        key_from=origin_of(context, key),
+        url_from=", ".join(origin_of(context, one) for one in names if sources[one] not in plain),
+        key_stays_here=is_of_file and any(source in given for source in sources.values()),
     )
 
 

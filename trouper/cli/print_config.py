@@ -34,7 +34,8 @@ def _lines(context: click.Context) -> Iterator[str]:
     path = file_read(context)
     yield f"# trouper {__version__}: what `trouper serve` would run with. Lines that are comments are defaults."
     read = line_shown(str(path or "none"))
-    yield f"# Read by --config FILE; without it trouper.toml here or ~/.config/trouper/config.toml. Now: {read}."
+    default = "trouper.toml here or ~/.config/trouper/config.toml"
+    yield f"# Read by --config FILE; without it {default}. Now: {read}."
     for parameter in context.command.params:
         if isinstance(parameter, click.Option) and parameter.name in context.params and parameter.envvar:
             yield ""
@@ -85,5 +86,6 @@ def _toml(value: Any) -> str:
             return repr(value)
         case tuple() | list():
             return "[" + ", ".join(_toml(item) for item in value) + "]"
-        case _:  # A JSON string is a TOML string, once what JSON leaves as it is and a terminal obeys is escaped, too.
-            return BREAKS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(str(value), ensure_ascii=False))
+        case _:  # A JSON string is a TOML string, but for characters that a terminal obeys.
+            text = json.dumps(str(value), ensure_ascii=False)
+            return BREAKS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

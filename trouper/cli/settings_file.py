@@ -42,7 +42,7 @@ class FileInvalid(Exception):
 
 @attrs.frozen
 class SettingsText:
-    """What a settings file holds. `unnamed_here`: it is the working directory's, and nobody has named it."""
+    """What a settings file holds. `unnamed_here`: it is the working directory's, and not named."""
 
     path: Path
     content: bytes
@@ -50,7 +50,8 @@ class SettingsText:
 
 
 def configured(command: Command, *, works_here: bool = False) -> Command:
-    """Add --config, and read the default file without it. `works_here`: that of the working directory counts, too."""
+    """Add --config, and read the default file without it. `works_here`: also that of the working
+    directory."""
     default = "trouper.toml here, else ~/.config/trouper/config.toml"
     return click.option(
         "--config",
@@ -87,8 +88,9 @@ def model_tables(context: click.Context) -> ModelTables:
 
 
 def default_file(*, works_here: bool) -> SettingsText | None:
-    """Return the file in the working directory, if that counts, else the user's, else None. One that this user may not
-    look at, or that others can have written, is none, and a line says so: HOME may be another user's, as after `sudo -u`."""
+    """Return the file in the working directory, if that counts, else the user's, else None. One
+    that this user may not look at, or that others can have written, is none, and a line says so: HOME
+    may be another user's, as after `sudo -u`."""
     for path in (*((IN_WORKING_DIRECTORY,) if works_here else ()), *_of_the_user()):
         try:
             if (content := read_trusted(path)) is not None:
@@ -112,11 +114,14 @@ def _warn(message: str) -> None:
     click.secho(f"trouper: {line_shown(message)}", fg="yellow", err=True)
 
 
-def _apply(context: click.Context, _: click.Parameter, given: Path | None, *, works_here: bool) -> None:
+def _apply(
+    context: click.Context, _: click.Parameter, given: Path | None, *, works_here: bool
+) -> None:  # fmt: skip
     if context.resilient_parsing:
         return
     if given is None and not works_here and is_file(IN_WORKING_DIRECTORY):
-        _warn(f"{IN_WORKING_DIRECTORY} here is for `trouper serve` alone; another command reads it by --config")
+        alone = "is for `trouper serve` alone; another command reads it by --config"
+        _warn(f"{IN_WORKING_DIRECTORY} here {alone}")
     try:
         file = default_file(works_here=works_here) if given is None else _named(given)
         if file is not None:
@@ -124,7 +129,8 @@ def _apply(context: click.Context, _: click.Parameter, given: Path | None, *, wo
     except (FileInvalid, SettingsInvalid) as invalid:
         refuse(str(invalid))
     if context.default_map and not works_here:  # `serve` logs it.
-        keys = ", ".join(key for name, key in context.meta[KEYS].items() if name in context.default_map)
+        written = context.meta[KEYS]
+        keys = ", ".join(written[name] for name in context.default_map)
         click.echo(f"trouper: {line_shown(f'settings of {file_read(context)}: {keys}')}", err=True)
 
 
@@ -134,7 +140,8 @@ def _take(context: click.Context, file: SettingsText) -> None:
     declared = {_key(option): option for option in _options_of_serve(context)}
     models = content.pop(KEY, {})
     values = _checked(path, content, declared, context)
-    tables = read_tables(path, models, declared, lambda option, value: _setting_of(option, value, context))
+    convert = partial(_setting_of, context=context)
+    tables = read_tables(path, models, declared, convert)
     if file.unnamed_here:
         _require_harmless(path, values, tables)
     keys = {str(declared[key.replace("_", "-")].name): key for key in content}
@@ -148,7 +155,7 @@ def _take(context: click.Context, file: SettingsText) -> None:
 
 
 def _require_harmless(path: Path, values: Mapping[str, Any], tables: ModelTables) -> None:
-    """Raises `FileInvalid` if the file of the working directory has settings that must be the user's own."""
+    """Raises `FileInvalid` if the working directory's file has settings that it may not have."""
     of_models = ((f'[models."{table.name}"]: ', table.values) for table in tables.tables)
     for where, found in (("", values), *of_models):
         for name, reason in refused_here(path, found):

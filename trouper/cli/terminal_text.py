@@ -1,4 +1,4 @@
-"""Text of others (a model, a server, a file's name), made fit for a terminal: no character of it is a command."""
+"""Text of others (a model, a server, a file's name), in which no character commands a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters: text must not move the cursor, retitle the window or write the clipboard."""
 BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Those, ends of lines, and what turns the direction of writing: a name must not look like another one."""
+"""Those, ends of lines, and what turns the direction of writing: a name must not look like
+another one."""
 
 
 def text_shown(text: str) -> str:

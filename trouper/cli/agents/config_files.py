@@ -88,7 +88,8 @@ def changed_by(file: ConfigFile, edits_of: Callable[[Any], Iterable[Edit]]) -> C
     """Work out the change by the edits of what a file holds. Raises `ConfigInvalid`."""
     try:
         if not file.may_be_link and file.path.is_symlink():
-            raise ConfigInvalid(f"it is a link to {file.path.readlink()}; work in another directory, or remove it")
+            target = file.path.readlink()
+            raise ConfigInvalid(f"it is a link to {target}; remove it, or work elsewhere")
         before = read_text(file.path)
         text = before or ""
         data = parsed(file.format, text)

@@ -59,18 +59,20 @@ def _listed(client: httpx2.Client) -> dict[str, int | None]:
     """Return the context of each model by name, the default first; None: it is not loaded."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
-        models = {_name(model["id"]): _count(model.get("max_model_len")) for model in answer.json()["data"]}
+        found = answer.json()["data"]
+        models = {_name(model["id"]): _count(model.get("max_model_len")) for model in found}
         if not models:
             raise LookupError("no model is listed")
     return models
 
 
 def _name(value: Any) -> str:
-    """Return a model's name. Refuses one that clients would take for something else: a flag of their command line, or a variable or
-    file that they put in its place, as opencode does with {file:PATH}."""
+    """Return a model's name. Refuses one that clients would take for something else: a flag, or a
+    variable or file that they put in its place, as opencode does with {file:PATH}."""
     name = str(value)
     if name.startswith("-") or name != line_shown(name) or any(sign in name for sign in SIGNS):
-        refuse(f"the server has a model {name!r}, which no client gets: a name has no {SIGNS}, and begins with no -")
+        rule = f"a name has no {SIGNS}, and begins with no -"
+        refuse(f"the server has a model {name!r}, which no client gets: {rule}")
     return name
 
 

@@ -96,7 +96,8 @@ def _log_file(context: click.Context) -> None:
         return
     is_quieted = context.get_parameter_source("log_level") is ParameterSource.DEFAULT_MAP
     if is_quieted or logger.isEnabledFor(logging.INFO):
-        logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, "settings of %s", (path,), None))
+        parts = {"name": logger.name, "levelno": logging.INFO, "levelname": "INFO"}
+        logger.handle(logging.makeLogRecord({**parts, "msg": f"settings of {path}"}))
 
 
 def _message_of(context: click.Context, error: BaseException) -> str:

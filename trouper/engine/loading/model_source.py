@@ -39,7 +39,8 @@ def resolve(
     match source_of(model, flag):
         case Path() as directory:
             if model is not None and (may_download(model) or model == bundled_model.NAME):
-                report(f"{flag} {model} is the directory {directory.absolute()}, not the model of that name elsewhere")
+                what = f"the directory {directory.absolute()}, not the model of that name elsewhere"
+                report(f"{flag} {model} is {what}")
             return directory
         case None:
             return bundled_model.directory(None, report, watch)

@@ -70,7 +70,8 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
     _require_writable(out)
     with ExitStack() as stack:
         if own_model is not None:
-            flags = [*(part for flag in PATIENT for part in (flag, "0")), *only_this(file_read(context))]
+            patient = (part for flag in PATIENT for part in (flag, "0"))
+            flags = [*patient, *only_this(file_read(context))]
             url = stack.enter_context(own_server.serving("--model", own_model, "--log-level", "warning", *flags))
             where = attrs.evolve(where, url=url, url_from="")
         stack.enter_context(refused_in_one_line(where))
@@ -91,7 +92,8 @@ def _require_writable(out: Path) -> None:
     for path in _files(out):
         try:
             if path.is_symlink():  # A repository's link would have another file overwritten.
-                refuse(f"--out {out}: {path} is a link to {path.readlink()}; name what it leads to, or another file")
+                remedy = "name what it leads to, or another file"
+                refuse(f"--out {out}: {path} is a link to {path.readlink()}; {remedy}")
             is_new = not path.exists()
             path.open("ab").close()
             if is_new:
