@@ -89,8 +89,8 @@ def model_tables(context: click.Context) -> ModelTables:
 
 def default_file(*, works_here: bool) -> SettingsText | None:
     """Return the file in the working directory, if that counts, else the user's, else None. One
-    that this user may not look at, or that others can have written, is none, and a line says so: HOME
-    may be another user's, as after `sudo -u`."""
+    that this user may not look at, or that others can have written, is none, and a line says so:
+    HOME may be another user's, as after `sudo -u`."""
     for path in (*((IN_WORKING_DIRECTORY,) if works_here else ()), *_of_the_user()):
         try:
             if (content := read_trusted(path)) is not None:
