@@ -1,4 +1,5 @@
-"""What strangers decide: nothing, whether they wrote the working directory's files, run the server that is asked, or made the model."""
+"""What strangers decide: nothing, whether they wrote the working directory's files, run the server
+that is asked, or made the model."""
 
 from __future__ import annotations
 
@@ -43,18 +44,21 @@ UNSAFE = ("\x1b", "\x07", "\x9b", "\u202e")
 NOBODY = 12345
 HARMLESS = """
     model adapter_path adapter draft_model models_from served_model_name model_alias
-    completion_batch_size max_batch_size prefill_batch_size prefill_step_size decode_stall_ms stream_interval
-    gather_ms priority_max_wait_s batch_min_rows max_queue_size default_max_tokens max_prompt_tokens max_kv_size
-    queue_timeout_s first_token_timeout_s token_timeout_s request_timeout_s grammar_timeout_s stall_timeout_s
-    block_size cache_memory kv_memory num_blocks snapshot_tokens kv_bits kv_group_size self_check speculation
-    tool_parser reasoning_parser spec_ngram_min spec_ngram_max spec_draft_tokens sequence_cache_size tp_reduce_dtype
-    ssd_max_bytes ssd_keep_free ssd_write_budget ssd_ttl_days no_ssd memory_fraction no_wired_weights buffer_cache
-    janitor_interval_s seed rank_timeout_s collective_timeout_s port model_memory max_loaded_models model_ttl_s
-    stored_responses stored_responses_bytes stored_responses_ttl_s no_batches batch_rows batch_max_bytes
-    max_file_bytes strict drain_timeout_s heartbeat_s write_timeout_s header_timeout_s body_timeout_s
-    keep_alive_timeout_s max_body_bytes max_connections log_level log_format
+    completion_batch_size max_batch_size prefill_batch_size prefill_step_size decode_stall_ms
+    stream_interval gather_ms priority_max_wait_s batch_min_rows max_queue_size
+    default_max_tokens max_prompt_tokens max_kv_size queue_timeout_s first_token_timeout_s
+    token_timeout_s request_timeout_s grammar_timeout_s stall_timeout_s block_size cache_memory
+    kv_memory num_blocks snapshot_tokens kv_bits kv_group_size self_check speculation
+    tool_parser reasoning_parser spec_ngram_min spec_ngram_max spec_draft_tokens
+    sequence_cache_size tp_reduce_dtype ssd_max_bytes ssd_keep_free ssd_write_budget
+    ssd_ttl_days no_ssd memory_fraction no_wired_weights buffer_cache janitor_interval_s seed
+    rank_timeout_s collective_timeout_s port model_memory max_loaded_models model_ttl_s
+    stored_responses stored_responses_bytes stored_responses_ttl_s no_batches batch_rows
+    batch_max_bytes max_file_bytes strict drain_timeout_s heartbeat_s write_timeout_s
+    header_timeout_s body_timeout_s keep_alive_timeout_s max_body_bytes max_connections
+    log_level log_format
 """
-"""Settings that a stranger may choose: the worst of them wastes time or memory of a server that its user started."""
+"""Settings that a stranger may choose: the worst wastes time or memory of a server."""
 
 
 class Listener(ThreadingHTTPServer):
@@ -223,7 +227,7 @@ def test_a_server_takes_the_rest_from_there(home: Path) -> None:
 
 
 def test_each_flag_of_serve_is_decided() -> None:
-    """A new flag that opens the server, or names a file, belongs to `NEVER_HERE`; else to `HARMLESS`."""
+    """A flag that opens the server, or names a file, belongs to `NEVER_HERE`; else to `HARMLESS`."""
     flags = {option.name for option in serve_command.params if option.envvar and option.expose_value}
     assert flags - NEVER_HERE - LOOPBACK_HERE == set(HARMLESS.split())
 
@@ -432,7 +436,7 @@ def test_the_state_of_a_server_moves_no_terminal(home: Path) -> None:
 @pytest.mark.parametrize("name", ["--yolo", "-c", "{file:~/.ssh/id_rsa}", "a${HOME}", f"m{ESCAPE}"])
 @pytest.mark.parametrize("flags", [(), ("--write",), ("--run",), ("--name", "x")])
 def test_no_client_is_given_a_name_that_is_a_flag_or_a_file(name: str, flags: tuple[str, ...], home: Path) -> None:
-    """opencode puts a file in the place of {file:PATH}, and would send its text as the name of the model."""
+    """opencode puts a file in the place of {file:PATH}, and would send its text as the model."""
     with listening(models(name) | {"/v1/models/x": {"id": name}}) as stranger:
         outcome = call("connect", "opencode", *flags, "--url", stranger.url)
     assert outcome.exit_code == USAGE_ERROR
