@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def collected(*arguments: str, **variables: str) -> tuple[list[Settings], Server
     taken: list[tuple[list[Settings], ServerSettings]] = []
 
     @click.command()
-    @configured
+    @partial(configured, works_here=True)
     @flags_of(Settings)
     @flags_of(ServerSettings)
     def collect(**given: Any) -> None:
@@ -65,7 +66,9 @@ def test_every_setting_may_stand_in_the_file() -> None:
     Path("trouper.toml").write_text("\n".join(lines))
     arrived: dict[str, Any] = {}
     collect = click.Command("collect", callback=lambda **given: arrived.update(given))
-    outcome = CliRunner().invoke(configured(flags_of(Settings)(flags_of(ServerSettings)(collect))), [])
+    outcome = CliRunner().invoke(
+        configured(flags_of(Settings)(flags_of(ServerSettings)(collect))), ["--config", "trouper.toml"]
+    )
     assert outcome.exit_code == 0, outcome.output
     assert arrived == changed | {name: (changed[name],) for name in ("model", "draft_model")}
 
@@ -197,15 +200,16 @@ def test_a_file_that_is_named_must_be_there() -> None:
 
 
 def test_print_config_says_what_holds_and_why() -> None:
-    Path("trouper.toml").write_text("kv-bits = 4\napi-key = 'from file'")
-    printed = serve("--print-config", "--port", "83", TROUPER_SEED="5").stdout
+    Path("trouper.toml").write_text("kv_bits = 4\napi-key = 'from file'\n[models.small]\npath = 'org/small'")
+    printed = serve("--config", "trouper.toml", "--print-config", "--port", "83", TROUPER_SEED="5").stdout
     lines = printed.splitlines()
     assert "port = 83  # flag" in lines
     assert "seed = 5  # TROUPER_SEED" in lines
-    assert "kv-bits = 4  # trouper.toml" in lines
+    assert "kv-bits = 4  # trouper.toml: kv_bits" in lines
+    assert 'model = ["org/small"]  # trouper.toml: [models]' in lines
     assert "# block-size = 64" in lines
     assert "from file" not in printed
-    assert "# api-key = (not shown)  # trouper.toml" in lines
+    assert "# api-key = (not shown)  # trouper.toml: api-key" in lines
     for field in (*attrs.fields(Settings), *attrs.fields(ServerSettings)):
         assert any(line.removeprefix("# ").startswith(f"{field.name.replace('_', '-')} =") for line in lines)
 
@@ -237,11 +241,12 @@ def test_any_text_survives_toml(text: str) -> None:
 
 def test_the_cache_commands_find_the_servers_directory(tmp_path: Path) -> None:
     Path("trouper.toml").write_text(f"ssd-cache-dir = '{tmp_path}/here'\nport = 81")
-    outcome = CliRunner().invoke(cli.main, ["cache", "ls"])
-    assert outcome.output == f"nothing is cached in {tmp_path}/here\n"
+    outcome = CliRunner().invoke(cli.main, ["cache", "ls", "--config", "trouper.toml"])
+    assert outcome.stdout == f"nothing is cached in {tmp_path}/here\n"
+    assert outcome.stderr == "trouper: settings of trouper.toml: ssd-cache-dir\n"
 
 
 def test_a_home_directory_is_meant_as_in_a_shell() -> None:
     Path("trouper.toml").write_text("ssd-cache-dir = '~/blocks'")
-    [settings], _ = collected()
+    [settings], _ = collected("--config", "trouper.toml")
     assert settings.ssd_cache_dir == Path.home() / "blocks"

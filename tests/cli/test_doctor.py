@@ -61,7 +61,7 @@ def run(*arguments: str) -> tuple[int, list[dict[str, str]]]:
 def test_a_machine_that_will_do(tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every subject has a line; what is only slow today is no failure."""
     Path("trouper.toml").write_text(f"model = '{tiny}'\nssd-cache-dir = '{tmp_path}/blocks'")
-    code, found = run("--port", "0")
+    code, found = run("--config", "trouper.toml", "--port", "0")
     assert code == 0
     assert list(dict.fromkeys(finding["subject"] for finding in found)) == list(doctor_checks.CHECKS)
     assert "fail" not in {finding["level"] for finding in found}

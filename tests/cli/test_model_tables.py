@@ -59,7 +59,7 @@ def collected(content: str, *arguments: str, **variables: str) -> Collected:
         taken.append((models, server, tables.options([model.model for model in models])))
 
     Path("trouper.toml").write_text(content)
-    outcome = CliRunner().invoke(collect, arguments, env=variables)
+    outcome = CliRunner().invoke(collect, ["--config", "trouper.toml", *arguments], env=variables)
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     assert outcome.exit_code == 0, outcome.output
@@ -68,7 +68,7 @@ def collected(content: str, *arguments: str, **variables: str) -> Collected:
 
 def serve(content: str, *arguments: str) -> Result:
     Path("trouper.toml").write_text(content)
-    return CliRunner().invoke(cli.main, ["serve", *arguments])
+    return CliRunner().invoke(cli.main, ["serve", "--config", "trouper.toml", *arguments])
 
 
 def test_each_model_has_the_settings_of_its_table() -> None:
@@ -150,7 +150,7 @@ def test_an_error_that_is_not_the_tables_does_not_blame_it() -> None:
 def test_print_config_shows_the_tables_and_can_be_read_again() -> None:
     printed = serve(TWO, "--print-config").stdout
     assert '[models."small"]  # trouper.toml' in printed.splitlines()
-    assert 'model = ["org/small", "org/large"]  # trouper.toml' in printed.splitlines()
+    assert 'model = ["org/small", "org/large"]  # trouper.toml: [models]' in printed.splitlines()
     assert collected(printed) == collected(TWO)
     assert "[models" not in serve(TWO, "--model", "x", "--print-config").stdout
 

@@ -85,13 +85,16 @@ def test_a_user_without_a_home_reads_no_file_of_his_own(homeless: None) -> None:
     assert (outcome.exit_code, outcome.stderr, "Now: none." in outcome.stdout) == (0, "", True)
 
 
-def test_a_user_without_a_home_is_told_what_to_set(homeless: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_is_told_what_to_set(
+    homeless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(serve_command, "configure_logging", lambda *_: None)
     for arguments in (["serve", "--port", "0"], ["cache", "ls"]):
         outcome = call(*arguments)
         assert outcome.exit_code == USAGE_ERROR
         assert outcome.stderr.startswith("trouper: this user has no home directory: set HOME")
-    assert call("cache", "ls", XDG_CACHE_HOME="there").stdout == "nothing is cached in there/trouper/blocks\n"
+    there = tmp_path / "there"
+    assert call("cache", "ls", XDG_CACHE_HOME=str(there)).stdout == f"nothing is cached in {there}/trouper/blocks\n"
     for agent in CODING_AGENTS:
         with pytest.raises(SettingsInvalid, match="set HOME"):
             agent.setup(SERVED)
@@ -238,6 +241,7 @@ def test_a_proxy_that_cannot_be_used_is_one_line(command: list[str], monkeypatch
     outcome = call(*command, "--url", "http://192.0.2.1:9")
     assert outcome.exit_code == USAGE_ERROR
     assert outcome.stderr == (
+        "trouper: asking http://192.0.2.1:9 without a key\n"
         "trouper: http://192.0.2.1:9: the proxy of the environment (ALL_PROXY, HTTPS_PROXY, HTTP_PROXY) cannot be used: "
         "Using SOCKS proxy, but the 'socksio' package is not installed; unset it, or name the host in NO_PROXY\n"
     )

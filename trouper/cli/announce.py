@@ -11,6 +11,7 @@ import click
 
 from trouper.actors.runtime.model_manager import ModelManager
 from trouper.cli.exits import forget
+from trouper.cli.terminal_text import line_shown
 from trouper.web.tool_support import notice
 
 KEY_VARIABLE = "TROUPER_API_KEY"
@@ -20,7 +21,7 @@ def announce(url: str, models: ModelManager, keyed: bool) -> None:
     """Print to stdout. If nobody reads it (`| head -1`, a full disk, `>&-`), the server goes on."""
     try:
         for line in lines_of(url, models, keyed):
-            click.echo(line)
+            click.echo(line_shown(line))
     except OSError:
         forget(sys.stdout)
 

@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 import attrs
 import click
 import httpx2
+from click.core import ParameterSource
 
 from trouper.cli.address import url_to
 from trouper.cli.exits import refuse
 from trouper.cli.flags import HomePath, NeverEmpty, UnsplitText
 from trouper.cli.settings_file import configured
-from trouper.cli.usage_errors import settings_error
+from trouper.cli.terminal_text import line_shown
+from trouper.cli.usage_errors import origin_of, settings_error
 from trouper.protocol.api_keys import keys_in, sendable
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
@@ -37,7 +39,30 @@ class Where:
 
     url: str
     """The URL without /v1."""
-    key: str | None = None
+    _key: str | None = attrs.field(default=None, repr=False)
+    key_from: str = ""
+    """The flag, the variable, or the file and its key, that gave the API key."""
+    url_from: str = ""
+    """The same of the URL; "" if it was given as a flag, or is the default."""
+    key_stays_here: bool = False
+    """Whether the key is of a settings file, and `url` is not: no other machine gets it."""
+
+    @property
+    def key(self) -> str | None:
+        """The API key that is sent there."""
+        return None if self.key_stays_here and not self.is_local else self._key
+
+    def say(self, condition: str = "") -> None:
+        """Print to stderr which server is asked, and whose key goes along, if `condition` holds."""
+        if self.key is not None:
+            key = f"with the key of {self.key_from}{condition}"
+        elif self._key is not None:
+            reason = "which is for the server of that file: --api-key sends one"
+            key = f"without the key of {self.key_from}, {reason}"
+        else:
+            key = "without a key"
+        url = f"{self.url} ({self.url_from})" if self.url_from else self.url
+        click.echo(line_shown(f"trouper: asking {url} {key}"), err=True)
 
     @property
     def is_local(self) -> bool:
@@ -97,7 +122,8 @@ def client_of(command: Command) -> Command:
         if url and not url.lower().startswith(("http://", "https://")):
             refuse(f"--url {url}: begin it with http:// or https://, as in http://{DEFAULT.host}:{DEFAULT.port}")
         _require_reachable(url, port)
-        where = Where((url or url_to(host, port)).rstrip("/").removesuffix("/v1"), _key(api_key, api_key_file))
+        found = (url or url_to(host, port)).rstrip("/").removesuffix("/v1")
+        where = _with_origins(Where(found, _key(api_key, api_key_file)), bool(api_key))
         return command(where, *more, **given)
 
     for option in (
@@ -112,6 +138,23 @@ def client_of(command: Command) -> Command:
     ):
         run = option(run)
     return run  # type: ignore[return-value]
+
+
+def _with_origins(where: Where, is_key_given: bool) -> Where:
+    """Note where the URL and the key are from."""
+    context = click.get_current_context()
+    names = ("url",) if context.params["url"] else ("host", "port")
+    sources = {name: context.get_parameter_source(name) for name in names}
+    plain = (ParameterSource.DEFAULT, ParameterSource.COMMANDLINE)
+    given = (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE)
+    key = "api_key" if is_key_given else "api_key_file"
+    is_of_file = context.get_parameter_source(key) is ParameterSource.DEFAULT_MAP
+    return attrs.evolve(
+        where,
+        key_from=origin_of(context, key),
+        url_from=", ".join(origin_of(context, one) for one in names if sources[one] not in plain),
+        key_stays_here=is_of_file and any(source in given for source in sources.values()),
+    )
 
 
 def _require_reachable(url: str | None, port: int) -> None:
@@ -190,13 +233,13 @@ def first_model(client: httpx2.Client) -> str:
     """Return the server's default model. Raises `NotTrouper`, or httpx2's errors."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
-        return str(answer.json()["data"][0]["id"])
+        return line_shown(str(answer.json()["data"][0]["id"]))
 
 
 def problem_of(response: httpx2.Response) -> str:
     """Return the message in an error's body, or the status if the server is not Trouper."""
     try:
         response.read()
-        return str(response.json()["error"]["message"])
+        return line_shown(str(response.json()["error"]["message"]))
     except (ValueError, KeyError, TypeError, httpx2.HTTPError):
-        return f"answered {response.status_code} {response.reason_phrase}"
+        return line_shown(f"answered {response.status_code} {response.reason_phrase}")

@@ -12,6 +12,8 @@ from typing import NoReturn, TextIO
 
 import click
 
+from trouper.cli.terminal_text import line_shown
+
 USAGE_ERROR = 2
 """Exit code when what was asked for cannot be: a flag, a model, a port. (click's own, too.)"""
 DEVICE_STUCK = 70
@@ -43,7 +45,7 @@ def _print_last(message: str) -> None:
     """Print a line after everything that was logged: the log is written on a thread of its own, and what led to this may still wait there."""
     for handler in logging.getLogger().handlers:
         handler.flush()
-    click.secho(f"trouper: {message}", fg="red", err=True)
+    click.secho(f"trouper: {line_shown(message)}", fg="red", err=True)
 
 
 def end_at_once(code: int) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from trouper.cli.typed_input import text_of
-from trouper.protocol.paths import home_directory
+from trouper.protocol.paths import xdg_directory
 from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import SettingsInvalid
 
@@ -24,7 +23,7 @@ PROMPT, CONTINUED = "> ", ". "
 
 def history_file() -> Path:
     """Raises `SettingsInvalid` for a user without a home directory."""
-    return Path(os.environ.get("XDG_STATE_HOME") or home_directory() / ".local" / "state") / "trouper" / "chat-history"
+    return xdg_directory("XDG_STATE_HOME", ".local/state") / "trouper" / "chat-history"
 
 
 class FailsafeHistory(FileHistory):

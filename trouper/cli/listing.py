@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+from trouper.cli.terminal_text import line_shown
 
 NARROWEST_NAME = 16
 """Width down to which names are folded. A terminal that is still too narrow breaks lines."""
@@ -22,7 +25,7 @@ def print_listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     for name in columns[1:]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(line_shown(cell)) for cell in row))
     console = Console()
     natural_width = Measurement.get(console, console.options.update_width(UNBOUNDED), table).maximum
     folded = natural_width - max(0, max(len(row[0]) for row in rows) - NARROWEST_NAME)

@@ -24,7 +24,8 @@ def serving(*flags: str) -> Iterator[str]:
     """Run `trouper serve` with these flags, and yield its URL. The server has a free port of this machine, a process
     and a group of its own (Ctrl-C does not reach it). Its log and progress bars go to this process' stderr. It ends
     with this process, also when that is killed or the terminal is closed."""
-    command = [sys.executable, "-P", "-m", "trouper", "serve", "--host", "127.0.0.1", "--port", "0", *flags]
+    address = ("--host", "127.0.0.1", "--port", "0")
+    command = [sys.executable, "-P", "-m", "trouper", "serve", *address, *flags]
     with lifeline() as end, _started(command, end) as process, _signals_end(process):
         assert process.stdout is not None
         ready = process.stdout.readline()

@@ -14,7 +14,8 @@ from click.core import ParameterSource
 from trouper import __version__
 from trouper.cli.model_tables import ModelTable, ModelTables
 from trouper.cli.settings_file import file_read, model_tables
-from trouper.cli.usage_errors import origin
+from trouper.cli.terminal_text import BREAKS, line_shown
+from trouper.cli.usage_errors import origin_of
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -32,7 +33,9 @@ def config_text(context: click.Context) -> str:
 def _lines(context: click.Context) -> Iterator[str]:
     path = file_read(context)
     yield f"# trouper {__version__}: what `trouper serve` would run with. Lines that are comments are defaults."
-    yield f"# Read by --config FILE; without it trouper.toml here or ~/.config/trouper/config.toml. Now: {path or 'none'}."
+    read = line_shown(str(path or "none"))
+    default = "trouper.toml here or ~/.config/trouper/config.toml"
+    yield f"# Read by --config FILE; without it {default}. Now: {read}."
     for parameter in context.command.params:
         if isinstance(parameter, click.Option) and parameter.name in context.params and parameter.envvar:
             yield ""
@@ -48,7 +51,7 @@ def _lines(context: click.Context) -> Iterator[str]:
 
 def _table_lines(table: ModelTable, tables: ModelTables) -> Iterator[str]:
     """Format the table of a model that is served. What a flag or a variable overrides is left out."""
-    yield f"[models.{_toml(table.name)}]  # {tables.file}"
+    yield f"[models.{_toml(table.name)}]  # {line_shown(str(tables.file))}"
     yield f"path = {_toml(table.path)}"
     if table.aliases:
         yield f"aliases = {_toml(table.aliases)}"
@@ -66,7 +69,8 @@ def _line(context: click.Context, option: click.Option) -> str:
     source = context.get_parameter_source(option.name)
     if source in (None, ParameterSource.DEFAULT):
         return f"# {key} = {'' if value is None else _toml(value)}".rstrip()
-    came_from = origin(context, option) or "flag"
+    is_flag = source is ParameterSource.COMMANDLINE
+    came_from = line_shown("flag" if is_flag else origin_of(context, option.name))
     if option.name in SECRET:
         return f"# {key} = (not shown)  # {came_from}"
     return f"{key} = {_toml(value)}  # {came_from}"
@@ -82,5 +86,6 @@ def _toml(value: Any) -> str:
             return repr(value)
         case tuple() | list():
             return "[" + ", ".join(_toml(item) for item in value) + "]"
-        case _:  # A JSON string is a TOML string, but for one character that JSON does not escape.
-            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        case _:  # A JSON string is a TOML string, but for characters that a terminal obeys.
+            text = json.dumps(str(value), ensure_ascii=False)
+            return BREAKS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

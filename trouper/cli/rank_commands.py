@@ -91,13 +91,9 @@ class Hosts:
     def processes(self) -> Iterator[list[ProcessSpec]]:
         flags = ["--hostfile", str(self.hostfile)] if self.hostfile is not None else ["-n", str(self.ranks)]
         flags += ["--backend", self.backend] if self.backend is not None else []
-        yield [
-            ProcessSpec(
-                "",
-                (sys.executable, "-P", "-m", "trouper.cli.mpi_delegate", *flags, "--", *self.command),
-                dict(os.environ),
-            )
-        ]
+        python = (sys.executable, "-P", "-m", "trouper.cli.mpi_delegate")
+        environment = os.environ | {"PYTHONSAFEPATH": "1"}
+        yield [ProcessSpec("", (*python, *flags, "--", *self.command), environment)]
 
     def code_in(self, line: str) -> int | None:
         match = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import difflib
 import os
-import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import attrs
 import click
 
 from trouper.cli.exits import refuse
+from trouper.cli.file_trust import FileNotTrusted, read_trusted, refused_here
 from trouper.cli.flags import HomePath, OneOfSeveral
 from trouper.cli.model_tables import KEY, NO_TABLES, ModelTables, given_more, read_tables
-from trouper.protocol.paths import expanded
+from trouper.cli.terminal_text import line_shown
+from trouper.protocol.paths import expanded, is_file, xdg_directory
 from trouper.protocol.problems import SettingsInvalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 IN_WORKING_DIRECTORY = Path("trouper.toml")
 READ = "trouper.config"
 """Key under which click's context keeps the path of the file."""
+KEYS = "trouper.config.keys"
+"""Key under which it keeps the keys of the file as they are written, by parameter."""
 TABLES = "trouper.models"
 """Key under which it keeps the tables of models."""
 
@@ -34,8 +40,19 @@ class FileInvalid(Exception):
     """A settings file that cannot be read, or has a key that is no flag. The message names the file and the key."""
 
 
-def configured(command: Command) -> Command:
-    """Add --config, and read the default file without it."""
+@attrs.frozen
+class SettingsText:
+    """What a settings file holds. `unnamed_here`: it is the working directory's, and not named."""
+
+    path: Path
+    content: bytes
+    unnamed_here: bool = False
+
+
+def configured(command: Command, *, works_here: bool = False) -> Command:
+    """Add --config, and read the default file without it. `works_here`: also that of the working
+    directory."""
+    default = "trouper.toml here, else ~/.config/trouper/config.toml"
     return click.option(
         "--config",
         type=HomePath(path_type=Path),
@@ -43,9 +60,15 @@ def configured(command: Command) -> Command:
         metavar="FILE",
         is_eager=True,
         expose_value=False,
-        callback=_apply,
-        help="Settings file (TOML, keys as the flags). Default: trouper.toml here, else ~/.config/trouper/config.toml.",
+        callback=partial(_apply, works_here=works_here),
+        help="Settings file (TOML, keys as the flags of `serve`). "
+        f"Default: {default if works_here else default.partition('else ')[2]}.",
     )(command)
+
+
+def only_this(path: Path | None) -> tuple[str, ...]:
+    """Return the flags with which `trouper serve` reads this settings file, or none at all."""
+    return ("--config", str(path or os.devnull))
 
 
 def file_read(context: click.Context) -> Path | None:
@@ -54,43 +77,89 @@ def file_read(context: click.Context) -> Path | None:
     return path
 
 
+def written_key(context: click.Context, name: str) -> str:
+    """Return the key of the settings file that a parameter's value is from."""
+    return str(context.meta[KEYS][name])
+
+
 def model_tables(context: click.Context) -> ModelTables:
     """Return the tables of models in the settings file, where flags and variables count more."""
     return given_more(context, context.meta.get(TABLES, NO_TABLES))
 
 
-def default_file() -> Path | None:
-    """Return the file in the working directory, else the user's, else None. One that this user may not look at is none, and a line
-    says so: HOME may be another user's, as after `sudo -u`."""
-    user = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "trouper" / "config.toml"
-    for path in (IN_WORKING_DIRECTORY, user):
+def default_file(*, works_here: bool) -> SettingsText | None:
+    """Return the file in the working directory, if that counts, else the user's, else None. One
+    that this user may not look at, or that others can have written, is none, and a line says so:
+    HOME may be another user's, as after `sudo -u`."""
+    for path in (*((IN_WORKING_DIRECTORY,) if works_here else ()), *_of_the_user()):
         try:
-            if stat.S_ISREG(path.stat().st_mode):
-                return path
-        except (FileNotFoundError, NotADirectoryError):
-            pass
+            if (content := read_trusted(path)) is not None:
+                return SettingsText(path, content, unnamed_here=path == IN_WORKING_DIRECTORY)
+        except FileNotTrusted as error:
+            _warn(f"{path} does not count: {error}")
         except OSError as error:
-            click.secho(f"trouper: {path} does not count: {error.strerror}", fg="yellow", err=True)
+            _warn(f"{path} does not count: {error.strerror}")
     return None
 
 
-def _apply(context: click.Context, _: click.Parameter, given: Path | None) -> None:
-    if context.resilient_parsing or (path := given or default_file()) is None:
+def _of_the_user() -> Iterator[Path]:
+    named = os.environ.get("XDG_CONFIG_HOME")
+    if named and not expanded(named).is_absolute():
+        _warn(f"XDG_CONFIG_HOME={named} does not count: it is no absolute path")
+    with suppress(SettingsInvalid):  # A user without a home has no file.
+        yield xdg_directory("XDG_CONFIG_HOME", ".config") / "trouper" / "config.toml"
+
+
+def _warn(message: str) -> None:
+    click.secho(f"trouper: {line_shown(message)}", fg="yellow", err=True)
+
+
+def _apply(
+    context: click.Context, _: click.Parameter, given: Path | None, *, works_here: bool
+) -> None:  # fmt: skip
+    if context.resilient_parsing:
         return
+    if given is None and not works_here and is_file(IN_WORKING_DIRECTORY):
+        alone = "is for `trouper serve` alone; another command reads it by --config"
+        _warn(f"{IN_WORKING_DIRECTORY} here {alone}")
     try:
-        declared = {_key(option): option for option in _options_of_serve(context)}
-        content = _parsed(path)
-        models = content.pop(KEY, {})
-        values = _checked(path, content, declared, context)
-        tables = read_tables(path, models, declared, lambda option, value: _setting_of(option, value, context))
+        file = default_file(works_here=works_here) if given is None else _named(given)
+        if file is not None:
+            _take(context, file)
     except (FileInvalid, SettingsInvalid) as invalid:
         refuse(str(invalid))
+    if context.default_map and not works_here:  # `serve` logs it.
+        written = context.meta[KEYS]
+        keys = ", ".join(written[name] for name in context.default_map)
+        click.echo(f"trouper: {line_shown(f'settings of {file_read(context)}: {keys}')}", err=True)
+
+
+def _take(context: click.Context, file: SettingsText) -> None:
+    """Give the file's values to the command. Raises `FileInvalid` and `SettingsInvalid`."""
+    path, content = file.path, _parsed(file)
+    declared = {_key(option): option for option in _options_of_serve(context)}
+    models = content.pop(KEY, {})
+    values = _checked(path, content, declared, context)
+    convert = partial(_setting_of, context=context)
+    tables = read_tables(path, models, declared, convert)
+    if file.unnamed_here:
+        _require_harmless(path, values, tables)
+    keys = {str(declared[key.replace("_", "-")].name): key for key in content}
     if tables.tables:
         values.setdefault("model", tuple(table.path for table in tables.tables))
+        keys.setdefault("model", f"[{KEY}]")
         context.meta[TABLES] = tables
     parameters = {parameter.name for parameter in context.command.params}
     context.default_map = {name: value for name, value in values.items() if name in parameters}
-    context.meta[READ] = path
+    context.meta[READ], context.meta[KEYS] = path, keys
+
+
+def _require_harmless(path: Path, values: Mapping[str, Any], tables: ModelTables) -> None:
+    """Raises `FileInvalid` if the working directory's file has settings that it may not have."""
+    of_models = ((f'[models."{table.name}"]: ', table.values) for table in tables.tables)
+    for where, found in (("", values), *of_models):
+        for name, reason in refused_here(path, found):
+            raise FileInvalid(f"{path}: {where}{name.replace('_', '-')} {reason}")
 
 
 def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
@@ -107,13 +176,18 @@ def _key(option: click.Option) -> str:
     return option.opts[0].removeprefix("--")
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _named(path: Path) -> SettingsText:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        return SettingsText(path, path.read_bytes())
     except OSError as error:
         raise FileInvalid(f"--config {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FileInvalid(f"{path} is not TOML: {error}") from error
+
+
+def _parsed(file: SettingsText) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.content.decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FileInvalid(f"{file.path} is not TOML: {error}") from error
 
 
 def _checked(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Literal, Protocol
@@ -11,10 +10,8 @@ import attrs
 import httpx2
 
 from trouper.cli.client import problem_of, read_as_trouper
+from trouper.cli.terminal_text import line_shown, text_shown
 from trouper.cli.typed_input import text_of
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters: a model's text must not move the cursor, retitle the window or write the clipboard."""
 
 
 class AnswerFailed(Exception):
@@ -86,7 +83,7 @@ class UsageCounts(Protocol):
 def count(chunk: Any, counts: UsageCounts) -> None:
     """Read the usage of an event. Raises `AnswerFailed` if the event is an error."""
     if "error" in chunk:
-        raise AnswerFailed(str(chunk["error"]["message"]))
+        raise AnswerFailed(line_shown(str(chunk["error"]["message"])))
     if usage := chunk.get("usage"):
         counts.tokens, counts.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
         counts.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
@@ -95,15 +92,15 @@ def count(chunk: Any, counts: UsageCounts) -> None:
 def _taken(chunk: Any, answer: StreamedAnswer) -> Iterator[StreamedText]:
     count(chunk, answer)
     for choice in chunk.get("choices", ()):
-        answer.finish_reason = str(choice.get("finish_reason") or answer.finish_reason)
+        answer.finish_reason = line_shown(str(choice.get("finish_reason") or answer.finish_reason))
         delta = choice.get("delta", {})
         if thought := delta.get("reasoning_content"):
             _noted(answer)
-            yield StreamedText("thinking", CONTROL.sub("\ufffd", text_of(thought)))
+            yield StreamedText("thinking", text_shown(text_of(thought)))
         if text := delta.get("content"):
             _noted(answer)
             answer.text += text_of(text)
-            yield StreamedText("content", CONTROL.sub("\ufffd", text_of(text)))
+            yield StreamedText("content", text_shown(text_of(text)))
 
 
 def _noted(answer: StreamedAnswer) -> None:

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from trouper.cli.exits import INTERRUPTED, escape_unencodable, forget, refuse
-from trouper.cli.settings_file import file_read
+from trouper.cli.settings_file import file_read, written_key
 from trouper.protocol.problems import SettingsInvalid
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -93,6 +93,15 @@ def origin(context: click.Context, option: click.Option) -> str | None:
             return str(file_read(context))
         case _:
             return None
+
+
+def origin_of(context: click.Context, name: str) -> str:
+    """Return where a parameter's value is from: its flag, the variable, or file and key."""
+    option = next(each for each in context.command.params if each.name == name)
+    assert isinstance(option, click.Option), "arguments have no other source"
+    if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+        return f"{file_read(context)}: {written_key(context, name)}"
+    return origin(context, option) or option.opts[0]
 
 
 def _origin(context: click.Context | None, option: click.Option) -> str:

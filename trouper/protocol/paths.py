@@ -26,9 +26,23 @@ def encodable(text: str) -> str:
 def home_directory() -> Path:
     """Return the user's home directory. Raises `SettingsInvalid` for a user who has none."""
     home = os.path.expanduser("~")  # noqa: PTH111 - see above
-    if home == "~":
+    if not os.path.isabs(home):  # noqa: PTH117 - see above
         raise SettingsInvalid("this user has no home directory: set HOME to a directory, as in HOME=/var/lib/trouper")
     return Path(home)
+
+
+def xdg_directory(variable: str, default: str) -> Path:
+    """Return the directory that a variable of XDG's names, else the default in the user's home. A
+    relative path does not count, as XDG says: it depends on the working directory. Raises
+    `SettingsInvalid`."""
+    named = expanded(os.environ.get(variable, ""))
+    return named if named.is_absolute() else home_directory() / default
+
+
+def absolute_only(search_path: str) -> str:
+    """Return a PATH without what depends on the working directory: programs of strangers."""
+    parts = search_path.split(os.pathsep)
+    return os.pathsep.join(part for part in parts if Path(part).is_absolute())
 
 
 def is_directory(path: str | Path) -> bool:

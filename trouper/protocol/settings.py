@@ -10,7 +10,7 @@ import attrs
 from trouper.protocol.hosts import host_pattern, is_loopback, origin_pattern
 from trouper.protocol.names import ADAPTER_FLAG, adapters_of
 from trouper.protocol.output_formats import REASONING_PARSERS, TOOL_PARSERS, require_together
-from trouper.protocol.paths import expanded, home_directory, is_directory
+from trouper.protocol.paths import expanded, is_directory, xdg_directory
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.setting_fields import ByteSize, entries, setting, size
 
@@ -22,9 +22,7 @@ FOUND_MODELS = 3
 
 def default_cache_dir() -> Path:
     """Default directory of converted models and cached blocks. Raises `SettingsInvalid` for a user without a home directory."""
-    import os
-
-    return Path(os.environ.get("XDG_CACHE_HOME") or home_directory() / ".cache") / "trouper"
+    return xdg_directory("XDG_CACHE_HOME", ".cache") / "trouper"
 
 
 @attrs.frozen(kw_only=True)

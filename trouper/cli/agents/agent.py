@@ -12,7 +12,7 @@ import attrs
 from trouper.cli.agents.config_files import ConfigFile
 from trouper.cli.agents.config_formats import Format
 from trouper.cli.agents.merging import Secret
-from trouper.protocol.paths import expanded, home_directory
+from trouper.protocol.paths import expanded, home_directory, xdg_directory
 from trouper.protocol.settings import default_cache_dir
 
 PROVIDER = "trouper"
@@ -120,4 +120,4 @@ def home(variable: str, default: str) -> Path:
 
 
 def xdg_config(name: str) -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or home_directory() / ".config") / name
+    return xdg_directory("XDG_CONFIG_HOME", ".config") / name

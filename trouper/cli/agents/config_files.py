@@ -34,6 +34,8 @@ class ConfigFile:
     path: Path
     format: Format
     values: Mapping[str, Any]
+    may_be_link: bool = True
+    """False in a working directory, where a link may be a stranger's, and lead to any file."""
 
 
 @attrs.frozen
@@ -85,6 +87,9 @@ def change_of(file: ConfigFile) -> Change:
 def changed_by(file: ConfigFile, edits_of: Callable[[Any], Iterable[Edit]]) -> Change:
     """Work out the change by the edits of what a file holds. Raises `ConfigInvalid`."""
     try:
+        if not file.may_be_link and file.path.is_symlink():
+            target = file.path.readlink()
+            raise ConfigInvalid(f"it is a link to {target}; remove it, or work elsewhere")
         before = read_text(file.path)
         text = before or ""
         data = parsed(file.format, text)

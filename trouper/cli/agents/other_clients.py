@@ -103,7 +103,7 @@ def _litellm(served: ServedModel) -> Setup:
     run_file = RunFile("config.yaml", YAML, settings)
     key = {KEY_VARIABLE: served.secret} if served.key else {}
     return Setup(
-        files=(ConfigFile(Path.cwd() / "litellm_config.yaml", YAML, settings),),
+        files=(ConfigFile(Path.cwd() / "litellm_config.yaml", YAML, settings, may_be_link=False),),
         run_files=(run_file,),
         arguments=("--config", str(run_file.path("litellm"))),
         variables=key,

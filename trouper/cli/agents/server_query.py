@@ -11,6 +11,10 @@ import httpx2
 from trouper.cli.agents.agent import ServedModel
 from trouper.cli.client import Where, read_as_trouper, refused_in_one_line
 from trouper.cli.exits import refuse
+from trouper.cli.terminal_text import data_shown, line_shown
+
+SIGNS = "{}$"
+"""Signs by which clients refer to variables and files in their settings."""
 
 
 @attrs.frozen
@@ -25,6 +29,7 @@ def find_model(where: Where, name: str | None) -> FoundModel:
     """Ask the server for a model by its name, or for its default. Ends the command with one line if no server answers, if
     it wants another key, or has no such model."""
     with refused_in_one_line(where):
+        where.say(", if it wants one")
         where = _with_key_if_needed(where)
         with where.client() as client:
             listed = _listed(client)
@@ -54,10 +59,21 @@ def _listed(client: httpx2.Client) -> dict[str, int | None]:
     """Return the context of each model by name, the default first; None: it is not loaded."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
-        models = {str(model["id"]): _count(model.get("max_model_len")) for model in answer.json()["data"]}
+        found = answer.json()["data"]
+        models = {_name(model["id"]): _count(model.get("max_model_len")) for model in found}
         if not models:
             raise LookupError("no model is listed")
     return models
+
+
+def _name(value: Any) -> str:
+    """Return a model's name. Refuses one that clients would take for something else: a flag, or a
+    variable or file that they put in its place, as opencode does with {file:PATH}."""
+    name = str(value)
+    if name.startswith("-") or name != line_shown(name) or any(sign in name for sign in SIGNS):
+        rule = f"a name has no {SIGNS}, and begins with no -"
+        refuse(f"the server has a model {name!r}, which no client gets: {rule}")
+    return name
 
 
 def _count(value: Any) -> int | None:
@@ -72,7 +88,7 @@ def _named(client: httpx2.Client, name: str, listed: dict[str, int | None]) -> s
     if answer.status_code == httpx2.codes.NOT_FOUND:
         refuse(f"--name {name}: this server has {', '.join(listed)}")
     with read_as_trouper(client):
-        return str(answer.raise_for_status().json()["id"])
+        return _name(answer.raise_for_status().json()["id"])
 
 
 def _context_by_loading(client: httpx2.Client, model: str) -> int:
@@ -85,7 +101,7 @@ def _context_by_loading(client: httpx2.Client, model: str) -> int:
 def _warnings(client: httpx2.Client, name: str | None, listed: dict[str, int | None]) -> tuple[str, ...]:
     health = client.get("/health")
     with read_as_trouper(client):
-        body = health.json()
+        body = data_shown(health.json())
         status, detail = str(body["status"]), str(body.get("detail") or "")
     found = []
     if status != "ok":

@@ -17,7 +17,7 @@ from trouper.cli.client import NotTrouper, Where, client_of, first_model, refuse
 from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, EndOfChat, follow, question_in
 from trouper.cli.exits import forget, refuse
 from trouper.cli.flags import Finite
-from trouper.cli.settings_file import file_read
+from trouper.cli.settings_file import file_read, only_this
 from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, stream
 from trouper.cli.typed_input import text_of
 
@@ -46,11 +46,11 @@ def chat(
     text = text_of(" ".join(question)) or ("" if sys.stdin.isatty() else _piped())
     with ExitStack() as stack:
         if own_model is not None:
-            path = file_read(context)
-            flags = ("--config", str(path)) if path else ()
+            flags = only_this(file_read(context))
             url = stack.enter_context(own_server.serving("--model", own_model, "--log-level", "warning", *flags))
-            where = attrs.evolve(where, url=url)
+            where = attrs.evolve(where, url=url, url_from="")
         stack.enter_context(refused_in_one_line(where))
+        where.say()
         client = stack.enter_context(where.client())
         if text or not sys.stdin.isatty():
             _answer_once(client, conversation, text)

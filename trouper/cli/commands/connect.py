@@ -20,6 +20,8 @@ from trouper.cli.agents.server_query import find_model
 from trouper.cli.agents.undo import UndoLog, undo
 from trouper.cli.client import Where, client_of
 from trouper.cli.exits import refuse
+from trouper.cli.terminal_text import text_shown
+from trouper.protocol.paths import absolute_only
 
 AGENTS = {agent.name: agent for agent in (*CODING_AGENTS, *OTHER_CLIENTS)}
 SYNONYMS = {"cursor": "generic", "claude-code": "claude", "openwebui": "open-webui", "qwen-code": "qwen"}
@@ -114,7 +116,7 @@ def _merge(agent: Agent, files: tuple[ConfigFile, ...], *, write: bool) -> None:
         elif write:
             _write(agent, change)
         else:
-            click.echo(change.diff(), nl=False)
+            click.echo(text_shown(change.diff()), nl=False)
 
 
 def _write(agent: Agent, change: Change) -> None:
@@ -147,7 +149,7 @@ def _remind(setup: Setup) -> None:
 def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
     """Become the client."""
     program, *own = (agent.program,) if agent.program else arguments
-    path = shutil.which(program)
+    path = shutil.which(program, path=absolute_only(os.environ.get("PATH", os.defpath)))
     if path is None:
         refuse(f"{program} is not installed{f': {agent.install}' if agent.install else ''}")
     _merge(agent, setup.merged_to_run, write=True)

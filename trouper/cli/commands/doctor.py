@@ -19,6 +19,7 @@ from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import refuse
 from trouper.cli.flags import all_from, flags_of
 from trouper.cli.settings_file import configured, file_read, model_tables
+from trouper.cli.terminal_text import line_shown
 from trouper.cli.usage_errors import settings_error
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -77,8 +78,8 @@ def _row(subject: str, finding: Finding) -> Table:
     row.add_column(width=4)
     row.add_column(width=10)
     row.add_column(overflow="fold")
-    message = Text(finding.message)
+    message = Text(line_shown(finding.message))
     if finding.remedy:
-        message.append(f"\n-> {finding.remedy}", style="bold")
+        message.append(f"\n-> {line_shown(finding.remedy)}", style="bold")
     row.add_row(Text(finding.level, style=COLOURS[finding.level]), subject, message)
     return row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -60,8 +59,8 @@ def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, 
         return LocalRanks(ranks, backend, (sys.executable, "-P", "-m", "trouper", *command))
     if hostfile is not None:
         _require_hosts(hostfile)
-    program = shutil.which("trouper") or str(Path(sys.executable).with_name("trouper"))
-    return Hosts(ranks, hostfile, None if backend == "any" else backend, (program, *command))
+    program = Path(sys.executable).with_name("trouper")
+    return Hosts(ranks, hostfile, None if backend == "any" else backend, (str(program), *command))
 
 
 def _has_cuda() -> bool:

@@ -14,6 +14,7 @@ from rich.filesize import decimal
 
 from trouper.cli.exits import refuse
 from trouper.cli.listing import print_listing
+from trouper.cli.terminal_text import line_shown
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
@@ -82,7 +83,7 @@ def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
         return
     for name, value in body.items():
         if value != "":
-            click.echo(f"{name:16}{_shown(name, value)}")
+            click.echo(f"{name:16}{line_shown(_shown(name, value))}")
 
 
 def _shown(name: str, value: Any) -> str:
@@ -109,7 +110,8 @@ def pull_model(model: str) -> None:
         found = inspect(directory)
     except (ModelUnusable, SettingsInvalid) as unusable:
         refuse(str(unusable))
-    click.echo(f"{model}: {found.architecture}, {decimal(found.loaded_bytes)} in memory, in {directory}")
+    architecture = line_shown(found.architecture)
+    click.echo(f"{model}: {architecture}, {decimal(found.loaded_bytes)} in memory, in {directory}")
 
 
 @models.command("rm")

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import trio
+from click.core import ParameterSource
 from rich.console import Console
 
 from trouper.cli.address import CannotListenError
@@ -34,7 +35,7 @@ NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 
 
 @click.command()
-@configured
+@partial(configured, works_here=True)
 @click.option("--print-config", is_flag=True, help="Print the settings that hold, as a settings file, and end.")
 @flags_of(Settings)
 @flags_of(ServerSettings)
@@ -75,8 +76,7 @@ def serve(
             for name, meant in misspelt(context, os.environ):
                 click.echo(f"trouper: {NO_VARIABLE % (name, meant)}", err=True)
             return
-        if (path := file_read(context)) is not None:
-            logger.info("settings of %s", path)
+        _log_file(context)
         for name, meant in misspelt(context, os.environ):
             logger.warning(NO_VARIABLE, name, meant)
         options = tables.options([model.model for model in settings])
@@ -89,6 +89,16 @@ def serve(
         give_up(failed[0])
     if refused:
         refuse(refused[0])
+
+
+def _log_file(context: click.Context) -> None:
+    """Log which settings file is read, also if that file itself asks for a quieter log."""
+    if (path := file_read(context)) is None:
+        return
+    is_quieted = context.get_parameter_source("log_level") is ParameterSource.DEFAULT_MAP
+    if is_quieted or logger.isEnabledFor(logging.INFO):
+        parts = {"name": logger.name, "levelno": logging.INFO, "levelname": "INFO"}
+        logger.handle(logging.makeLogRecord({**parts, "msg": f"settings of {path}"}))
 
 
 def _message_of(context: click.Context, error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -15,6 +16,7 @@ from rich.live import Live
 from trouper.cli.client import DetailsHidden, UnusableAnswer, Where, client_of, read_as_trouper, refused_in_one_line
 from trouper.cli.dashboard import Rates, models_of, page
 from trouper.cli.flags import Finite
+from trouper.cli.terminal_text import data_shown
 
 LONGEST_S = 86400
 
@@ -26,7 +28,10 @@ LONGEST_S = 86400
 def top(where: Where, /, interval_s: float, once: bool) -> None:
     """Watch a running server: tokens a second, rows, cache, memory, actors. Ctrl-C leaves."""
     console = Console()
-    with refused_in_one_line(where), where.client() as client:
+    with ExitStack() as stack:
+        stack.enter_context(refused_in_one_line(where))
+        where.say()
+        client = stack.enter_context(where.client())
         watching = Watching(where.url, client)
         watching.fetch()
         if once or not console.is_terminal:
@@ -56,7 +61,7 @@ class Watching:
         """Fetch the health and render it. Raises `UnusableAnswer` and httpx2's errors."""
         answer = self._client.get("/health").raise_for_status()
         with read_as_trouper(self._client):
-            body = answer.json()
+            body = data_shown(answer.json())
             if body.keys() == {"status"}:
                 raise DetailsHidden(self._without_right())
             for name, health in models_of(body).items():

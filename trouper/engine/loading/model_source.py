@@ -38,6 +38,9 @@ def resolve(
         report(f"no --model: serving the embedded {bundled_model.NAME}")
     match source_of(model, flag):
         case Path() as directory:
+            if model is not None and (may_download(model) or model == bundled_model.NAME):
+                what = f"the directory {directory.absolute()}, not the model of that name elsewhere"
+                report(f"{flag} {model} is {what}")
             return directory
         case None:
             return bundled_model.directory(None, report, watch)

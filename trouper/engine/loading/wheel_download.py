@@ -55,8 +55,9 @@ def fetch(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> Path
 
 def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> None:
     command = [
-        sys.executable, "-P", "-m", PIP, "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder),
-        "--no-input", "--disable-pip-version-check", "--progress-bar", _progress_bar(), str(wheel),
+        sys.executable, "-P", "-m", PIP, "download", "--no-deps", "--only-binary=:all:",
+        "--dest", str(folder), "--no-input", "--disable-pip-version-check",
+        "--progress-bar", _progress_bar(), str(wheel),
     ]  # fmt: skip
     complaints: list[str] = []
     with subprocess.Popen(  # noqa: S603

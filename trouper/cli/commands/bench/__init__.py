@@ -21,7 +21,7 @@ from trouper.cli.commands.bench.measuring import BenchOptions, measure_load, mea
 from trouper.cli.commands.bench.report import Report, as_html, as_json, as_table, prefix_line
 from trouper.cli.exits import refuse
 from trouper.cli.report_name import ReportName
-from trouper.cli.settings_file import file_read
+from trouper.cli.settings_file import file_read, only_this
 from trouper.cli.streamed_answer import AnswerFailed
 from trouper.protocol.paths import is_directory
 
@@ -70,11 +70,12 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
     _require_writable(out)
     with ExitStack() as stack:
         if own_model is not None:
-            path = file_read(context)
-            flags = [*(part for flag in PATIENT for part in (flag, "0")), *(("--config", str(path)) if path else ())]
+            patient = (part for flag in PATIENT for part in (flag, "0"))
+            flags = [*patient, *only_this(file_read(context))]
             url = stack.enter_context(own_server.serving("--model", own_model, "--log-level", "warning", *flags))
-            where = attrs.evolve(where, url=url)
+            where = attrs.evolve(where, url=url, url_from="")
         stack.enter_context(refused_in_one_line(where))
+        where.say()
         try:
             _write(_measured(where, BenchOptions(**options)), out)
         except AnswerFailed as failed:
@@ -90,6 +91,9 @@ def _require_writable(out: Path) -> None:
         refuse(f"--out {out}: there is no directory {out.parent}")
     for path in _files(out):
         try:
+            if path.is_symlink():  # A repository's link would have another file overwritten.
+                remedy = "name what it leads to, or another file"
+                refuse(f"--out {out}: {path} is a link to {path.readlink()}; {remedy}")
             is_new = not path.exists()
             path.open("ab").close()
             if is_new:

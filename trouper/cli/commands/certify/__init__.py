@@ -152,7 +152,7 @@ def _compare(first: Path, second: Path) -> int:
         pair = CertificatePair(read_certificate(first), read_certificate(second))
     except NoCertificate as wrong:
         refuse(f"--compare: {wrong}")
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
     for table in pair.tables():
         console.print(table)
     if pair.not_shown:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trouper.cli.commands.certify.certificate import FORMAT, Json
 from trouper.cli.commands.certify.certificate_page import as_html
+from trouper.cli.terminal_text import data_shown
 from trouper.protocol.paths import is_directory
 
 NAMES = ("command", "device", "made", "model", "sections", "system", "versions")
@@ -73,7 +74,7 @@ def read_certificate(path: Path) -> Json:
         )
     if not _is_complete(content):
         raise NoCertificate(f"{path} is not complete, or was changed: make it again by trouper certify")
-    return dict(content)
+    return dict(data_shown(content))
 
 
 def _is_complete(content: Json) -> bool:

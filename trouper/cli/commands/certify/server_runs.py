@@ -145,7 +145,7 @@ class ServerStarter:
             raise ServerFailed(f"there is no free port for mlx_lm.server: {error.strerror}") from error
         flags = ["--model", model, "--port", str(port), "--decode-concurrency", str(streams), "--log-level", "WARNING"]
         self._note("mlx_lm.server", *flags)
-        server = self._started([sys.executable, "-c", MLX_LM_SERVER, *flags])
+        server = self._started([sys.executable, "-P", "-c", MLX_LM_SERVER, *flags])
         server.url = f"http://127.0.0.1:{port}"
         try:
             _wait_until_it_answers(server, limit_s)
