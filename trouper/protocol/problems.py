@@ -45,11 +45,26 @@ class RequestFailed(Exception):
         self.problem = problem
 
 
+LONGEST_LINE = 1000
+
+
+def printable(text: str, longest: int = LONGEST_LINE) -> str:
+    """Return text of a file of others as one line of bounded length: line ends and a terminal's
+    control characters are escaped."""
+    if len(text) > longest:
+        text = text[:longest] + " ..."
+    if text.isprintable():
+        return text
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(escaped)
+
+
 class ModelUnusable(Exception):
     """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy, which may be passed as
     a separate argument."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
+        message = printable(message)
         super().__init__(f"{message}; {remedy}" if remedy else message)
         self.message, self.remedy = message, remedy
 
