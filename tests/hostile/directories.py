@@ -59,11 +59,14 @@ def case(kind: Kind, *words: str) -> Callable[[Make], Make]:
     return added
 
 
-def build(directory: Path, tiny_model: Path) -> list[Case]:
-    """Make all cases below `directory`, from a sound model with a tokenizer and a template."""
+def build(directory: Path, tiny_model: Path, *names: str) -> list[Case]:
+    """Make all cases below `directory`, or those whose names begin with one of `names`, from a sound
+    model with a tokenizer and a template."""
     config = json.loads((tiny_model / "config.json").read_text())
     cases = []
     for recipe in RECIPES:
+        if names and not recipe.name.startswith(names):
+            continue
         path = directory / recipe.name
         if recipe.kind == "adapter":
             path.mkdir(parents=True)
@@ -380,7 +383,7 @@ def weights_fifo(path: Path) -> None:
 @case("model", "model.safetensors", "no regular file")
 def weights_socket(path: Path) -> None:
     (path / "model.safetensors").unlink()
-    here = os.getcwd()
+    here = Path.cwd()
     os.chdir(path)  # The path of a socket may have some 100 characters.
     try:
         with socket.socket(socket.AF_UNIX) as listening:

@@ -51,12 +51,11 @@ LONGEST_LINE = 1000
 def printable(text: str, longest: int = LONGEST_LINE) -> str:
     """Return text of a file of others as one line of bounded length: line ends and a terminal's
     control characters are escaped."""
-    if len(text) > longest:
-        text = text[:longest] + " ..."
-    if text.isprintable():
+    if len(text) <= longest and text.isprintable():
         return text
-    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return "".join(escaped)
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: longest + 1])
+    line = "".join(escaped)
+    return line if len(line) <= longest else line[:longest] + " ..."
 
 
 class ModelUnusable(Exception):

@@ -85,7 +85,7 @@ def find_adapter(name: str, path: str) -> FoundAdapter:
     try:
         alphas = LayerPatterns(config.get("alpha_pattern"))
     except ValueError as error:
-        raise ModelUnusable(f"{flag}: alpha_pattern of {CONFIG}: {error}") from error
+        raise ModelUnusable(f"{flag}: {CONFIG} gives no scale: alpha_pattern: {error}") from error
     found = FoundAdapter(name, directory, config, weights, alphas)
     for what in _not_plain(found):
         raise found.unusable(what, FUSE)

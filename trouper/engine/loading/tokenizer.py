@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -94,14 +94,10 @@ class HubTokenizer:
         return cast(Fast, backend.encode_batch_fast)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        if self._fast is None:
-            return tuple(self._wrapped.encode(text, add_special_tokens=special))
-        try:
+        with _panics_refused():
+            if self._fast is None:
+                return tuple(self._wrapped.encode(text, add_special_tokens=special))
             ids = self._fast([text], add_special_tokens=special)[0].ids
-        except BaseException as panic:  # of Rust: an expression of the tokenizer's that has backtracked for too long
-            if not is_of_library(panic) or isinstance(panic, Exception):
-                raise
-            raise bad_request(f"the model's tokenizer fails on this text: {line_of(panic)}") from panic
         if len(text) > HUGE_TEXT:
             heap.give_back()
         return tuple(ids)
@@ -119,7 +115,8 @@ class HubTokenizer:
         try:
             adapted = self.template.adaptation.adapted(messages)
             _require_default(self._wrapped, options)
-            return self._wrapped.apply_chat_template(adapted, **{"add_generation_prompt": True, **options})
+            with _panics_refused():
+                return self._wrapped.apply_chat_template(adapted, **{"add_generation_prompt": True, **options})
         except TEMPLATE_FAULTS as error:
             also = (
                 ""
@@ -183,6 +180,18 @@ class HubTokenizer:
         encode = partial(self._wrapped.encode, add_special_tokens=False)
         vocabulary = TokenizerVocabulary(self._bytes, self._specials, eos, encode)
         return attrs.evolve(self, grammars=Grammars(vocabulary, logits, eos), grammar_end=None if known else eos[0])
+
+
+@contextmanager
+def _panics_refused() -> Iterator[None]:
+    """Refuse a text on which the tokenizer's Rust panics: an expression of the model's has backtracked for
+    too long. A panic is no `Exception`, and would end the server."""
+    try:
+        yield
+    except BaseException as panic:
+        if isinstance(panic, Exception) or not is_of_library(panic):
+            raise
+        raise bad_request(f"the model's tokenizer fails on this text: {line_of(panic)}") from panic
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from trouper.engine.loading.template_probe import conversations
-from trouper.engine.loading.tokenizer_trial_script import CPU_S, END, FAULT, TEMPLATE, TOKENIZER
+from trouper.engine.loading.tokenizer_trial_script import END, FAULT, TEMPLATE, TOKENIZER
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import default_cache_dir
 from trouper.protocol.version import VERSION
@@ -36,6 +36,8 @@ FILES = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
+CPU_S = 10
+"""Time limit for the process in seconds of computing; models take a second at most."""
 WAIT_S = 120.0
 """Time limit for the process on a busy machine; it ends by itself after CPU_S of computing."""
 LONGEST_BYTES = 2**27
@@ -87,7 +89,7 @@ def _content(directory: Path) -> str:
 
 def _fault(directory: Path) -> str:
     """Run the process and say what it found; "" if that is nothing, or it cannot be started."""
-    order = {"directory": str(directory.absolute()), "conversations": conversations()}
+    order = {"directory": str(directory.absolute()), "conversations": conversations(), "cpu_s": CPU_S}
     try:
         done = subprocess.run(  # noqa: S603 - our own script
             [sys.executable, "-P", str(SCRIPT)],

@@ -5,7 +5,7 @@ expressions of a tokenizer may backtrack. Python cannot interrupt `10**10**10`, 
 first, with limits on its time and memory.
 
 The file is run as a script (see `tokenizer_trial.py`) and imports nothing of the package. It reads a
-`directory` and `conversations` as JSON from stdin. On stdout it writes a line with the name of each
+`directory`, `conversations` and `cpu_s` as JSON from stdin. On stdout it writes a line with the name of each
 part before it tries that; a line that begins with `FAULT` says what is wrong with the last part.
 """
 
@@ -21,7 +21,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-CPU_S = 10
 MEMORY_BYTES = 2 * 2**30
 FAULT = "fault: "
 TOKENIZER, TEMPLATE, END = "tokenizer.json", "chat template", "end"
@@ -32,14 +31,14 @@ TEXTS = tuple(text * 64 for text in ("a", " ", "1", "!", "\n", "é", "a b ", " \
 
 
 def main() -> None:
+    order = json.load(sys.stdin)
     for limit, most in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_CPU, order["cpu_s"]),
         (resource.RLIMIT_CORE, 0),
     ):
         with suppress(OSError, ValueError):
             resource.setrlimit(limit, (most, most))
-    order = json.load(sys.stdin)
     directory = Path(order["directory"])
     tell(TOKENIZER)
     try_tokenizer(directory / TOKENIZER)
