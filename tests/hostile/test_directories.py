@@ -85,7 +85,12 @@ def test_templates_and_tokenizers_without_end_are_refused(made: list[Case], monk
 
 def test_a_tokenizer_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
-    monkeypatch.setattr(tokenizer_trial, "_fault", lambda directory: str(tried.append(directory) or ""))
+
+    def fault(directory: Path) -> str:
+        tried.append(directory)
+        return ""
+
+    monkeypatch.setattr(tokenizer_trial, "_fault", fault)
     monkeypatch.setattr(tokenizer_trial, "default_cache_dir", lambda: tmp_path / "cache")
     (tmp_path / "chat_template.jinja").write_text("a")
     tokenizer_trial.try_tokenizer(tmp_path)

@@ -28,7 +28,7 @@ from trouper.storage.checkpoint_files import (
     weight_files,
 )
 
-MOST = {"layer": 2048, "layers": 2048, "loops": 2048, "experts": 2**16, "groups": 2**16}
+MAXIMA = {"layer": 2048, "layers": 2048, "loops": 2048, "experts": 2**16, "groups": 2**16}
 """Maxima of counts in a config, by how their names end. The largest models have 130 layers."""
 LONGEST_KIND = 200
 SAMPLE_BYTES = 2**16
@@ -95,9 +95,9 @@ def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:
     these numbers before they look at a weight."""
     for part in [config, *(each for each in config.values() if isinstance(each, dict))]:
         for key, value in part.items():
-            most = next((most for end, most in MOST.items() if key.endswith(end)), None)
-            if most is not None and key.startswith(("n_", "num_")) and isinstance(value, int) and value > most:
-                raise ModelUnusable(f"{directory}/config.json: {key} is over {most}, more than any model has")
+            maximum = next((bound for end, bound in MAXIMA.items() if key.endswith(end)), None)
+            if maximum is not None and key.startswith(("n_", "num_")) and isinstance(value, int) and value > maximum:
+                raise ModelUnusable(f"{directory}/config.json: {key} is over {maximum}, more than any model has")
 
 
 def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE, *, what: str = "its weights") -> None:

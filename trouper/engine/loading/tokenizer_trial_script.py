@@ -32,13 +32,13 @@ TEXTS = tuple(text * 64 for text in ("a", " ", "1", "!", "\n", "é", "a b ", " \
 
 def main() -> None:
     order = json.load(sys.stdin)
-    for limit, most in (
+    for limit, maximum in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_CPU, order["cpu_s"]),
         (resource.RLIMIT_CORE, 0),
     ):
         with suppress(OSError, ValueError):
-            resource.setrlimit(limit, (most, most))
+            resource.setrlimit(limit, (maximum, maximum))
     directory = Path(order["directory"])
     tell(TOKENIZER)
     try_tokenizer(directory / TOKENIZER)
