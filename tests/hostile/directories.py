@@ -637,7 +637,7 @@ def adapter_overlapping(path: Path) -> None:
     safetensors(path / "adapter_model.safetensors", header, bytes(16))
 
 
-@case("adapter", "no layer")
+@case("adapter", "20000 matrices")
 def adapter_10000_layers(path: Path) -> None:
     save_adapter(path, 1, tuple(f"model.layers.{number}.mlp" for number in range(10_000)))
 

@@ -35,6 +35,8 @@ FUSE = "merge it into a model of its own; one that mlx-lm wrote can also be serv
 LONGEST_CONFIG_BYTES = 2**20
 LONGEST_HEADER_BYTES = 2**22
 """Bound of the names and shapes of an adapter, some 20,000 matrices: they are read while rows decode."""
+MATRICES_A_LAYER = 4
+"""Maximum number of matrices for each layer of a model, some of whose layers are other ones' again."""
 LONGEST_NAME = 512
 """Maximum number of characters of a matrix's name."""
 
@@ -42,13 +44,14 @@ LONGEST_NAME = 512
 @attrs.frozen(eq=False)
 class FoundAdapter:
     """An adapter whose files are there. `weights`: the file of its matrices. `alphas`: PEFT's
-    `alpha_pattern`."""
+    `alpha_pattern`. `matrices`: how many there are."""
 
     name: str
     directory: Path
     config: Mapping[str, Any]
     weights: Path
-    alphas: LayerPatterns = attrs.field(factory=lambda: LayerPatterns({}))
+    alphas: LayerPatterns
+    matrices: int
 
     @property
     def is_peft(self) -> bool:
@@ -86,7 +89,7 @@ def find_adapter(name: str, path: str) -> FoundAdapter:
         alphas = LayerPatterns(config.get("alpha_pattern"))
     except ValueError as error:
         raise ModelUnusable(f"{flag}: {CONFIG} gives no scale: alpha_pattern: {error}") from error
-    found = FoundAdapter(name, directory, config, weights, alphas)
+    found = FoundAdapter(name, directory, config, weights, alphas=alphas, matrices=len(header))
     for what in _not_plain(found):
         raise found.unusable(what, FUSE)
     return found
@@ -116,6 +119,9 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
 
 def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     """Read an adapter, lazily, by the paths of the model's layers. Raises `ModelUnusable`."""
+    modules = dict(model.named_modules())
+    if found.matrices > MATRICES_A_LAYER * len(modules):
+        raise found.unusable(f"{found.matrices} matrices are more than this model has layers for")
     try:
         weights = mx.load(str(found.weights))
     except Exception as error:  # any bytes may be in the file: whatever it raises, they are no adapter
@@ -128,7 +134,6 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
             raise found.unusable(f"{name} is no LoRA of a linear layer", FUSE)
         side = match["side"].lower()
         sides[match["layer"]][side] = array.T if found.is_peft and array.ndim == 2 else array
-    modules = dict(model.named_modules())
     paths = {path: present for path, present in original_paths(model).items() if path}
     tails = _tails(paths)
     read = {}
