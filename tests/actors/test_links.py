@@ -75,6 +75,68 @@ async def test_who_has_not_the_secret_is_not_let_in(autojump_clock: MockClock) -
         assert leader.stats.latest.ranks[1:] == ()
 
 
+async def test_a_secret_of_a_file_does_not_travel(autojump_clock: MockClock) -> None:
+    """Found by audit: whoever played a rank in MLX's ring got the secret of the link."""
+    own = b"of a file" * 4
+    leader = Leader(SETTINGS, secret=own)
+    invitation = leader.invite("here", 1)
+    assert own not in invitation and own.hex().encode() not in invitation
+    assert Invitation.decode(invitation).secret == b""
+    joined = Joined(1, 2, invitation)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(leader.watch)
+        for wrong in (b"", b"x" * 32):
+            ours, theirs = memory_stream_pair()
+            nursery.start_soon(leader.attend, ours)
+            with pytest.raises(LinkFailed):
+                await join_leader(theirs, joined, SETTINGS, wrong)
+            await theirs.aclose()
+        assert leader.stats.latest.ranks[1:] == ()
+        ours, theirs = memory_stream_pair()
+        nursery.start_soon(leader.attend, ours)
+        await join_leader(theirs, joined, SETTINGS, own)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_rank_with_a_secret_takes_none_that_travels(autojump_clock: MockClock) -> None:
+    _, theirs = memory_stream_pair()
+    joined = Joined(1, 2, Invitation.to("here", 1).encode())
+    with pytest.raises(LinkFailed, match="this rank has a --rank-secret-file, rank 0 has none"):
+        await join_leader(theirs, joined, SETTINGS, b"of a file" * 4)
+
+
+async def test_what_a_follower_sent_before_lets_nobody_in(autojump_clock: MockClock) -> None:
+    """Each connection has a nonce of its own."""
+    sent = bytearray()
+
+    class Recorded(trio.abc.Stream):
+        def __init__(self, stream: trio.abc.Stream) -> None:
+            self.stream = stream
+
+        async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+            sent.extend(data)
+            await self.stream.send_all(data)
+
+        async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+            return await self.stream.receive_some(max_bytes)
+
+        async def wait_send_all_might_not_block(self) -> None:
+            await self.stream.wait_send_all_might_not_block()
+
+        async def aclose(self) -> None:
+            await self.stream.aclose()
+
+    async with leading() as (leader, nursery, invitation):
+        ours, theirs = memory_stream_pair()
+        nursery.start_soon(leader.attend, ours)
+        joined = Joined(1, 2, invitation.encode())
+        await join_leader(Recorded(theirs), joined, SETTINGS)
+        ours, theirs = memory_stream_pair()
+        await theirs.send_all(bytes(sent))
+        await leader.attend(ours)  # It ends at once: the proof is of another nonce.
+        assert not leader.lost.is_set()
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [

@@ -19,8 +19,10 @@ from click.testing import CliRunner
 from trouper.cli import main, process_group
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.process_group import supervise
-from trouper.cli.rank_commands import Hosts, LocalRanks, ProcessSpec
-from trouper.cli.rank_process import control_host, rank_of
+from trouper.cli.rank_commands import SECRET_FILE, Hosts, LocalRanks, ProcessSpec
+from trouper.cli.rank_process import control_host, rank_of, rank_secret
+from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.settings import Settings
 
 SLEEPS = "import time; time.sleep(600)"
 
@@ -148,11 +150,43 @@ def test_ranks_here_have_what_mlx_launch_would_give_them(monkeypatch: pytest.Mon
         assert (rank_of(zero.environment), rank_of(one.environment)) == (0, 1)
         assert control_host(one.environment) == "127.0.0.1"
         assert int(zero.environment["OMP_NUM_THREADS"]) >= 1
+        secret = Path(zero.environment[SECRET_FILE])
+        assert secret.stat().st_mode & 0o777 == 0o600
+        assert one.environment[SECRET_FILE] == str(secret)
+        assert rank_secret(Settings(rank_secret_file=str(secret))) == secret.read_bytes()
+    assert not secret.exists()
     with LocalRanks(2, "nccl", ("serve",)).processes() as [zero, one]:
         assert (rank_of(one.environment), control_host(one.environment)) == (1, "127.0.0.1")
         assert zero.environment["CUDA_VISIBLE_DEVICES"] != one.environment["CUDA_VISIBLE_DEVICES"]
     with LocalRanks(1, "ring", ("serve",)).processes() as [alone]:
         assert rank_of(alone.environment) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "reason"),
+    [("x" * 64, 0o640, "may be read by others"), ("short", 0o600, "less than 16 bytes"), ("", None, "No such file")],
+)
+def test_a_secret_that_is_none_is_refused(content: str, mode: int | None, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    if mode is not None:
+        path.write_text(content)
+        path.chmod(mode)
+    with pytest.raises(SettingsInvalid, match=f"--rank-secret-file {path}.*{reason}"):
+        rank_secret(Settings(rank_secret_file=str(path)))
+
+
+def test_a_secret_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "secret", 0o600)
+    with pytest.raises(SettingsInvalid, match="is no regular file"):
+        rank_secret(Settings(rank_secret_file=str(path)))
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "a b", "a;b", "'a'", "$(a)", "a\nb", ""])
+def test_a_host_that_ssh_would_take_as_an_option_is_refused(host: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts.json").write_text(json.dumps([{"ssh": "user@mac-1.local"}, {"ssh": host}]))
+    outcome = CliRunner().invoke(main, ["launch", "--hostfile", str(tmp_path / "hosts.json"), "--", "serve"])
+    assert outcome.exit_code == USAGE_ERROR
+    assert outcome.stderr.endswith(f": {host!r} is no name of a host for ssh\n")
 
 
 @pytest.mark.parametrize("content", ["[]", '{"hosts": []}'])

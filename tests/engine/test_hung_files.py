@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -10,15 +9,22 @@ import pytest
 import trio
 
 from trouper import ModelUnusable, Settings
+from trouper.engine.loading import checkpoint
 from trouper.engine.loading.model_source import may_download
 from trouper.run import FILES_ANSWER_S, WeightSizes
 
 
 async def test_a_directory_that_does_not_answer_is_named_and_has_one_thread(
-    tmp_path: Path, autojump_clock: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:
     """The clock jumps to the limit, since a thread counts as nothing that goes on."""
-    os.mkfifo(fifo := tmp_path / "config.json")
+    mounted = threading.Event()
+
+    def hangs(_: Path) -> None:
+        mounted.wait()
+        raise ModelUnusable("it is empty")
+
+    monkeypatch.setattr(checkpoint, "inspect", hangs)
     sizes, before = WeightSizes(), threading.active_count()
     for _ in range(3):
         began = trio.current_time()
@@ -26,7 +32,7 @@ async def test_a_directory_that_does_not_answer_is_named_and_has_one_thread(
             await sizes.measure(Settings(model=str(tmp_path)))
         assert trio.current_time() - began == pytest.approx(FILES_ANSWER_S)
     assert threading.active_count() <= before + 1
-    os.close(os.open(fifo, os.O_WRONLY))
+    mounted.set()
 
 
 @pytest.mark.parametrize(

@@ -188,10 +188,10 @@ def test_an_adapter_is_looked_for_before_the_model(tmp_path: Path) -> None:
     """A model may take minutes, or a download."""
     nowhere = tmp_path / "no model"
     assert "nowhere: no such directory; give the" in complaint(nowhere, adapter_path=str(tmp_path / "nowhere"))
-    (tmp_path / "adapters.safetensors").touch()
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), {"a": mx.zeros(1)})
     assert "is a file" in complaint(nowhere, adapter_path=str(tmp_path / "adapters.safetensors"))
     assert "has no adapter_config.json" in complaint(nowhere, adapter_path=str(tmp_path))
-    (tmp_path / "adapter_config.json").touch()
+    (tmp_path / "adapter_config.json").write_text("{}")
     assert "no model: no such directory" in complaint(nowhere, adapter_path=str(tmp_path))
 
 

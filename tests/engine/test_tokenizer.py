@@ -273,3 +273,14 @@ def test_a_tokenizer_with_a_template_of_its_own_renders_and_tokenizes_in_one(
 
 def test_the_longest_token(byte_bpe: HubTokenizer) -> None:
     assert byte_bpe.longest_token == max(len(byte_bpe.token_bytes(token)) for token in range(512)) > 1
+
+
+def test_a_tokenizer_that_panics_refuses_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic of Rust is no `Exception`: it would end the server, and not the request."""
+    save_tokenizer(tmp_path)
+    split = {"type": "Split", "pattern": {"Regex": "(b+)+!"}, "behavior": "Isolated", "invert": False}
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    write_json(tmp_path / "tokenizer.json", content | {"pre_tokenizer": split})
+    tokenizer = load(tmp_path)
+    with pytest.raises(RequestFailed, match="tokenizer fails on this text"):
+        tokenizer.encode("b" * 64)

@@ -25,7 +25,7 @@ KEY = "models"
 OWN_KEYS = ("path", "aliases", "pinned", "ttl-s")
 """Keys that are no flags."""
 OF_THE_PROCESS = {
-    *("model", "control_host", "rank_timeout_s", "collective_timeout_s", "tp_reduce_dtype"),
+    *("model", "control_host", "rank_secret_file", "rank_timeout_s", "collective_timeout_s", "tp_reduce_dtype"),
     *("memory_fraction", "buffer_cache", "ssd_max_bytes", "ssd_keep_free", "ssd_write_budget", "ssd_ttl_days"),
 }
 """Settings that cannot differ between models: they are about the ranks, the device, or the disk."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import socket
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from typing import Protocol
 
 import attrs
 
+SECRET_FILE = "TROUPER_RANK_SECRET_FILE"  # noqa: S105 - a name
+"""Environment variable of --rank-secret-file."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -47,12 +50,18 @@ class LocalRanks:
 
     @contextmanager
     def processes(self) -> Iterator[list[ProcessSpec]]:
-        with tempfile.NamedTemporaryFile("w", prefix="trouper-ranks-", suffix=".json") as hosts:
+        with (
+            tempfile.NamedTemporaryFile("w", prefix="trouper-ranks-", suffix=".json") as hosts,
+            tempfile.NamedTemporaryFile("w", prefix="trouper-ranks-", suffix=".secret") as secret,
+        ):
+            secret.write(secrets.token_hex())
+            secret.flush()
+            own = {SECRET_FILE: secret.name} if self.ranks > 1 else {}
             ports = _free_ports(self.ranks)
             json.dump([[f"127.0.0.1:{port}"] for port in ports], hosts)
             hosts.flush()
             yield [
-                ProcessSpec(str(rank), self.command, os.environ | self._variables(rank, hosts.name, ports[0]))
+                ProcessSpec(str(rank), self.command, own | os.environ | self._variables(rank, hosts.name, ports[0]))
                 for rank in range(self.ranks)
             ]
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import stat
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_link import RankLost
 from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
 from trouper.cli.leaving_signals import insists, leaving_signals
+from trouper.protocol.paths import expanded
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
 from trouper.run import mlx_engine
@@ -28,6 +30,7 @@ GROUP_VARIABLES = ("MLX_HOSTFILE", "MLX_IBV_DEVICES", "NCCL_HOST_IP", "OMPI_COMM
 JOIN_S = 120
 """Time limit until all ranks have joined. Native code waits there and holds the interpreter, so the kernel keeps this
 limit (SIGALRM)."""
+SHORTEST_SECRET, LONGEST_SECRET = 16, 4096
 LAST_ERRORS_S = 0.7
 """Time at the end for the errors that clients get."""
 ORPHAN_S = 30.0
@@ -51,6 +54,32 @@ def control_host(environment: Mapping[str, str]) -> str:
     return environment.get("NCCL_HOST_IP") or "127.0.0.1"
 
 
+def rank_secret(settings: Settings) -> bytes:
+    """Read the secret of the ranks; empty: there is no file. Raises `SettingsInvalid` for one that others
+    may read or write, or that is too short to be one."""
+    flag = "--rank-secret-file"
+    if settings.rank_secret_file is None:
+        return b""
+    try:
+        # A FIFO is opened without waiting for its other end.
+        path = expanded(settings.rank_secret_file)
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise SettingsInvalid(f"{flag} {settings.rank_secret_file} is no regular file", flag)
+            secret = file.read(LONGEST_SECRET).strip()
+    except OSError as error:
+        reason = error.strerror or error
+        raise SettingsInvalid(f"{flag} {settings.rank_secret_file}: {reason}", flag) from error
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o077:
+        text = f"{flag} {settings.rank_secret_file} may be read by others: chmod 600, and own it"
+        raise SettingsInvalid(text, flag)
+    if len(secret) < SHORTEST_SECRET:
+        text = f"{flag} {settings.rank_secret_file} has less than {SHORTEST_SECRET} bytes; make it by "
+        raise SettingsInvalid(text + "`openssl rand -hex 32`", flag)
+    return secret
+
+
 def only_model(settings: Sequence[Settings]) -> Settings:
     """Return the settings of the only model. Raises `SettingsInvalid`."""
     if len(settings) > 1:
@@ -72,7 +101,8 @@ def leave_without_launcher() -> None:
 
 
 def leader(settings: Settings, environment: Mapping[str, str]) -> Leader:
-    return Leader(settings, settings.control_host or control_host(environment))
+    host = settings.control_host or control_host(environment)
+    return Leader(settings, host, rank_secret(settings))
 
 
 async def _disarm(joined: trio.Event) -> None:
@@ -100,7 +130,7 @@ def lost_is_an_exit_code(ranks: Leader) -> Iterator[None]:
 
 async def follow(settings: Settings, rank: int) -> None:
     """Run a follower; never returns."""
-    follower = Follower(settings, mlx_engine()(settings))
+    follower = Follower(settings, mlx_engine()(settings), secret=rank_secret(settings))
     _tell_rank_0(follower)
     with trio.open_signal_receiver(*leaving_signals()) as signals:
         async with trio.open_nursery() as watching:

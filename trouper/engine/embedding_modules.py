@@ -15,6 +15,9 @@ import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
+from trouper.protocol.problems import ModelUnusable
+from trouper.storage.checkpoint_files import require_regular
+
 MODULES_FILE = "modules.json"
 WEIGHTS_FILE = "model.safetensors"
 PACKAGE = "sentence_transformers."
@@ -130,8 +133,9 @@ def _weights(directory: Path, name: str, needed: str) -> dict[str, mx.array]:
 def _read(path: Path) -> Any:
     """Read JSON; None: there is no such file, or it is none."""
     try:
+        require_regular(path)
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (ModelUnusable, OSError, ValueError, RecursionError) as error:
         raise NotSupported(f"{path.name} cannot be read: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
@@ -16,6 +15,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from trouper.engine.embedding_modules import NO_MODULES, EmbeddingModules, NotSupported, modules_of, normalized
 from trouper.protocol.model import EmbeddingLayout
 from trouper.protocol.plans import Pooling
+from trouper.protocol.problems import ModelUnusable
+from trouper.storage.checkpoint_files import read_json
 
 POOLINGS: dict[str, Pooling] = {
     "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt", "lasttoken": "last", "cls": "first", "max": "max", "weightedmean": "weighted",
@@ -95,10 +96,10 @@ def _embedder(model: nn.Module, body: nn.Module, directory: Path) -> Embedder:
 def pooling_of(directory: Path) -> Pooling | None:
     """Read the kind of pooling from its directory; the default is the mean. None: several that are joined, or one that is not known."""
     try:
-        config: Any = json.loads((directory / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        config = read_json(directory / "config.json")
+    except ModelUnusable:
         return "mean"
-    names = _names_of(config) if isinstance(config, dict) else []
+    names = _names_of(config)
     return POOLINGS.get(names[0]) if len(names) == 1 else None if names else "mean"
 
 

@@ -76,11 +76,25 @@ class RequestFailed(Exception):
         self.problem = problem
 
 
+LONGEST_LINE = 1000
+
+
+def printable(text: str, longest: int = LONGEST_LINE) -> str:
+    """Return text of a file of others as one line of bounded length: line ends and a terminal's
+    control characters are escaped."""
+    if len(text) <= longest and text.isprintable():
+        return text
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: longest + 1])
+    line = "".join(escaped)
+    return line if len(line) <= longest else line[:longest] + " ..."
+
+
 class ModelUnusable(Exception):
     """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy, which may be passed as
     a separate argument."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
+        message = printable(message)
         super().__init__(f"{message}; {remedy}" if remedy else message)
         self.message, self.remedy = message, remedy
 

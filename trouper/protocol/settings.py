@@ -159,6 +159,11 @@ class Settings:
     control_host: str | None = setting(
         None, "Where rank 0 listens for the other ranks. Default: its address in what launched the ranks, or loopback."
     )
+    rank_secret_file: str | None = setting(
+        None,
+        "File with the secret by which ranks know each other, the same on each machine, and its user's alone. `trouper launch` "
+        "makes one for ranks on this machine. Default: a secret that travels through the ranks' own network.",
+    )
     rank_timeout_s: float = setting(4.0, "A rank that is silent for so long is lost.", 0.5)
     collective_timeout_s: float = setting(60.0, "With several ranks, a step that takes longer is given up.", 1)
 

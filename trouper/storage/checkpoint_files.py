@@ -9,14 +9,30 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from trouper.protocol.paths import exists, is_file
 from trouper.protocol.problems import ModelUnusable
 
 PACKED = ("U32", "I32")
 """Dtypes of packed quantized weights; each layer has its own number of bits."""
-LONGEST_HEADER_BYTES = 100_000_000
+LONGEST_JSON_BYTES = 2**24
+"""Bound of a config or an index; those of models with thousands of experts have 10 MB."""
+LONGEST_HEADER_BYTES = 2**25
+"""Bound of the names and shapes in a file of weights, some 200,000 tensors."""
+MAX_NAMED = 8
+"""Number of missing files that an error names."""
+LARGEST_DIMENSION = 2**31 - 1
+"""Maximum of a dimension in MLX."""
+MAX_AXES = 16
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "BOOL": 1} | {
+    f"{sign}{8 * size}": size for sign in "IU" for size in (1, 2, 4, 8)
+}
+"""Bytes of a value of the dtypes that MLX reads as they are."""
 LFS_POINTER = b"version https://git-lfs"
 """How the file begins that a clone without Git LFS has in the place of a large one."""
 PACKED_BITS = 4
@@ -28,17 +44,29 @@ GROUP_SIZE = 64
 Header = dict[str, Any]
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, Any]:
     """Read a JSON object. Raises `ModelUnusable` if there is none."""
     try:
+        require_regular(path)
+        if (size := path.stat().st_size) > longest_bytes:
+            raise ModelUnusable(f"{path} has {size} bytes, and at most {longest_bytes} are read")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelUnusable(f"{path.parent} has no {path.name}: it is not a model directory") from None
+    except RecursionError:
+        raise ModelUnusable(f"{path} cannot be read: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise ModelUnusable(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelUnusable(f"{path} is not a JSON object")
     return content
+
+
+def require_regular(path: Path) -> None:
+    """Raise `ModelUnusable` if there is something that is no regular file: a FIFO or a device may be
+    read for ever."""
+    if exists(path) and not is_file(path):
+        raise ModelUnusable(f"{path} is no regular file")
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -51,33 +79,61 @@ def weight_files(directory: Path) -> list[Path]:
     """List the files that mlx-lm loads. Raises `ModelUnusable` if one that the index of a sharded checkpoint names is missing."""
     present = sorted(directory.glob("model*.safetensors"))
     index = directory / "model.safetensors.index.json"
-    promised = (
-        {str(name) for name in section(read_json(index), "weight_map").values()} if index.exists() else set[str]()
-    )
+    promised = {str(name) for name in section(read_json(index), "weight_map").values()} if exists(index) else set()
     missing = sorted(promised - {path.name for path in present})
     if missing or not present:
-        what = ", ".join(missing) or "weights (model*.safetensors)"
+        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+        what = ", ".join(missing[:MAX_NAMED]) + more or "weights (model*.safetensors)"
         raise ModelUnusable(f"{directory} has no {what}: download it again, or convert it by `mlx_lm.convert`")
     return present
 
 
-def header_of(path: Path) -> Header:
+class Tensor(msgspec.Struct, frozen=True):
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def header_of(path: Path, longest_bytes: int = LONGEST_HEADER_BYTES) -> Header:
     """Read the header of a safetensors file. Raises `ModelUnusable` if the file is none, or shorter than its header says."""
-    size = path.stat().st_size
+    require_regular(path)
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if 8 + length <= min(size, LONGEST_HEADER_BYTES) else None
-        if isinstance(header, dict):
-            end = max(
-                (tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0
-            )
-            if size >= 8 + length + end:
-                return header
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            if longest_bytes < length <= size - 8:
+                text = f"{path} has a header of {length} bytes, and at most {longest_bytes} are read"
+                raise ModelUnusable(text)
+            raw = file.read(length) if 8 + length <= size else b""
+        if raw:
+            header = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            header.pop("__metadata__", None)
+            tensors = {name: msgspec.json.decode(part, type=Tensor) for name, part in header.items()}
+            if size >= 8 + length + max((each.data_offsets[1] for each in tensors.values()), default=0):
+                _require_sound(path, tensors)
+                return {name: msgspec.structs.asdict(tensor) for name, tensor in tensors.items()}
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path} is not a safetensors file: {error}") from error
     require_content(path)
     raise ModelUnusable(f"{path} is truncated ({size} bytes): download it again")
+
+
+def _require_sound(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise `ModelUnusable` where tensors are not what their bytes can hold, or share bytes: a small
+    file would become any number of bytes."""
+    for name, tensor in tensors.items():
+        begin, end = tensor.data_offsets
+        item = DTYPE_BYTES.get(tensor.dtype)
+        sizes = tensor.shape
+        if len(sizes) > MAX_AXES or not all(0 <= size <= LARGEST_DIMENSION for size in sizes):
+            raise ModelUnusable(f"{path}: {name} has a shape that no tensor has")
+        if begin < 0 or end < begin or (item and item * math.prod(sizes) != end - begin):
+            raise ModelUnusable(f"{path}: {name} does not have the bytes of its shape")
+    spans = sorted(tensor.data_offsets for tensor in tensors.values())
+    if any(after[0] < before[1] for before, after in pairwise(spans)):
+        raise ModelUnusable(f"{path} has tensors that share bytes")
 
 
 def require_content(path: Path) -> None:
@@ -89,7 +145,7 @@ def require_content(path: Path) -> None:
 
 def tensors_of(headers: Iterable[Header]) -> dict[str, Any]:
     """All tensors of a checkpoint, by name."""
-    return {name: tensor for header in headers for name, tensor in header.items() if name != "__metadata__"}
+    return {name: tensor for header in headers for name, tensor in header.items()}
 
 
 def stored_bytes(tensors: dict[str, Any]) -> int:
@@ -136,4 +192,5 @@ def _values(name: str, tensors: Mapping[str, Any], quantization: Mapping[str, An
 
 def _group_size(layer: str, quantization: Mapping[str, Any]) -> int:
     """Number of values for each scale of a layer, which may have a config of its own."""
-    return int(section(quantization, layer).get("group_size") or quantization.get("group_size") or GROUP_SIZE)
+    found = section(quantization, layer).get("group_size") or quantization.get("group_size")
+    return found if isinstance(found, int) and 0 < found <= LARGEST_DIMENSION else GROUP_SIZE

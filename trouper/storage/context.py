@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trouper.storage.checkpoint_files import section
+from trouper.storage.checkpoint_files import LARGEST_DIMENSION, section
 
 CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -30,6 +30,6 @@ def context_length(config: Mapping[str, Any]) -> int:
 def _nested(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
     for level in (config, section(config, "text_config")):
         for key in keys:
-            if isinstance(value := level.get(key), int) and value > 0:
+            if isinstance(value := level.get(key), int) and 0 < value <= LARGEST_DIMENSION:
                 return value
     return None

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import attrs
 
-from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.problems import ModelUnusable, printable
 from trouper.storage.checkpoint_files import float32_bytes, header_of, read_json, stored_bytes, tensors_of, weight_files
 from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
 
+LONGEST_WORD = 40
 Kind = Literal["generator", "embedder"]
 EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
 """Files that sentence-transformers writes beside a model of embeddings."""
@@ -72,7 +73,7 @@ def unreadable(name: str, directory: Path, problem: str) -> ModelFiles:
         chats=False,
         created_at=0,
         used_at=0.0,
-        problem=problem,
+        problem=printable(problem),
     )
 
 
@@ -93,9 +94,9 @@ def _described(name: str, directory: Path) -> ModelFiles:
         name=name,
         directory=directory,
         kind=_kind(directory, config),
-        architecture=str(config.get("model_type") or "unknown"),
+        architecture=printable(str(config.get("model_type") or "unknown"), LONGEST_WORD),
         context_length=context_length(config),
-        quantization=_quantization(config, tensors),
+        quantization=printable(_quantization(config, tensors), LONGEST_WORD),
         stored_bytes=stored_bytes(tensors),
         float32_bytes=float32_bytes(tensors, config),
         chats=_chats(directory),

@@ -7,12 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from trouper.protocol.paths import encodable, exists, expanded, is_directory
-from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.paths import encodable, exists, expanded, is_directory, is_file
+from trouper.protocol.problems import SettingsInvalid, printable
 from trouper.protocol.settings import HUB_CACHE
 from trouper.storage.model_files import ModelFiles, read_model_files, unreadable
 
 ANSWER_S = 10.0
+LONGEST_NAME = 4096
+"""As long as a path may be on Linux."""
 Described = tuple[tuple[float, ...], ModelFiles]
 """What changes when a file of the model does, and what its files say."""
 SNAPSHOTS = "models--*"
@@ -56,7 +58,7 @@ class ModelScan:
         known: dict[Path, Described] = {}
         for source in self._sources:
             for path, directory in model_directories(directory_of(source)):
-                if (name := encodable(path)) in found:
+                if (name := printable(encodable(path), LONGEST_NAME)) in found:
                     continue
                 described = self._described(name, directory)
                 if described is None:
@@ -106,8 +108,9 @@ def _snapshot(repository: Path) -> Path | None:
     snapshots = repository / "snapshots"
     try:
         with suppress(OSError, ValueError):
-            current = snapshots / (repository / "refs" / "main").read_text().strip()
-            if current.is_dir():
+            main = repository / "refs" / "main"
+            current = snapshots / main.read_text().strip() if is_file(main) else snapshots / ""
+            if current != snapshots and current.is_dir():
                 return current if (current / "config.json").exists() else None
         present = [path for path in snapshots.glob("*") if path.is_dir()]
         newest = max(present, key=lambda path: path.stat().st_mtime, default=None)

@@ -59,7 +59,10 @@ class Follower:
         engine: Engine,
         *,
         disk_writer: DiskWriter = write_to_disk,
+        secret: bytes = b"",
     ) -> None:
+        """`secret`: what all ranks have from their --rank-secret-file; empty: rank 0 sends it."""
+        self._secret = secret
         self._disk_writer = disk_writer
         self.joined = trio.Event()
         self.ended = trio.Event()
@@ -112,7 +115,7 @@ class Follower:
         try:
             with trio.fail_after(HELLO_S):
                 stream = await trio.open_tcp_stream(invitation.host, invitation.port)
-                return await join_leader(stream, joined, self._settings)
+                return await join_leader(stream, joined, self._settings, self._secret)
         except (OSError, LinkFailed, trio.TooSlowError) as error:
             reason = f"rank 0 is not to be reached at {invitation.host}:{invitation.port} (--control-host): {error}"
             raise self._end(reason) from error

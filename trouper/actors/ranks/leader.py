@@ -40,7 +40,8 @@ DISK_REPORTS = 1024
 class Leader:
     """The group as rank 0 sees it. `run` lasts for its whole life; every other method may be called meanwhile."""
 
-    def __init__(self, settings: Settings, host: str = "127.0.0.1") -> None:
+    def __init__(self, settings: Settings, host: str = "127.0.0.1", secret: bytes = b"") -> None:
+        """`secret`: what all ranks have from their --rank-secret-file; empty: it is sent to them."""
         self.stats = Watch(RanksStats())
         self.joined = trio.Event()
         self.lost = trio.Event()
@@ -49,7 +50,8 @@ class Leader:
         self.size = 1
         self._settings, self._host = settings, host
         self._heartbeat_s = heartbeat_interval(settings.rank_timeout_s)
-        self._secret = b""
+        self._own_secret = secret
+        self._secret = secret
         self._members: dict[int, RankMember] = {}
         self._changed = trio.Event()
         self._disk_reports_in, self.disk_reports = trio.open_memory_channel[tuple[int, DiskReport]](DISK_REPORTS)
@@ -75,8 +77,8 @@ class Leader:
 
     def invite(self, host: str, port: int) -> bytes:
         """Make the invitation that the engine sends to all ranks."""
-        invitation = Invitation.to(host, port)
-        self._secret = invitation.secret
+        invitation = Invitation.to(host, port, self._own_secret)
+        self._secret = self._own_secret or invitation.secret
         return invitation.encode()
 
     # -- the members -------------------------------------------------------------------------------
@@ -126,6 +128,10 @@ class Leader:
         """Wait until all followers have connected. Returns also when the group is lost."""
         self.size = size
         self.joined.set()
+        if not self._own_secret:
+            log.warning(
+                "whoever reaches the network between the ranks can join them: trust it, or give --rank-secret-file"
+            )
         with trio.move_on_after(CONNECT_S):
             await self._wait_until(lambda: len(self._members) == size - 1)
             return

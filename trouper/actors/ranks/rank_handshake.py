@@ -2,8 +2,9 @@
 
 The order of its steps matters, since each protects the next.
 
-1. *Invitation.* Rank 0 listens, and sends its address and a new secret to all ranks through the group itself, by a collective.
-   So the control link needs no configuration, and a process outside the group does not know the secret.
+1. *Invitation.* Rank 0 listens, and sends its address to all ranks through the group itself, by a collective. Whoever
+   reaches MLX's ring can be part of that. So the secret is in a file of each rank (--rank-secret-file), which `trouper
+   launch` makes on one machine. Without it the invitation has a new secret, and the ring's network must be trusted.
 2. *Authentication* (`Link.authenticate`), in both directions and before a message is parsed: anybody may connect to the port, and a
    comparison of 32 bytes is safer to expose than a decoder.
 3. *Hello.* The follower sends its rank, its version of the wire format, those of the packages that compute, and its flags. The version
@@ -41,7 +42,9 @@ from trouper.protocol.wire import VERSION
 HELLO_S = 5.0
 """Time limit for a connection to authenticate and to send `Hello`."""
 SECRET_BYTES = 32
-MAY_DIFFER = ("model", "draft_model", "adapter_path", "ssd_cache_dir", "control_host")
+Secret = bytes
+"""What ranks prove to each other that they have; empty: it comes with the invitation."""
+MAY_DIFFER = ("model", "draft_model", "adapter_path", "ssd_cache_dir", "control_host", "rank_secret_file")
 """Settings that depend on the machine. The files that they name are compared by their content."""
 PACKAGES = ("mlx", "mlx-lm")
 """Packages of which another version computes other numbers, from which ranks would sample other tokens."""
@@ -52,15 +55,16 @@ have compared the files while they loaded."""
 
 @attrs.frozen
 class Invitation:
-    """Address of rank 0, and the secret by which ranks authenticate each other."""
+    """Address of rank 0, and the secret by which ranks authenticate each other, unless they have it."""
 
     host: str
     port: int
     secret: bytes = attrs.field(repr=False)
 
     @classmethod
-    def to(cls, host: str, port: int) -> Invitation:
-        return cls(host, port, secrets.token_bytes(SECRET_BYTES))
+    def to(cls, host: str, port: int, own: Secret = b"") -> Invitation:
+        """`own`: the secret that the ranks have, which is not sent."""
+        return cls(host, port, b"" if own else secrets.token_bytes(SECRET_BYTES))
 
     def encode(self) -> bytes:
         return json.dumps([self.host, self.port, self.secret.hex()]).encode()
@@ -92,9 +96,13 @@ def _version(name: str) -> str:
 # -- a follower ----------------------------------------------------------------------------------------
 
 
-async def join_leader(stream: trio.abc.Stream, joined: Joined, settings: Settings) -> Link:
-    """Authenticate to rank 0 and send `Hello`. Raises `LinkFailed`."""
-    link = await Link.authenticate(stream, Invitation.decode(joined.invitation).secret, "follower")
+async def join_leader(stream: trio.abc.Stream, joined: Joined, settings: Settings, own: Secret = b"") -> Link:
+    """Authenticate to rank 0 and send `Hello`. `own`: the secret that this rank has. Raises `LinkFailed`."""
+    invited = Invitation.decode(joined.invitation).secret
+    if bool(own) == bool(invited):
+        here, there = ("this rank", "rank 0") if own else ("rank 0", "this rank")
+        raise LinkFailed(f"{here} has a --rank-secret-file, {there} has none: give it to all ranks")
+    link = await Link.authenticate(stream, own or invited, "follower")
     hello = Hello(
         rank=joined.rank, size=joined.size, version=VERSION, flags=shared_flags(settings), versions=versions()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from trouper.cli.process_group import supervise
 from trouper.cli.rank_commands import Hosts, LocalRanks, RankLauncher
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
+HOST = re.compile(r"[\w][\w.:%@-]*", re.ASCII)
+"""A host, with a user or without; no option of ssh, which begins with a dash."""
 ON_THIS_MACHINE = ("ring", "nccl")
 """Backends whose ranks on one machine need nothing but a few variables."""
 
@@ -45,11 +48,17 @@ def launch(ranks: int, hostfile: Path | None, backend: str, restarts: int | None
 
 
 def _require_hosts(hostfile: Path) -> None:
-    """Refuse a file without hosts, with which mlx.launch starts nothing and ends well. It says itself what else is wrong with one."""
+    """Refuse a file without hosts, with which mlx.launch starts nothing and ends well, and names that ssh would take as options of its own, some of
+    which run commands. mlx.launch says itself what else is wrong."""
     with suppress(OSError, ValueError):
         content = json.loads(hostfile.read_bytes())
-        if not (content.get("hosts", True) if isinstance(content, dict) else content):
+        hosts = content.get("hosts", True) if isinstance(content, dict) else content
+        if not hosts:
             refuse(f"--hostfile {hostfile} names no host; give one for each rank")
+        for host in hosts if isinstance(hosts, list) else ():
+            name = host.get("ssh") if isinstance(host, dict) else None
+            if isinstance(name, str) and not HOST.fullmatch(name):
+                refuse(f"--hostfile {hostfile}: {name!r} is no name of a host for ssh")
 
 
 def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]) -> RankLauncher:

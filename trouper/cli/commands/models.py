@@ -17,7 +17,7 @@ from trouper.cli.listing import print_listing
 from trouper.cli.terminal_text import line_shown
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, exists, expanded, is_directory
-from trouper.protocol.problems import ModelUnusable, SettingsInvalid
+from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
 from trouper.protocol.settings import HUB_CACHE, require_sources
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cache
@@ -92,7 +92,7 @@ def _shown(name: str, value: Any) -> str:
         return decimal(value)
     if name.endswith("_at"):
         return datetime.fromtimestamp(value).astimezone().isoformat(" ", "seconds")
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else printable(str(value))
 
 
 @models.command("pull")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -15,11 +14,12 @@ import mlx.core as mx
 from mlx import nn
 
 from trouper.engine.adaptations.adaptation_registry import original_paths
+from trouper.engine.loading.layer_patterns import LayerPatterns
 from trouper.engine.lora.lora_layers import LowRank, may_have_adapters, padded_rank, sizes_of
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.paths import is_file
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable
-from trouper.storage.checkpoint_files import header_of, tensors_of
+from trouper.storage.checkpoint_files import header_of, read_json, tensors_of
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
@@ -32,16 +32,26 @@ NOT_PLAIN = ("alora_invocation_tokens", "layer_replication", "use_qalora", "use_
 """PEFT's options whose products are no x A B of each token and layer."""
 FUSE = "merge it into a model of its own; one that mlx-lm wrote can also be served with --adapter-path"
 """Remedy for what is no plain LoRA."""
+LONGEST_CONFIG_BYTES = 2**20
+LONGEST_HEADER_BYTES = 2**22
+"""Bound of the names and shapes of an adapter, some 20,000 matrices: they are read while rows decode."""
+MATRICES_A_LAYER = 4
+"""Maximum number of matrices for each layer of a model, some of whose layers are other ones' again."""
+LONGEST_NAME = 512
+"""Maximum number of characters of a matrix's name."""
 
 
 @attrs.frozen(eq=False)
 class FoundAdapter:
-    """An adapter whose files are there. `weights`: the file of its matrices."""
+    """An adapter whose files are there. `weights`: the file of its matrices. `alphas`: PEFT's
+    `alpha_pattern`. `matrices`: how many there are."""
 
     name: str
     directory: Path
     config: Mapping[str, Any]
     weights: Path
+    alphas: LayerPatterns
+    matrices: int
 
     @property
     def is_peft(self) -> bool:
@@ -66,11 +76,20 @@ def find_adapter(name: str, path: str) -> FoundAdapter:
             f"--adapter {name}={path} has no adapter",
             f"give the directory that holds {CONFIG} and {PEFT_WEIGHTS} (PEFT) or {MLX_WEIGHTS} (mlx-lm)",
         )
+    flag = f"--adapter {name}={path}"
     try:
-        config = json.loads((directory / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelUnusable(f"--adapter {name}={path}: {CONFIG} cannot be read: {line_of(error)}") from error
-    found = FoundAdapter(name, directory, config if isinstance(config, dict) else {}, weights)
+        config = read_json(directory / CONFIG, LONGEST_CONFIG_BYTES)
+        header = header_of(weights, LONGEST_HEADER_BYTES)
+    except ModelUnusable as error:
+        raise ModelUnusable(f"{flag}: {error.message}", error.remedy) from error
+    if long := next((tensor for tensor in header if len(tensor) > LONGEST_NAME), None):
+        text = f"{flag}: {weights.name} has a name of {len(long)} characters: {long[:40]} ..."
+        raise ModelUnusable(text, FUSE)
+    try:
+        alphas = LayerPatterns(config.get("alpha_pattern"))
+    except ValueError as error:
+        raise ModelUnusable(f"{flag}: {CONFIG} gives no scale: alpha_pattern: {error}") from error
+    found = FoundAdapter(name, directory, config, weights, alphas=alphas, matrices=len(header))
     for what in _not_plain(found):
         raise found.unusable(what, FUSE)
     return found
@@ -100,6 +119,9 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
 
 def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     """Read an adapter, lazily, by the paths of the model's layers. Raises `ModelUnusable`."""
+    modules = dict(model.named_modules())
+    if found.matrices > MATRICES_A_LAYER * len(modules):
+        raise found.unusable(f"{found.matrices} matrices are more than this model has layers for")
     try:
         weights = mx.load(str(found.weights))
     except Exception as error:  # any bytes may be in the file: whatever it raises, they are no adapter
@@ -112,17 +134,19 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
             raise found.unusable(f"{name} is no LoRA of a linear layer", FUSE)
         side = match["side"].lower()
         sides[match["layer"]][side] = array.T if found.is_peft and array.ndim == 2 else array
-    modules = dict(model.named_modules())
     paths = {path: present for path, present in original_paths(model).items() if path}
+    tails = _tails(paths)
     read = {}
     for layer, pair in sides.items():
-        path = _path_of(layer, paths)
+        path = paths.get(layer) or tails.get(_tail(layer))
         if path is None and "b" in pair and not mx.any(pair["b"]).item():
             continue  # A layer that a family shares with another one, so that training has left the zeros with which it began.
         if path is None:
             raise found.unusable(f"the model has no layer {layer}", "give an adapter of this very model")
         if len(pair) != 2:
             raise found.unusable(f"{layer} has one of its two matrices only")
+        if path in read:
+            raise found.unusable(f"{found.weights.name} has the layer {path} twice")
         read[path] = _low_rank(found, layer, modules[path], pair["a"], pair["b"])
     if not read:
         raise found.unusable(f"{found.weights.name} is empty")
@@ -156,14 +180,20 @@ def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
     return item_bytes * (1 + len(adapters)) * sum(numbers)
 
 
-def _path_of(layer: str, paths: Mapping[str, str]) -> str | None:
-    """Find the model's own path of a layer. A checkpoint's names and mlx-lm's may differ in what comes before `layers`. `paths`: see
-    `original_paths`."""
-    if layer in paths:
-        return paths[layer]
-    _, dot, tail = layer.partition("layers.")
-    ends = [path for path in paths if dot and path.endswith(f".layers.{tail}")]
-    return paths[ends[0]] if len(ends) == 1 else None
+def _tails(paths: Mapping[str, str]) -> dict[str, str | None]:
+    """Index the model's own paths by what follows `layers`: a checkpoint's names and mlx-lm's may
+    differ in what comes before. None: several paths end like this. `paths`: see `original_paths`."""
+    found: dict[str, str | None] = {}
+    for path, present in paths.items():
+        _, *parts = path.split(".layers.")
+        for first in range(len(parts)):
+            tail = ".layers.".join(parts[first:])
+            found[tail] = None if tail in found else present
+    return found
+
+
+def _tail(layer: str) -> str:
+    return layer.partition("layers.")[2]
 
 
 def _low_rank(found: FoundAdapter, layer: str, module: nn.Module, a: mx.array, b: mx.array) -> LowRank:
@@ -185,15 +215,7 @@ def _scale(found: FoundAdapter, layer: str, rank: int) -> float:
     try:
         if not found.is_peft:
             return float(found.config["lora_parameters"]["scale"])
-        alpha = _by_pattern(found.config.get("alpha_pattern"), layer, found.config.get("lora_alpha", 8))
+        alpha = found.alphas.value_for(layer, found.config.get("lora_alpha", 8))
         return float(alpha) / (math.sqrt(rank) if found.config.get("use_rslora") else rank)
     except Exception as error:  # any JSON may be in the file: whatever it raises, it gives no number
         raise found.unusable(f"{CONFIG} gives no scale: {line_of(error)}") from error
-
-
-def _by_pattern(patterns: Any, layer: str, otherwise: Any) -> Any:
-    """The value of the first pattern that matches the end of a layer's name, as PEFT looks it up."""
-    for pattern, value in (patterns or {}).items():
-        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", layer):
-            return value
-    return otherwise

@@ -6,6 +6,7 @@ MLX's own errors are raised late, and a truncated file may even end the process.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,21 @@ from xxhash import xxh3_64
 from trouper.engine.architectures.architecture_lookup import Architecture, find_architecture
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.platform import device
+from trouper.protocol.paths import is_directory
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import (
     float32_bytes,
     header_of,
     read_json,
+    require_regular,
     stored_bytes,
     tensors_of,
     weight_files,
 )
 
+MAXIMA = {"layer": 2048, "layers": 2048, "loops": 2048, "experts": 2**16, "groups": 2**16}
+"""Maxima of counts in a config, by how their names end. The largest models have 130 layers."""
+LONGEST_KIND = 200
 SAMPLE_BYTES = 2**16
 """Number of bytes from the end of each file that the digest samples."""
 
@@ -57,7 +63,9 @@ class Checkpoint:
 
 def inspect(directory: Path) -> Checkpoint:
     """Check a directory. Raises `ModelUnusable`, naming what is missing, truncated or not supported."""
+    _require_files(directory)
     config = read_json(directory / "config.json")
+    _require_counts(directory, config)
     source = _supported(directory, config)
     files = weight_files(directory)
     headers = [header_of(path) for path in files]
@@ -70,6 +78,26 @@ def inspect(directory: Path) -> Checkpoint:
         digest=_digest(config, headers, files),
         source=source,
     )
+
+
+def _require_files(directory: Path) -> None:
+    """Raise `ModelUnusable` where a FIFO, a device or a socket is in the place of a file."""
+    try:
+        for path in directory.iterdir():
+            if not is_directory(path):
+                require_regular(path)
+    except OSError as error:
+        raise ModelUnusable(f"{directory} cannot be read: {error}") from error
+
+
+def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:
+    """Raise `ModelUnusable` for more layers or experts than any model has: architectures count up to
+    these numbers before they look at a weight."""
+    for part in [config, *(each for each in config.values() if isinstance(each, dict))]:
+        for key, value in part.items():
+            maximum = next((bound for end, bound in MAXIMA.items() if key.endswith(end)), None)
+            if maximum is not None and key.startswith(("n_", "num_")) and isinstance(value, int) and value > maximum:
+                raise ModelUnusable(f"{directory}/config.json: {key} is over {maximum}, more than any model has")
 
 
 def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE, *, what: str = "its weights") -> None:
@@ -98,6 +126,8 @@ def _supported(directory: Path, config: dict[str, Any]) -> Architecture:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ModelUnusable(f"{directory}/config.json names no model_type")
+    if len(kind) > LONGEST_KIND:
+        raise ModelUnusable(f"{directory}/config.json: model_type has {len(kind)} characters")
     try:
         return find_architecture(config)
     except ModelUnusable as error:

@@ -83,6 +83,8 @@ def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubToke
     that both keep free: special tokens, or padding."""
     try:
         mine = {token: text for text, token in wrapped_tokenizer(directory).get_vocab().items()}
+    except ModelUnusable as error:
+        raise ModelUnusable(f"{DRAFT_FLAG} {name}: {error.message}", error.remedy) from error
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
         raise ModelUnusable(f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}") from error
     theirs = {token: text for text, token in tokenizer.vocabulary.items()}

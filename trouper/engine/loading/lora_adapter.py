@@ -10,7 +10,10 @@ from mlx_lm.utils import load_adapters
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.paths import exists, is_directory, is_file
 from trouper.protocol.problems import ModelUnusable
+from trouper.storage.checkpoint_files import header_of, read_json, section
 
+MAX_RANK = 4096
+"""Maximum rank: mlx-lm makes matrices of the rank that the config names."""
 FILES = ("adapter_config.json", "adapters.safetensors")
 
 
@@ -23,6 +26,14 @@ def require(path: str) -> None:
     for name in FILES:
         if not is_file(directory / name):
             raise ModelUnusable(f"--adapter-path {path} has no {name}", "give the directory of an adapter for mlx-lm")
+    config, weights = (directory / name for name in FILES)
+    try:
+        rank = section(read_json(config), "lora_parameters").get("rank", 0)
+        header_of(weights)
+    except ModelUnusable as error:
+        raise ModelUnusable(f"--adapter-path {path}: {error.message}", error.remedy) from error
+    if not isinstance(rank, int) or rank > MAX_RANK:
+        raise ModelUnusable(f"--adapter-path {path}: its rank is no number up to {MAX_RANK}")
 
 
 def apply(model: nn.Module, path: str) -> None:

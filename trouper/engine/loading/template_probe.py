@@ -189,6 +189,20 @@ class _Prober:
         return "the question is not in it, or not once"
 
 
+def conversations() -> list[tuple[list[Message], Mapping[str, Any]]]:
+    """Return what a probe may render, with the options: each candidate's form of each conversation."""
+    return [
+        (
+            list(attrs.evolve(MessageAdaptation(), **change).adapted(_messages(roles))),
+            {"tools": [TOOL]} if tools else {},
+        )
+        for step in STEPS
+        for change in step.candidates
+        for roles in step.conversations
+        for tools in {False, step.tools}
+    ]
+
+
 def call_conversation() -> list[Message]:
     """Return a conversation in which the assistant calls `TOOL`."""
     return _messages(("user", "call", "tool"))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -24,13 +24,14 @@ from trouper.engine.loading.output_format_detection import OutputFormat, detect,
 from trouper.engine.loading.sequence_breakers import breakers_of
 from trouper.engine.loading.template_probe import TemplateReport, probe
 from trouper.engine.loading.token_bytes import TokenTable, token_table
-from trouper.engine.platform.error_text import line_of
+from trouper.engine.loading.tokenizer_trial import try_tokenizer
+from trouper.engine.platform.error_text import is_of_library, line_of
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
 from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import ModelUnusable, bad_request
-from trouper.storage.checkpoint_files import require_content
+from trouper.storage.checkpoint_files import read_json, require_content
 
 TEMPLATE_FAULTS = (
     TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
@@ -93,9 +94,10 @@ class HubTokenizer:
         return cast(Fast, backend.encode_batch_fast)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        if self._fast is None:
-            return tuple(self._wrapped.encode(text, add_special_tokens=special))
-        ids = self._fast([text], add_special_tokens=special)[0].ids
+        with _panics_refused():
+            if self._fast is None:
+                return tuple(self._wrapped.encode(text, add_special_tokens=special))
+            ids = self._fast([text], add_special_tokens=special)[0].ids
         if len(text) > HUGE_TEXT:
             heap.give_back()
         return tuple(ids)
@@ -113,7 +115,8 @@ class HubTokenizer:
         try:
             adapted = self.template.adaptation.adapted(messages)
             _require_default(self._wrapped, options)
-            return self._wrapped.apply_chat_template(adapted, **{"add_generation_prompt": True, **options})
+            with _panics_refused():
+                return self._wrapped.apply_chat_template(adapted, **{"add_generation_prompt": True, **options})
         except TEMPLATE_FAULTS as error:
             also = (
                 ""
@@ -183,6 +186,18 @@ class HubTokenizer:
         return attrs.evolve(self, grammars=Grammars(vocabulary, logits, eos), grammar_end=None if known else eos[0])
 
 
+@contextmanager
+def _panics_refused() -> Iterator[None]:
+    """Refuse a text on which the tokenizer's Rust panics: an expression of the model's has backtracked for
+    too long. A panic is no `Exception`, and would end the server."""
+    try:
+        yield
+    except BaseException as panic:
+        if isinstance(panic, Exception) or not is_of_library(panic):
+            raise
+        raise bad_request(f"the model's tokenizer fails on this text: {line_of(panic)}") from panic
+
+
 def _call(call: Mapping[str, Any]) -> tuple[str, str]:
     arguments = call.get("arguments", {})
     return str(call["name"]), arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -198,8 +213,9 @@ def _visible(table: TokenTable, markers: AbstractSet[str]) -> TokenTable:
 
 
 def wrapped_tokenizer(directory: Path) -> TokenizerWrapper:
-    """Open the directory's tokenizer, and never run code of its own: unless told so, transformers asks on stdin, and runs it after a "y". Raises
-    whatever the libraries raise."""
+    """Open the directory's tokenizer, after a trial of it, and never run code of its own: unless told so, transformers asks on stdin, and runs it
+    after a "y". Raises `ModelUnusable`, and whatever the libraries raise."""
+    try_tokenizer(directory)
     return load_tokenizer(directory, {"trust_remote_code": False, **_processor_template(directory)})
 
 
@@ -213,7 +229,11 @@ def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_p
         template = probe(render) if has_template else TemplateReport()
         output_format = overridden(detect(wrapped, render, template), tool_parser, reasoning_parser)
         table = _visible(token_table(wrapped), output_format.markers)
-    except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
+    except ModelUnusable:
+        raise
+    except BaseException as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
+        if not is_of_library(error):
+            raise
         require_content(directory / "tokenizer.json")
         raise ModelUnusable(f"{directory} has no usable tokenizer: {_why(directory, error)}") from error
     return HubTokenizer(
@@ -227,10 +247,10 @@ def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_p
     )
 
 
-def _why(directory: Path, error: Exception) -> str:
+def _why(directory: Path, error: BaseException) -> str:
     """Say why a tokenizer cannot be loaded, in a line."""
-    with suppress(OSError, ValueError, AttributeError):
-        config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+    with suppress(ModelUnusable, AttributeError):
+        config = read_json(directory / "tokenizer_config.json")
         if code := config.get("auto_map", {}).get("AutoTokenizer"):
             names = ", ".join(filter(None, code if isinstance(code, list) else [code]))
             return f"it is Python code of the model ({names}), which is not run here; use a conversion with a tokenizer.json alone"
@@ -242,9 +262,9 @@ def _processor_template(directory: Path) -> dict[str, str]:
     file, own = directory / "chat_template.json", directory / "tokenizer_config.json"
     if not file.exists() or (directory / "chat_template.jinja").exists():
         return {}
-    if own.exists() and json.loads(own.read_text("utf-8")).get("chat_template"):
+    if own.exists() and read_json(own).get("chat_template"):
         return {}
-    return {"chat_template": str(json.loads(file.read_text("utf-8"))["chat_template"])}
+    return {"chat_template": str(read_json(file)["chat_template"])}
 
 
 def _rendered(wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]) -> str:

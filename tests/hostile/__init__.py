@@ -1,0 +1,1 @@
+"""Files of others that are made to break the server that reads them."""

@@ -1,0 +1,117 @@
+"""Trial of a directory's tokenizer and chat templates in a process of its own, once for each content.
+
+See `tokenizer_trial_script.py` for the reasons.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from trouper.engine.loading.template_probe import conversations
+from trouper.engine.loading.tokenizer_trial_script import END, FAULT, TEMPLATE, TOKENIZER
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import default_cache_dir
+from trouper.protocol.version import VERSION
+from trouper.storage.checkpoint_files import require_regular
+from trouper.storage.memo_file import read_memo, write_memo
+
+log = logging.getLogger("trouper.loading")
+SCRIPT = Path(__file__).with_name("tokenizer_trial_script.py")
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
+CPU_S = 10
+"""Time limit for the process in seconds of computing; models take a second at most."""
+WAIT_S = 120.0
+"""Time limit for the process on a busy machine; it ends by itself after CPU_S of computing."""
+LONGEST_BYTES = 2**27
+"""Bound of each of the files; tokenizers of 260,000 tokens have some 35 MB."""
+MAX_REMEMBERED = 200
+TIME_SIGNALS = (signal.SIGXCPU, signal.SIGKILL)
+"""How a system ends a process that has used up its time: at the soft and at the hard limit."""
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """A trial that found nothing. at: Unix seconds."""
+
+    at: float
+
+
+def try_tokenizer(directory: Path) -> None:
+    """Try a directory's tokenizer and templates, unless these very files were tried before. Raises
+    `ModelUnusable` if they do not end, take too much memory, or end the process."""
+    key, memo = _content(directory), default_cache_dir() / "tokenizer-trials.json"
+    known = read_memo(memo, Passed)
+    if key in known or not sys.executable:
+        return
+    if fault := _fault(directory):
+        raise ModelUnusable(f"{directory}: {fault}", "give it another one, or use another model")
+    others = islice(known.items(), max(0, len(known) - MAX_REMEMBERED + 1), None)
+    write_memo(memo, dict(others) | {key: Passed(time.time())})
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for pattern in FILES:
+        yield from sorted(directory.glob(pattern))
+
+
+def _content(directory: Path) -> str:
+    """Hash of all that a trial depends on. Raises `ModelUnusable` for what is no file, or too large."""
+    versions = [VERSION, version("tokenizers"), version("jinja2")]
+    digest = hashlib.sha256(json.dumps(versions).encode() + SCRIPT.read_bytes())
+    for path in _files(directory):
+        try:
+            require_regular(path)
+            if (size := path.stat().st_size) > LONGEST_BYTES:
+                raise ModelUnusable(f"{path} has {size} bytes, and at most {LONGEST_BYTES} are read")
+            content = path.read_bytes()
+        except OSError as error:
+            raise ModelUnusable(f"{path} cannot be read: {error}") from error
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _fault(directory: Path) -> str:
+    """Run the process and say what it found; "" if that is nothing, or it cannot be started."""
+    order = {"directory": str(directory.absolute()), "conversations": conversations(), "cpu_s": CPU_S}
+    try:
+        done = subprocess.run(  # noqa: S603 - our own script
+            [sys.executable, "-P", str(SCRIPT)],
+            input=json.dumps(order).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=WAIT_S,
+            start_new_session=True,  # Ctrl-C goes to the server, which ends this process.
+            check=False,
+        )
+        lines, how = done.stdout.decode(errors="replace").splitlines(), "ends the process that reads it"
+        if -done.returncode in TIME_SIGNALS:
+            how = f"does not end within {CPU_S} s of computing"
+    except subprocess.TimeoutExpired as error:
+        lines, how = (error.stdout or b"").decode().splitlines(), f"does not end within {WAIT_S:g} s"
+    except OSError as error:
+        log.warning("a tokenizer is read without a trial: its process cannot be started (%s)", error)
+        return ""
+    *_, last = [TOKENIZER, *lines]
+    if last == END:
+        return ""
+    if last.startswith(FAULT):
+        *_, part, last = [TOKENIZER, *lines]
+        return f"its {part}: {last.removeprefix(FAULT)}"
+    return f"its {last if last == TEMPLATE else TOKENIZER} {how}"
