@@ -43,7 +43,7 @@ RENDERED = {
     "gemma4": r"<\|tool_call>call:probe_tool",
     "function_gemma": r"<start_function_call>call:probe_tool",
     "minicpm5": r'<function name="probe_tool"',
-    "muse_spark": r'<atem:invoke\b[^>]*name="probe_tool"',
+    "muse_spark": r'<atem:invoke\b[^<>]*name="probe_tool"',
     "pythonic": r"\[probe_tool\(path=",
     "llama3_json": r'\{"name": ?"probe_tool", ?"parameters": ?\{"path"',
 }
