@@ -149,7 +149,7 @@ class Automaton:
     def _sequence(self, items: Iterable[Any], flags: int) -> Part:
         return reduce(self._joined, (self._part(op, av, flags) for op, av in items), NOTHING)
 
-    def _part(self, op: Any, av: Any, flags: int) -> Part:
+    def _part(self, op: Any, av: Any, flags: int) -> Part:  # noqa: PLR0911 - one for each kind of part.
         if (chars := self._single([(op, av)], flags)) is not None:
             return self._one(chars)
         match op, av:
@@ -206,12 +206,11 @@ class Automaton:
 
     def faults(self) -> list[str]:
         """Say where the paths are more than in proportion to the text."""
-        found = []
         reached = {p: self._reached(p) for p in range(len(self._chars))}
         cyclic = [p for p in reached if p in reached[p]]
-        for p in cyclic:
-            if self._two_ways(p, reached):
-                found.append(f"{_shown(self._chars[p])} is read in two ways, exponential")
+        found = [
+            f"{_shown(self._chars[p])} is read in two ways, exponential" for p in cyclic if self._two_ways(p, reached)
+        ]
         for p, q in product(cyclic, cyclic):
             if p != q and q not in self.accepting and q in reached[p] and self._one_after_other(p, q, reached):
                 found.append(f"{_shown(self._chars[p])} and {_shown(self._chars[q])} read the same, polynomial")

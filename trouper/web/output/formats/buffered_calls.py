@@ -1,4 +1,4 @@
-"""Calls in formats that mlx-lm's own parsers read, which need a call's whole text: it is collected up to its end marker."""
+"""Calls in formats that are read from their whole text: it is collected up to its end marker."""
 
 from __future__ import annotations
 
