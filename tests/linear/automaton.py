@@ -15,8 +15,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from itertools import product
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser  # type: ignore[attr-defined]
+from re import _constants as sre
+from re import _parser
 from typing import Any, Literal
 
 import attrs

@@ -127,7 +127,11 @@ def _expressions() -> Iterator[Expression]:
             constant = getattr(module, name, None)
             if isinstance(constant, Pattern):
                 yield from _of_constant(where, constant, name)
-            elif isinstance(argument, ast.Constant) and not _has_flags(call, function):
+            elif (
+                isinstance(argument, ast.Constant)
+                and isinstance(argument.value, str | bytes)
+                and not _has_flags(call, function)
+            ):
                 yield Expression(f"{where}: {name}", argument.value, 0, FUNCTIONS[function])
             elif (where, name) in MADE:
                 for use, pattern in MADE[where, name]():

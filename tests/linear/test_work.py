@@ -168,7 +168,7 @@ def _refused(work: Callable[[str], object], text: str) -> None:
         work(text)
 
 
-SCANNERS: list[tuple[str, Callable[[str], object], str, str, str]] = [
+SCANNERS: list[tuple[str, Any, str, str, str]] = [
     ("brackets", completed, '{"a":' * 200, "]", ""), ("pairs of brackets", completed, "", "[{", ""),
     ("a bare word", completed, "[", "a", ""), ("space behind a quote", completed, '["a"', " ", "x"),
     ("values", lambda text: converted(text, ANY), "[", "'a',", ""),
@@ -278,6 +278,11 @@ class _CountedText(str):
         return self._counted(str.__getitem__(self, at))
 
 
+def _read_all(source: TextSource) -> None:
+    while not source.is_dry:
+        next(source.next(), None)
+
+
 @pytest.mark.parametrize("back", [0, 3, 40])
 def test_pieces_are_copied_a_bounded_number_of_times(back: int) -> None:
     """Much is read and may be read again, and now and then some of it is."""
@@ -287,11 +292,9 @@ def test_pieces_are_copied_a_bounded_number_of_times(back: int) -> None:
         source.pinned = True
         for _ in range(pieces):
             source.feed(_CountedText("abcd"))
-            while not source.is_dry:
-                next(source.next(), None)
+            _read_all(source)
             source.rewind(max(0, source.position - back))
-            while not source.is_dry:
-                next(source.next(), None)
+            _read_all(source)
         assert source.position == 4 * pieces
         return _CountedText.copied
 

@@ -165,8 +165,8 @@ class ResponseDialect:
                 return self._write(text)
             case Content(text):
                 self._blank.append(text)
-                begun = "".join(self._blank) if text.strip() else ""
-                return self._start_message() + self._write(begun) if begun else b""
+                blank = "".join(self._blank) if text.strip() else ""
+                return self._start_message() + self._write(blank) if blank else b""
             case Reasoning(text):
                 begun = b"" if self._open is not None and self._open.kind == "reasoning" else self._start_reasoning()
                 return begun + self._write(text)
