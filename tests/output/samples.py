@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from tests.fakes import ByteTokenizer
-from trouper.engine.loading.output_format_detection import ParseTool, of_names
+from trouper.engine.loading.call_parsers import ParseTool
+from trouper.engine.loading.output_format_detection import of_names
 from trouper.protocol.output_formats import BUFFERED_TOOL_PARSERS, HARMONY, THINKING
 from trouper.web.output.formats.call_sink import Report
 from trouper.web.output.output_parser import OutputParser
@@ -47,6 +48,9 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
         + tagged("<parameter=NAME>\n", "\n</parameter>\n")
         + "</function>\n</tool_call>",
         "glm": "<tool_call>edit\n" + tagged("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n") + "</tool_call>",
+        "laguna": "<tool_call>edit\n"
+        + tagged("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n")
+        + "</tool_call>",
         "minimax_m2": '<minimax:tool_call>\n<invoke name="edit">\n'
         + tagged('<parameter name="NAME">', "</parameter>\n")
         + "</invoke>\n</minimax:tool_call>",

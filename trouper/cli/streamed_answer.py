@@ -30,7 +30,7 @@ class StreamedText:
 class StreamedAnswer:
     """The answer to one question so far."""
 
-    text: str = ""
+    pieces: list[str] = attrs.field(factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
@@ -38,6 +38,10 @@ class StreamedAnswer:
     began: float = attrs.field(factory=time.perf_counter)
     first: float | None = None
     last: float | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
     @property
     def summary(self) -> str:
@@ -99,7 +103,7 @@ def _taken(chunk: Any, answer: StreamedAnswer) -> Iterator[StreamedText]:
             yield StreamedText("thinking", text_shown(text_of(thought)))
         if text := delta.get("content"):
             _noted(answer)
-            answer.text += text_of(text)
+            answer.pieces.append(text_of(text))
             yield StreamedText("content", text_shown(text_of(text)))
 
 

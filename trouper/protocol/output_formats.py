@@ -11,12 +11,12 @@ from trouper.protocol.problems import SettingsInvalid
 AUTO, NONE = "auto", "none"
 HARMONY = "harmony"
 STREAMED_TOOL_PARSERS = (
-    "deepseek_v3", "deepseek_v32", "glm", HARMONY, "hermes", "kimi_k2", "llama3_json", "longcat", "minimax_m2", "mistral",
-    "qwen3_coder",
+    "deepseek_v3", "deepseek_v32", "glm", HARMONY, "hermes", "kimi_k2", "laguna", "llama3_json", "longcat", "minimax_m2",
+    "mistral", "qwen3_coder",
 )  # fmt: skip
 """Formats whose arguments are streamed while they are generated."""
-BUFFERED_TOOL_PARSERS = ("function_gemma", "gemma4", "kimi_k3", "laguna", "minicpm5", "muse_spark", "pythonic")
-"""Formats that parsers of mlx-lm read, once a call is complete."""
+BUFFERED_TOOL_PARSERS = ("function_gemma", "gemma4", "kimi_k3", "minicpm5", "muse_spark", "pythonic")
+"""Formats that are read once a call is complete."""
 TOOL_PARSER_ALIASES = {
     "deepseek_v31": "deepseek_v3", "glm45": "glm", "glm47": "glm", "gpt_oss": HARMONY, "json_tools": "hermes",
     "llama4_json": "llama3_json", "llama4_pythonic": "pythonic", "openai": HARMONY, "qwen3_xml": "qwen3_coder",
@@ -49,6 +49,7 @@ CALL_MARKERS = {
         "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
         "<|tool_calls_section_end|>",
     ),
+    "laguna": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     "llama3_json": ("<|python_tag|>",),
     "longcat": ("<longcat_tool_call>", "</longcat_tool_call>"),
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),

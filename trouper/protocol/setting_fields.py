@@ -93,7 +93,7 @@ class ByteSize(int):
         """Raises `ValueError`."""
         if isinstance(value, int):
             return super().__new__(cls, value)
-        match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(value).lower())
+        match = re.fullmatch(r"\s*+(\d{1,30}(?:\.\d+)?)\s*+([kmgt]?)(i?)b?\s*+", str(value).lower())
         if match is None:
             raise ValueError(f"{value!r} is no size; write bytes, or a unit as in 500MB or 4GB")
         number, unit, binary = match.groups()

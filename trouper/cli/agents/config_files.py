@@ -19,11 +19,11 @@ from trouper.protocol.private_files import FILE_MODE, make_parents
 
 SENSITIVE = re.compile(r"key$|(?<!per_)token$|secret|password|authorization", re.IGNORECASE)
 SENSITIVE_LINE = re.compile(
-    r"(?P<name>[\w-]*(?:key|(?<!per_)token|secret|password|authorization)[\"']?\s*[:=]\s*[\"']?)(?P<value>[^\"',\s]+)",
+    r"(?<![\w-])(?P<name>[\w-]*(?:key|(?<!per_)token|secret|password|authorization)[\"']?\s*[:=]\s*[\"']?)(?P<value>[^\"',\s]+)",
     re.IGNORECASE,
 )
-PUBLIC = re.compile(rf"^(?:none|\$\{{\{{|.*\b{KEY_VARIABLE}\b.*|true|false|null)$", re.IGNORECASE)
-"""Values of sensitive names that may be shown: placeholders, and references to the variable."""
+PUBLIC = frozenset({"none", "${{", "true", "false", "null"})
+VARIABLE = re.compile(rf"\b{KEY_VARIABLE}\b", re.IGNORECASE)
 BOM = "\ufeff"
 
 
@@ -161,6 +161,11 @@ def replace(path: Path, text: str, mode: int | None = None) -> None:
         raise
 
 
+def _is_public(value: str) -> bool:
+    """Whether the value of a sensitive name may be shown: a placeholder, or a line that refers to the variable."""
+    return value.lower() in PUBLIC or ("\n" not in value and VARIABLE.search(value) is not None)
+
+
 def _described(edit: Edit) -> str:
     what = dotted(edit.path)
     if edit.new is MISSING:
@@ -173,10 +178,10 @@ def _described(edit: Edit) -> str:
 
 
 def _shown(value: Any, *, secret: bool) -> str:
-    return "***" if secret and not PUBLIC.match(str(value)) else repr(value)
+    return "***" if secret and not _is_public(str(value)) else repr(value)
 
 
 def _masked_line(line: str) -> str:
     return SENSITIVE_LINE.sub(
-        lambda match: match["name"] + (match["value"] if PUBLIC.match(match["value"]) else "***"), line
+        lambda match: match["name"] + (match["value"] if _is_public(match["value"]) else "***"), line
     )

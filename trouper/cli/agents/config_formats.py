@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -12,7 +11,6 @@ from typing import Any, Protocol
 from trouper.cli.agents import jsonc
 from trouper.cli.agents.merging import MISSING, ConfigInvalid, Edit, put
 
-DEEPER_LISTS = re.compile(r"^\s*[^\s#-][^\n]*:[ \t]*\n(?:[ \t]*#[^\n]*\n)*[ \t]+- ", re.MULTILINE)
 WIDE = 2**20
 
 
@@ -114,9 +112,22 @@ def _round_trip(text: str) -> Any:
     writer = YAML()
     writer.preserve_quotes = True
     writer.width = WIDE
-    if not text or DEEPER_LISTS.search(text):
+    if not text or _has_deeper_lists(text):
         writer.indent(mapping=2, sequence=4, offset=2)
     return writer
+
+
+def _has_deeper_lists(text: str) -> bool:
+    """Whether a list is indented further than its key."""
+    opened = False
+    """Whether a key without a value is in front, and comments since then."""
+    for line in text.split("\n"):
+        content = line.strip(" \t")
+        if opened and line[:1] in (" ", "\t") and line.lstrip(" \t").startswith("- "):
+            return True
+        if not (opened and content.startswith("#")):
+            opened = content.endswith(":") and content[0] not in "#-"
+    return False
 
 
 def _written(writer: Any, document: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+BLANK = re.compile(r"(?:[ \t\r\n]++|//[^\n]*+|/\*[^*]*\*+(?:[^*/][^*]*\*+)*/)*")
 STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
 SCALAR = re.compile(r"-?\d[\d.eE+-]*|true|false|null")
 INDENTED = re.compile(r"^([ \t]+)\S", re.MULTILINE)
@@ -75,8 +75,7 @@ class _Reader:
         begin = self._text[at : at + 1]
         if begin in ("{", "["):
             return self._container(at, depth)
-        pattern = STRING if begin == '"' else SCALAR
-        match = pattern.match(self._text, at)
+        match = STRING.match(self._text, at) if begin == '"' else SCALAR.match(self._text, at)
         if match is None:
             raise self.fault(at, "a value is missing or wrong")
         return JsonNode(at, match.end(), self._scalar(match[0], at))

@@ -22,8 +22,6 @@ from trouper.protocol.problems import ModelUnusable
 
 Classes = tuple[Any, Any]
 """Model and ModelArgs."""
-NAME = re.compile(r"[\w.-]*\w[\w-]*")
-"""A model_type that can be the name of a module."""
 DEFINES_MODEL = re.compile(r"^class Model\b", re.MULTILINE)
 EXTRA = "pip install 'trouper[vlm]'"
 

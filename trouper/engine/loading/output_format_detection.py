@@ -7,13 +7,14 @@ where it renders none, its source and mlx-lm's own detection decide.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import attrs
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from trouper.engine.loading.call_parsers import PARSERS, ParseTool
 from trouper.engine.loading.message_adaptation import Message
 from trouper.engine.loading.template_probe import TOOL, Render, TemplateReport, call_conversation
 from trouper.protocol.output_formats import (
@@ -27,8 +28,6 @@ from trouper.protocol.output_formats import (
     TOOL_PARSER_ALIASES,
 )
 
-ParseTool = Callable[[str, Any], Any]
-"""A parser of mlx-lm: from the text between a call's markers, and the tools, to one call or a list."""
 RENDERED = {
     HARMONY: r"to=functions\.probe_tool",
     "qwen3_coder": r"<function=probe_tool>",
@@ -43,7 +42,7 @@ RENDERED = {
     "gemma4": r"<\|tool_call>call:probe_tool",
     "function_gemma": r"<start_function_call>call:probe_tool",
     "minicpm5": r'<function name="probe_tool"',
-    "muse_spark": r'<atem:invoke\b[^>]*name="probe_tool"',
+    "muse_spark": r'<atem:invoke\b[^<>]*name="probe_tool"',
     "pythonic": r"\[probe_tool\(path=",
     "llama3_json": r'\{"name": ?"probe_tool", ?"parameters": ?\{"path"',
 }
@@ -66,7 +65,7 @@ class OutputFormat:
     calling: tuple[str, str] | None = None
     """Markers around calls, for a format of mlx-lm."""
     parse: ParseTool | None = attrs.field(default=None, eq=False)
-    """mlx-lm's parser of the format, where Trouper has none."""
+    """Parser of complete calls, for a format that is not streamed."""
 
     @property
     def thinking(self) -> tuple[str, str] | None:
@@ -90,7 +89,7 @@ def of_names(tool_parser: str | None, reasoning_parser: str | None) -> OutputFor
         return OutputFormat(tool_parser, reasoning_parser)
     module = import_module(f"mlx_lm.tool_parsers.{tool_parser}")
     markers = (str(module.tool_call_start), str(module.tool_call_end or ""))
-    return OutputFormat(tool_parser, reasoning_parser, markers, module.parse_tool_call)
+    return OutputFormat(tool_parser, reasoning_parser, markers, PARSERS[tool_parser])
 
 
 def overridden(detected: OutputFormat, tool_parser: str, reasoning_parser: str) -> OutputFormat:

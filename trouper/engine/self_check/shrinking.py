@@ -27,7 +27,7 @@ WIDTHS = re.compile(
     r"|^block_(ff_)?dim$|^mamba_d_ssm$|^embedding_size$|^dim_model_base$|expert_dim$|^lru_width$"
 )
 HIDDEN_SIZES = re.compile(r"^(hidden_size|hidden_dim|d_model|n_embd|model_dim)$")
-VOCABULARIES = re.compile(r"^(\w+_)?vocab_size(_per\w*)?$")
+VOCABULARIES = re.compile(r"(^|_)vocab_size($|_per)")
 WINDOWS = re.compile(r"(^|_)window(_size)?$|^sliding_window_size$|attention_chunk_size$")
 LAYERS = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|num_transformer_layers)$")
 LAYER_NUMBERS = re.compile(r"layers?$|_idxs?$|layer_ids$")

@@ -55,7 +55,7 @@ class Blocks:
         self._open: Literal["text", "thinking", "call"] | None = None
         self._parts: list[str] = []
         """The text of the open block."""
-        self._held = ""
+        self._held: list[str] = []
         """Whitespace that may yet begin a text."""
         self._call: Json = {}
         """The block of the open call, without its input."""
@@ -80,7 +80,7 @@ class Blocks:
 
     def end(self) -> list[Json]:
         if self._open is None and not self.content and self._held:
-            return [*self._begin("text", self._held), *self._close()]
+            return [*self._begin("text", "".join(self._held)), *self._close()]
         return self._close()
 
     def _more(self, kind: Literal["text", "thinking"], text: str) -> list[Json]:
@@ -90,13 +90,14 @@ class Blocks:
         if kind == "thinking":
             text = text.lstrip()
             return [*events, *self._begin(kind, text)] if text else events
-        self._held += text
-        if not self._held.strip():
+        self._held.append(text)
+        if not text.strip():
             return events
-        return [*events, *self._begin(kind, self._held.lstrip("\n") if self.content else self._held)]
+        text = "".join(self._held)
+        return [*events, *self._begin(kind, text.lstrip("\n") if self.content else text)]
 
     def _begin(self, kind: Literal["text", "thinking"], text: str) -> list[Json]:
-        self._open, self._parts, self._held = kind, [], ""
+        self._open, self._parts, self._held = kind, [], []
         empty: Json = {"type": "text", "text": ""} if kind == "text" else _thinking("", "")
         return [self._start(empty), *self._delta(text)]
 
@@ -129,7 +130,7 @@ class Blocks:
 
     def _begin_call(self, call: CallStarted) -> list[Json]:
         closed = self._close()
-        self.calls, self._held, self._open, self._parts = self.calls + 1, "", "call", []
+        self.calls, self._held, self._open, self._parts = self.calls + 1, [], "call", []
         self._call = {"type": "tool_use", "id": "toolu_" + call.id.removeprefix("call_"), "name": call.name}
         return [*closed, self._start(self._call | {"input": {}})]
 

@@ -25,8 +25,8 @@ MAX_FILE_LINES = 20 * MAX_LINES
 MAX_ERRORS = 100
 """Number of errors after which validation ends: a file with more is of another kind."""
 MAX_ID_CHARS = 512
-FAULT = re.compile(r"(.*) - at `\$\.?(.*)`")
-"""A refusal of msgspec, and the path in it."""
+FAULT_PATH = " - at `$"
+"""Stands between a refusal of msgspec and the path in it."""
 
 
 class Ways(msgspec.Struct):
@@ -171,9 +171,8 @@ class _Validation:
 
 def _misfit(error: msgspec.ValidationError, line: int) -> LineError:
     """Name the parameter that msgspec refuses."""
-    message, param = str(error), None
-    if match := FAULT.fullmatch(message):
-        message, param = match.groups()
+    refused, known, path = str(error).rpartition(FAULT_PATH)
+    message, param = (refused, path.removesuffix("`").removeprefix(".")) if known else (path, None)
     if missing := re.search(r"missing required field `(\w+)`", message):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return LineError("missing_required_parameter", f"line {line}: {param} is required", line, param)

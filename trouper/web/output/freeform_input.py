@@ -8,7 +8,11 @@ from typing import Any
 
 from trouper.web.output.tool_forms import INPUT
 
-HEAD = re.compile(r'\s*\{\s*"' + INPUT + r'"\s*:\s*"')
+SPACE = " \t\r\n"
+HEAD = '{"' + INPUT + '":"'
+"""What arguments begin with, without whitespace."""
+GAPS = frozenset(("", "{", '{"' + INPUT + '"', '{"' + INPUT + '":'))
+"""Parts of `HEAD` behind which there may be whitespace."""
 UNITS = re.compile(
     r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*'
 )
@@ -20,25 +24,48 @@ class FreeformInput:
     their JSON."""
 
     def __init__(self) -> None:
-        self._held = ""
-        self._streams = False
+        self._head = ""
+        """The part of `HEAD` that was read."""
+        self._held: list[str] = []
+        """All arguments, unless they begin with `HEAD`; then the beginning of an escape, if the text ends with one."""
+        self._streams: bool | None = None
+        """Whether the arguments begin with `HEAD`; None: unknown."""
+        self._ended = False
+        """Whether the text has ended; other arguments may follow."""
 
     def push(self, text: str) -> str:
         """Feed more of the arguments. Returns the text that is now known."""
-        self._held += text
+        begin = self._text_begins(text) if self._streams is None else 0
         if not self._streams:
-            found = HEAD.match(self._held)
-            if found is None:
-                return ""
-            self._streams, self._held = True, self._held[found.end() :]
-        known = UNITS.match(self._held)
-        assert known is not None, "the pattern matches nothing, too"
-        self._held = self._held[known.end() :]
-        return _decoded(known[0])
+            self._held.append(text)
+            return ""
+        return "" if self._ended else self._known("".join((*self._held, text[begin:])))
+
+    def _text_begins(self, text: str) -> int:
+        """Return the place behind `HEAD`, if it ends here."""
+        for index, char in enumerate(text):
+            if char in SPACE and self._head in GAPS:
+                continue
+            self._head += char
+            if not HEAD.startswith(self._head):
+                self._streams = False
+                break
+            if self._head == HEAD:
+                self._streams = True
+                self._held.clear()
+                return index + 1
+        return 0
+
+    def _known(self, text: str) -> str:
+        units = UNITS.match(text)
+        assert units is not None, "the pattern matches nothing, too"
+        self._ended = text[units.end() : units.end() + 1] == '"'
+        self._held = [text[units.end() :]]
+        return _decoded(units[0])
 
     def end(self) -> str:
         """Return the rest, once the arguments are complete."""
-        return "" if self._streams else _input_of(self._held)
+        return "" if self._streams else _input_of("".join(self._held))
 
 
 def _decoded(units: str) -> str:

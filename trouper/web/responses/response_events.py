@@ -59,7 +59,7 @@ class ResponseDialect:
         self._output: list[Json] = []
         self._open: OpenItem | None = None
         self._call: OpenCall | None = None
-        self._blank = ""
+        self._blank: list[str] = []
         """Whitespace that becomes text only if text follows; alone it is no message."""
         self._seen: list[TokenLogprobs] = []
         """Log-probabilities of tokens whose text is held back."""
@@ -121,7 +121,7 @@ class ResponseDialect:
         if self._parser.stopped_in_call:
             events += self._close_call("incomplete")
         if not self._output:
-            events += self._start_message() + self._write(self._blank)
+            events += self._start_message() + self._write("")
         elif self._seen and self._open is not None and self._open.kind == "content":
             events += self._write("")
         if finished.reason == "length":
@@ -164,9 +164,9 @@ class ResponseDialect:
             case Content(text) if self._open is not None and self._open.kind == "content":
                 return self._write(text)
             case Content(text):
-                self._blank += text
-                text = self._blank
-                return self._start_message() + self._write(text) if text.strip() else b""
+                self._blank.append(text)
+                blank = "".join(self._blank) if text.strip() else ""
+                return self._start_message() + self._write(blank) if blank else b""
             case Reasoning(text):
                 begun = b"" if self._open is not None and self._open.kind == "reasoning" else self._start_reasoning()
                 return begun + self._write(text)
@@ -191,7 +191,7 @@ class ResponseDialect:
         return closed + added + self._event("response.content_part.added", self._open.part_location, self._open.part)
 
     def _added(self, item: Json) -> bytes:
-        self._blank = ""
+        self._blank.clear()
         self._output.append(item)
         return self._event("response.output_item.added", {"output_index": len(self._output) - 1, "item": item})
 

@@ -1,4 +1,4 @@
-"""Calls in formats that mlx-lm's own parsers read, which need a call's whole text: it is collected up to its end marker."""
+"""Calls in formats that are read from their whole text: it is collected up to its end marker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ParseCalls = Callable[[str], Sequence[tuple[str, str]]]
 
 def buffered_section(source: TextSource, sink: CallSink, end: str, parse: ParseCalls) -> Steps[bool]:
     """Read one section. Returns whether its end marker was read. Raises `NotACall`."""
-    text = ""
+    parts: list[str] = []
     while True:
         if end and (yield from source.matches(end)):
             break
@@ -22,8 +22,8 @@ def buffered_section(source: TextSource, sink: CallSink, end: str, parse: ParseC
         if char == END:
             end = ""
             break
-        text += char
-    for name, arguments in _calls(text, parse):
+        parts.append(char)
+    for name, arguments in _calls("".join(parts), parse):
         sink.add_call(sink.name_of(name), arguments)
     return bool(end)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import attrs
 
+from trouper.web.output.formats.parameter_types import SchemaTypes, parameter_types
 from trouper.web.output.freeform_input import FreeformInput
 from trouper.web.output.parsed_delta import (
     CallArguments,
@@ -29,15 +31,35 @@ class NotACall(Exception):
     """What was read is no call of an offered tool. It stays text."""
 
 
+class _Offered:
+    """The offered tools by name. What is found of them is kept: an answer may have thousands of calls."""
+
+    def __init__(self, tools: Tools) -> None:
+        self.functions: Mapping[str, dict[str, Any]] = {
+            tool["function"]["name"]: tool["function"] for tool in tools.offered
+        }
+        self._types: dict[str, Mapping[str, SchemaTypes]] = {}
+
+    @cached_property
+    def alike(self) -> Mapping[str, str | None]:
+        """Names by what they are without upper case; None: there are several."""
+        found: dict[str, str | None] = {}
+        for name in self.functions:
+            found[name.casefold()] = None if name.casefold() in found else name
+        return found
+
+    def types_of(self, name: str) -> Mapping[str, SchemaTypes]:
+        if name not in self._types:
+            self._types[name] = parameter_types(self.functions[name])
+        return self._types[name]
+
+
 class CallSink:
     """Collects the parsed parts of an answer. Neighbouring parts of one kind are joined."""
 
-    def __init__(self, tools: Tools, report: Report) -> None:
+    def __init__(self, tools: Tools, report: Report, offered: _Offered | None = None) -> None:
         self._tools, self.report = tools, report
-        self.offered: Mapping[str, dict[str, Any]] = {
-            tool["function"]["name"]: tool["function"] for tool in tools.offered
-        }
-        """Functions of the offered tools by name."""
+        self._offered = offered or _Offered(tools)
         self.calls = 0
         """Number of calls so far, with those that are dropped since only one is wanted."""
         self.kind: Kind = "content"
@@ -53,7 +75,7 @@ class CallSink:
 
     def tentative(self) -> CallSink:
         """Return an empty sink for calls that may stay text. Its calls have the model's names and arguments."""
-        return CallSink(attrs.evolve(self._tools, forms={}), lambda _outcome: None)
+        return CallSink(attrs.evolve(self._tools, forms={}), lambda _outcome: None, self._offered)
 
     def take(self) -> list[ParsedDelta]:
         self._join()
@@ -95,12 +117,16 @@ class CallSink:
         `bash` for `Bash` and the other way round. Raises `NotACall`."""
         plain = written.strip().removeprefix("functions.")
         for name in (written, written.strip(), plain):
-            if name in self.offered:
+            if name in self._offered.functions:
                 return name
-        alike = [name for name in self.offered if name.casefold() == plain.casefold()]
-        if len(alike) != 1:
+        alike = self._offered.alike.get(plain.casefold())
+        if alike is None:
             raise NotACall
-        return alike[0]
+        return alike
+
+    def types_of(self, name: str) -> Mapping[str, SchemaTypes]:
+        """Return the JSON types that each parameter of an offered tool may have."""
+        return self._offered.types_of(name)
 
     def start(self, name: str) -> None:
         """Begin a call; `name` is an offered tool."""

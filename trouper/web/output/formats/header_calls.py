@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from re import Pattern
+from collections.abc import Callable
 
 import attrs
 
@@ -12,29 +12,48 @@ from trouper.web.output.formats.json_calls import LONGEST_NAME, NO_END, Ends, js
 from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
 
 DEEPSEEK_HEADER = re.compile(
-    r"(?:function)?\s*(?:<｜tool▁sep｜>)?\s*([^\s<]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*"
+    r"(?:function)?\s*+(?:<｜tool▁sep｜>\s*+)?([^\s<]++)\s*+(?:<｜tool▁sep｜>\s*+)?(?:```(?:json)?\s*+)?"
 )
-KIMI_HEADER = re.compile(r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*")
-MISTRAL_HEADER = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\s\[\]]+?)\s*(?:\[CALL_ID\][^\[\]]*)?(?:\[ARGS\])?\s*")
+MISTRAL_HEADER = re.compile(r"\s*+(?:\[TOOL_CALLS\]\s*+)?([^\s\[\]]++)\s*+(?:\[CALL_ID\][^\[\]]*+)?(?:\[ARGS\]\s*+)?")
+KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+
+
+def _deepseek_name(header: str) -> str | None:
+    found = DEEPSEEK_HEADER.fullmatch(header)
+    return found and found[1]
+
+
+def _mistral_name(header: str) -> str | None:
+    found = MISTRAL_HEADER.fullmatch(header)
+    return found and found[1]
+
+
+def _kimi_name(header: str) -> str | None:
+    """Return the name in `functions.NAME:INDEX`."""
+    written, marker, behind = header.rpartition(KIMI_ARGUMENTS)
+    if not marker or behind.strip():
+        return None
+    name, _, index = written.strip().rpartition(":")
+    return name if name and index.isdecimal() else written.strip()
 
 
 @attrs.frozen
 class HeaderLayout:
-    """The markers of a format, and the form of a header, whose first group is the name."""
+    """The markers of a format, and what finds the name in a header; None: it is none."""
 
     call_start: str
-    header: Pattern[str]
+    name_in: Callable[[str], str | None]
     call_end: str
     section_end: str
     other_end: str = ""
     """Another form of `section_end`."""
 
 
-DEEPSEEK = HeaderLayout("<｜tool▁call▁begin｜>", DEEPSEEK_HEADER, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK = HeaderLayout("<｜tool▁call▁begin｜>", _deepseek_name, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 KIMI = HeaderLayout(
-    "<|tool_call_begin|>", KIMI_HEADER, "<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"
+    "<|tool_call_begin|>", _kimi_name, "<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"
 )
-MISTRAL = HeaderLayout("", MISTRAL_HEADER, "", "")
+MISTRAL = HeaderLayout("", _mistral_name, "", "")
 
 
 def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[bool]:
@@ -61,10 +80,9 @@ def _call(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[Non
         header += char
         if not char or len(header) > LONGEST_NAME:
             raise NotACall
-    found = layout.header.fullmatch(header)
-    if found is None:
+    if (name := layout.name_in(header)) is None:
         raise NotACall
-    sink.start(sink.name_of(found[1]))
+    sink.start(sink.name_of(name))
     repaired = yield from stream_object(source, sink, Ends(layout.call_end, (layout.section_end, layout.other_end)))
     yield from source.skip(SPACE + "`")
     if layout.call_end:

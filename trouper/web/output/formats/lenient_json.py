@@ -31,8 +31,9 @@ class LenientJson:
         """Whether the text was not valid JSON."""
         self._out: list[str] = []
         self._open: list[str] = []
+        self._objects = 0  # How many of `_open` are objects.
         self._state: Callable[[str], None] = self._value
-        self._held = ""  # A comma or quote with its whitespace, a bare word, digits of an escape.
+        self._held: list[str] = []  # A comma or quote with its whitespace, a bare word, digits of an escape.
         self._quote = '"'
         self._in_key = False
         self._high = ""  # The first half of a surrogate pair, as hex digits.
@@ -58,7 +59,7 @@ class LenientJson:
         self.repaired = self.repaired or bool(self._open) or self.in_string
         if self.in_string:
             self._surrogate_alone()
-            self._state, self._held = self._after_quote, '"'
+            self._state, self._held = self._after_quote, ['"']
         if self._state == self._after_quote:
             self._end_string()
         elif self._state in (self._bare, self._bare_key):
@@ -85,6 +86,7 @@ class LenientJson:
             self._write(char)
         elif char in CLOSERS:
             self._open.append(char)
+            self._objects += char == "{"
             self._write(char)
             self._state = self._first
         elif char in "\"'":
@@ -96,7 +98,7 @@ class LenientJson:
             self._ended()
             self._state(char)
         else:
-            self._held, self._state = char, self._bare
+            self._held, self._state = [char], self._bare
 
     def _first(self, char: str) -> None:
         """What comes behind an opening bracket."""
@@ -122,7 +124,7 @@ class LenientJson:
             self._state = self._colon
             self._colon(char)
         else:
-            self._held, self._state = char, self._bare_key
+            self._held, self._state = [char], self._bare_key
 
     def _ended(self) -> None:
         """A value has ended."""
@@ -134,7 +136,7 @@ class LenientJson:
         if char in SPACE:
             self._write(char)
         elif char == ",":
-            self._held, self._state = char, self._after_comma
+            self._held, self._state = [char], self._after_comma
         elif char in OPENERS:
             self._close_with(char)
         else:
@@ -144,26 +146,29 @@ class LenientJson:
 
     def _after_comma(self, char: str) -> None:
         if char in SPACE:
-            self._held += char
+            self._held.append(char)
         elif char == ",":
             self.repaired = True
         elif char in OPENERS:
             self.repaired = True
-            self._write(self._held[1:])
+            self._write("".join(self._held[1:]))
             self._close_with(char)
         else:
-            self._write(self._held)
+            self._write("".join(self._held))
             self._entry(char)
 
     def _close_with(self, char: str) -> None:
-        if (opener := OPENERS[char]) not in self._open:
+        opener, objects = OPENERS[char], self._objects
+        if not (objects if opener == "{" else len(self._open) - objects):  # A search would be for each bracket.
             self.repaired = True
             if self._state != self._first:
                 self._state = self._after
             return
         while (last := self._open.pop()) != opener:
             self.repaired = True
+            self._objects -= last == "{"
             self._write(CLOSERS[last])
+        self._objects -= last == "{"
         self._write(char)
         self._ended()
 
@@ -173,17 +178,17 @@ class LenientJson:
             if not self.done:
                 self._state(char)
         else:
-            self._held += char
+            self._held.append(char)
 
     def _bare_key(self, char: str) -> None:
         if char in SPACE or char in ":=,}]":
             self._end_bare()
             self._state(char)
         else:
-            self._held += char
+            self._held.append(char)
 
     def _end_bare(self) -> None:
-        word, self._held = self._held, ""
+        word, self._held = "".join(self._held), []
         if self._state == self._bare_key:
             self.repaired = True
             self._write(json.dumps(word.strip("\"'")))
@@ -221,7 +226,7 @@ class LenientJson:
             self._write('"')
             self._ended()
         elif char == self._quote:
-            self._held, self._state = '"', self._after_quote
+            self._held, self._state = ['"'], self._after_quote
         elif char == '"' or char < " ":
             self.repaired = True
             self._write(json.dumps(char)[1:-1])
@@ -231,7 +236,7 @@ class LenientJson:
     def _escape(self, char: str) -> None:
         self._state = self._string
         if char == "u":
-            self._held, self._state = "", self._hex
+            self._held, self._state = [], self._hex
             return
         self._surrogate_alone()
         if char in '"\\/bfnrt':
@@ -244,24 +249,25 @@ class LenientJson:
         if char not in "0123456789abcdefABCDEF":
             self.repaired = True
             self._surrogate_alone()
-            self._write("\\\\u" + self._held)
+            self._write("\\\\u" + "".join(self._held))
             self._state = self._string
             self._string(char)
             return
-        self._held += char
+        self._held.append(char)
         if len(self._held) < 4:
             return
-        self._state, code = self._string, int(self._held, 16)
+        digits = "".join(self._held)
+        self._state, code = self._string, int(digits, 16)
         if 0xDC00 <= code < 0xE000 and self._high:
-            self._write(f"\\u{self._high}\\u{self._held}")
+            self._write(f"\\u{self._high}\\u{digits}")
             self._high = ""
             return
         self._surrogate_alone()
         if 0xD800 <= code < 0xDC00:
-            self._high = self._held
+            self._high = digits
         else:
             self.repaired = self.repaired or 0xDC00 <= code < 0xE000
-            self._write(REPLACEMENT if 0xDC00 <= code < 0xE000 else f"\\u{self._held}")
+            self._write(REPLACEMENT if 0xDC00 <= code < 0xE000 else f"\\u{digits}")
 
     def _surrogate_alone(self) -> None:
         if self._high:
@@ -271,19 +277,19 @@ class LenientJson:
     def _after_quote(self, char: str) -> None:
         """A quote ends its string if what follows may follow a string. Otherwise it was meant to be in the string."""
         if char in SPACE:
-            self._held += char
+            self._held.append(char)
         elif char in (":=" if self._in_key else ",}]") or char == self._quote:
             self._end_string()
             self._state(char)
         else:
-            self.repaired, text = True, self._held
-            self._write(json.dumps(self._quote + text[1:])[1:-1])
+            self.repaired, space = True, "".join(self._held[1:])
+            self._write(json.dumps(self._quote + space)[1:-1])
             self._state = self._string
             self._string(char)
 
     def _end_string(self) -> None:
-        self._write(self._held)
-        self._held = ""
+        self._write("".join(self._held))
+        self._held = []
         if self._in_key:
             self._state = self._colon
         else:
@@ -292,9 +298,9 @@ class LenientJson:
 
 def completed(text: str) -> tuple[str, bool]:
     """Normalize a text that should be one JSON value. Returns the JSON, and whether it had to be repaired."""
-    value, out = LenientJson(), ""
+    value, out = LenientJson(), list[str]()
     for char in text.strip():
         if value.done:
-            return out, True
-        out += value.push(char)
-    return out + value.close(), value.repaired
+            return "".join(out), True
+        out.append(value.push(char))
+    return "".join([*out, value.close()]), value.repaired

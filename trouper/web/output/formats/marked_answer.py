@@ -51,8 +51,10 @@ class MarkedAnswer:
 
     def __init__(self, source: TextSource, sink: CallSink, thinking: tuple[str, str] | None, calls: CallFormat) -> None:
         self._source, self._sink, self._thinking, self._format = source, sink, thinking, calls
-        self._space = ""
+        self._space: list[str] = []
         """Whitespace that is content only if content follows it."""
+        self._broken = False
+        """Whether a line break is in it."""
         self._fresh = True
         """Whether no content has come since the answer or this part of its content began."""
         self._bare = True
@@ -114,7 +116,9 @@ class MarkedAnswer:
         elif self._unclosed and (yield from source.matches(self._format.end)):
             self._unclosed = False
         elif char in SPACE:
-            self._space += source.take(self._blanks) or (yield from source.next())
+            space = source.take(self._blanks) or (yield from source.next())
+            self._broken = self._broken or "\n" in space
+            self._space.append(space)
         else:
             self._emit((yield from source.next()))
         return True
@@ -122,7 +126,7 @@ class MarkedAnswer:
     def _may_open(self, marker: str) -> bool:
         """Whether the marker opens reasoning here: at the beginning of a line, since within one an answer only says what `<think>` is; of special
         tokens, which nobody writes, anywhere."""
-        return self._fresh or "\n" in self._space or "|" in marker
+        return self._fresh or self._broken or "|" in marker
 
     def _calls_begin(self) -> Steps[bool]:
         """Whether calls come next. Their marker is read; where a model has left it out, nothing is."""
@@ -140,11 +144,18 @@ class MarkedAnswer:
             self._fresh = self._reasoned = False
 
     def _flush(self) -> None:
-        self._sink.content(self._space if self._bare or not self._fresh else self._space.lstrip("\n"))
-        self._space = ""
+        space = self._taken_space()
+        self._sink.content(space if self._bare or not self._fresh else space.lstrip("\n"))
+
+    def _taken_space(self) -> str:
+        space = "".join(self._space)
+        self._space.clear()
+        self._broken = False
+        return space
 
     def _begin_content(self) -> None:
-        self._sink.kind, self._space, self._fresh, self._bare = "content", "", True, False
+        self._taken_space()
+        self._sink.kind, self._fresh, self._bare = "content", True, False
         self._source.keep()
 
     def _section(self, *, marked: bool) -> Steps[None]:
@@ -165,7 +176,8 @@ class MarkedAnswer:
         """Give back what was read since the last call. The last character is read again, since it may begin a marker."""
         source = self._source
         if self._sink.calls > before:
-            self._space, self._fresh, self._bare = "", True, False
+            self._taken_space()
+            self._fresh, self._bare = True, False
         if source.position > 1:
             source.rewind(source.position - 1)
         elif not source.position:
@@ -184,9 +196,10 @@ class MarkedAnswer:
 
     def _reasoning(self, end: str) -> Steps[None]:
         source, sink = self._source, self._sink
-        sink.kind, space, fresh, before = "reasoning", "", True, ""
+        sink.kind, fresh, before = "reasoning", True, ""
+        space: list[str] = []
         if self._reasoned:  # Two parts of reasoning are given as one: what is between them separates them.
-            space, fresh = self._space, False
+            space, fresh = [self._taken_space()], False
         elif self._space and not self._fresh:
             self._flush()
         while True:
@@ -204,13 +217,15 @@ class MarkedAnswer:
                     return
                 text = source.kept
             elif char and char in SPACE:
-                space += source.take(self._blanks) or (yield from source.next())
-                before = space[-1]
+                space.append(source.take(self._blanks) or (yield from source.next()))
+                before = char
                 continue
             elif not text:
                 text = yield from source.next()
-            sink.reasoning((space.lstrip("\n") if fresh else space) + text)
-            space, fresh, before = "", False, text[-1:]
+            blank = "".join(space)
+            sink.reasoning((blank.lstrip("\n") if fresh else blank) + text)
+            space.clear()
+            fresh, before = False, text[-1:]
         self._begin_content()
         self._reasoned = True
 

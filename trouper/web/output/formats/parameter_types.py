@@ -16,6 +16,8 @@ TEXT: SchemaTypes = frozenset({"string"})
 KINDS = (
     (bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"), (dict, "object"),
 )  # fmt: skip
+LONGEST_LITERAL = 10_000
+"""Maximum number of characters that Python's own parser reads, which takes 30 ms for so many."""
 DEPTH = 8
 """References and alternatives that are followed into each other."""
 WORDS = {"true": ("boolean", "true"), "false": ("boolean", "false"), "null": ("null", "null"), "none": ("null", "null")}
@@ -99,6 +101,8 @@ def _container(text: str, types: SchemaTypes) -> str | None:
         pass
     if not types:
         return None
+    if len(text) > LONGEST_LITERAL:
+        return completed(text)[0]
     try:
         return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -85,6 +85,7 @@ FORMATS: dict[str, CallFormat] = {
     "longcat": _json("<longcat_tool_call>", "</longcat_tool_call>"),
     "qwen3_coder": CallFormat(("<tool_call>",), _tool_call_section, TOOL_CALL.first, bare=QWEN3_CODER.call[:1]),
     "glm": _tagged(GLM),
+    "laguna": _tagged(GLM),
     "minimax_m2": _tagged(MINIMAX),
     "deepseek_v32": _tagged(DSML),
     "deepseek_v3": _header(DEEPSEEK, "<｜tool▁calls▁begin｜>"),
@@ -110,7 +111,7 @@ def answer_steps(
 
 
 def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
-    """Return how the tokenizer's model writes calls. A format that is not in `FORMATS` is read by mlx-lm's own parser."""
+    """Return how the tokenizer's model writes calls. A format that is not in `FORMATS` is read once its calls are complete."""
     name, markers = tokenizer.tool_parser, tokenizer.calling
     if name is None or (name not in FORMATS and markers is None):
         return NO_CALLS

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import attrs
 
 from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.json_calls import LONGEST_NAME, Ends, stream_object
-from trouper.web.output.formats.parameter_types import ANY, TEXT, SchemaTypes, converted, parameter_types
+from trouper.web.output.formats.parameter_types import ANY, TEXT, SchemaTypes, converted
 from trouper.web.output.formats.text_source import END, Steps, TextSource
 
-NAME = re.compile(r"\s*[\"']?([^\"'<>]+?)[\"']?\s*(?:$|[\"'\s])")
+NAME = re.compile(r"\s*+[\"']?+([^\"'<>\s]++)(?:$|[\"'\s])")
 STOPS = re.compile(r"[\n<]")
+Others = Callable[[str], bool]
+"""Whether a parameter of this name may yet come."""
 as_json = json.JSONEncoder(ensure_ascii=False).encode
 """`json.dumps` would make an encoder for each token."""
 
@@ -73,7 +75,7 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         yield from _object(source, sink, layout)
         return
     sink.arguments("{")
-    types, given, repaired, ended = parameter_types(sink.offered[name]), set[str](), False, False
+    types, given, repaired, ended = sink.types_of(name), set[str](), False, False
     while True:
         source.keep()
         yield from source.skip()
@@ -91,7 +93,7 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         sink.arguments((", " if given else "") + as_json(key) + ": ")
         given.add(key)
         declared = TEXT if 'string="true"' in header else types.get(key, ANY)
-        closed = yield from _value(source, sink, layout, declared, types.keys() - given)
+        closed = yield from _value(source, sink, layout, declared, lambda key: key in types and key not in given)
         repaired = repaired or not closed
     if not source.cut or ended:
         sink.arguments("}")
@@ -132,9 +134,7 @@ def _first_word(source: TextSource) -> Steps[str]:
     raise NotACall
 
 
-def _value(
-    source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaTypes, others: Collection[str]
-) -> Steps[bool]:
+def _value(source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaTypes, others: Others) -> Steps[bool]:
     """Read a value and its end. Returns whether it had one. `others`: parameters that may yet come."""
     if types == TEXT:
         sink.arguments('"')
@@ -148,15 +148,15 @@ def _value(
     return closed
 
 
-def _next_begins(source: TextSource, layout: TagLayout, others: Collection[str]) -> Steps[bool]:
+def _next_begins(source: TextSource, layout: TagLayout, others: Others) -> Steps[bool]:
     """Whether the tag of one of these parameters comes next, on a line of its own or not. Reads nothing."""
     position = source.position
     header: str | None = None
     if (yield from source.first_of((f"\n{layout.key[0]}", layout.key[0]))):
-        header = yield from source.until(layout.key[1], LONGEST_NAME)
+        header = yield from source.until(layout.key[1], LONGEST_NAME, STOPS)
     source.rewind(position)
-    named = None if header is None or STOPS.search(header) else NAME.match(header)
-    return named is not None and named[1] in others
+    named = None if header is None else NAME.match(header)
+    return named is not None and others(named[1])
 
 
 def _next_call_begins(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
@@ -187,12 +187,12 @@ def _another_call(source: TextSource, sink: CallSink, layout: TagLayout) -> Step
         return False
     if not (yield from source.matches(layout.call[0])):
         return False
-    header = yield from source.until(layout.call[1], LONGEST_NAME) if layout.call[1] else _first_word(source)
-    return header is not None and not STOPS.search(header) and bool(sink.name_of(_name_in(header)))
+    header = yield from source.until(layout.call[1], LONGEST_NAME, STOPS) if layout.call[1] else _first_word(source)
+    return header is not None and bool(sink.name_of(_name_in(header)))
 
 
 def _text(
-    source: TextSource, sink: CallSink, layout: TagLayout, others: Collection[str], write: Callable[[str], None]
+    source: TextSource, sink: CallSink, layout: TagLayout, others: Others, write: Callable[[str], None]
 ) -> Steps[bool]:
     """Read the text of a value, and its end. A value also ends, with `False`, where another parameter or another call begins, and where only
     ends of calls are between it and the end of the answer."""

@@ -1,0 +1,249 @@
+"""Parsers of calls in the formats whose calls are read once they are complete: mlx-lm's results, in time that is in proportion to the text.
+
+mlx-lm's own parsers search by regular expressions that read the text again from each place where a call might begin: 30,000 characters of a
+model's answer held all streams for two seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from mlx_lm.tool_parsers import minicpm5
+
+Call = dict[str, Any]
+ParseTool = Callable[[str, Any], Any]
+"""From the text between a call's markers, and the tools, to one call or a list. Raises an exception if there is none."""
+LONGEST_HEAD = 256
+GEMMA_STRING = '<|"|>'
+GEMMA_HEAD = re.compile(r"call:([\w-]+)\{")
+GEMMA_SIGN = re.compile(r'<\|"\|>|[{}]')
+GEMMA_KEY = re.compile(r"([{,])(\w+):")
+KIMI_ATTRIBUTE = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
+KIMI_SEPARATOR = "<|sep|>"
+MUSE_TAG = re.compile(r"<atem:(invoke|parameter)\b([^<>]*)>")
+MUSE_NAME = re.compile(r'\bname="([^"]+)"')
+PYTHON_HEAD = re.compile(r"\[([\w.]+)\(")
+MAX_SIGNS = 5_000
+"""Maximum number of commas and brackets of a text that Python's own parser reads, which takes 40 ms for so many."""
+LONGEST_LITERAL = 1_000
+PYTHON_KEY = re.compile(r"(?<!\w)(\w+)=")
+
+
+class NoCall(ValueError):
+    """The text has no call."""
+
+
+def _some(calls: list[Call]) -> list[Call]:
+    if not calls:
+        raise NoCall
+    return calls
+
+
+def _json_or_text(text: str, otherwise: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return otherwise
+
+
+def gemma4(text: str, _tools: Any = None) -> list[Call]:
+    """Read `call:NAME{KEY:VALUE}`, where strings stand between `<|"|>`."""
+    ends, calls, at = _brace_ends(text), list[Call](), 0
+    for head in GEMMA_HEAD.finditer(text):
+        opened = head.end() - 1
+        if head.start() >= at and opened in ends:
+            at = ends[opened] + 1
+            calls.append({"name": head[1], "arguments": _gemma_object(text[opened:at])})
+    return _some(calls)
+
+
+def _brace_ends(text: str) -> dict[int, int]:
+    """Return where each brace outside of strings is closed."""
+    ends, opened, in_string = dict[int, int](), list[int](), False
+    for sign in GEMMA_SIGN.finditer(text):
+        if sign[0] == GEMMA_STRING:
+            in_string = not in_string
+        elif in_string:
+            continue
+        elif sign[0] == "{":
+            opened.append(sign.start())
+        elif opened:
+            ends[opened.pop()] = sign.start()
+    return ends
+
+
+def _gemma_object(text: str) -> Any:
+    parts = text.split(GEMMA_STRING)
+    parts[::2] = [GEMMA_KEY.sub(r'\1"\2":', part) for part in parts[::2]]
+    parts[1::2] = map(json.dumps, parts[1::2])
+    return json.loads("".join(parts))
+
+
+def function_gemma(text: str, _tools: Any = None) -> Call:
+    """Read `call:NAME{KEY:VALUE,KEY:<escape>TEXT<escape>}`."""
+    head, escape = GEMMA_HEAD.search(text), "<escape>"
+    end = text.find("}", head.end()) if head is not None else -1
+    if head is None or end < 0:
+        raise NoCall
+    written, arguments, at = text[head.end() : end], dict[str, Any](), 0
+    while at < len(written):
+        colon = written.index(":", at)
+        key, at = written[at:colon], colon + 1
+        if written.startswith(escape, at):
+            begin = at + len(escape)
+            close = written.index(escape, begin)
+            arguments[key], at = written[begin:close], close + len(escape) + 1
+            continue
+        comma = written.find(",", at)
+        value = written[at : comma if comma >= 0 else len(written)]
+        arguments[key], at = _json_or_text(value, value), at + len(value) + 1
+    return {"name": head[1], "arguments": arguments}
+
+
+def kimi_k3(text: str, _tools: Any = None) -> list[Call]:
+    """Read tags between `<|open|>`, `<|close|>` and `<|sep|>`, with arguments one by one or as one object."""
+    calls = []
+    for head, body in _kimi_blocks(text, "call"):
+        try:
+            name = _kimi_attributes(head)["tool"]
+            calls.append({"name": name, "arguments": _kimi_arguments(body)})
+        except (KeyError, ValueError):
+            continue
+    return _some(calls)
+
+
+def _kimi_blocks(text: str, tag: str) -> Iterator[tuple[str, str]]:
+    start, end, at = f"<|open|>{tag}", f"<|close|>{tag}{KIMI_SEPARATOR}", 0
+    while (begin := text.find(start, at)) >= 0:
+        behind = text.find(KIMI_SEPARATOR, begin)
+        close = text.find(end, behind) if behind >= 0 else -1
+        if close < 0:
+            return
+        yield text[begin + len(start) : behind], text[behind + len(KIMI_SEPARATOR) : close]
+        at = close + len(end)
+
+
+def _kimi_attributes(head: str) -> Mapping[str, str]:
+    found = KIMI_ATTRIBUTE.findall(head)
+    return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in found}
+
+
+def _kimi_arguments(body: str) -> Call:
+    for _, written in _kimi_blocks(body, "json"):
+        value = json.loads(written)
+        if not isinstance(value, dict):
+            raise NoCall
+        return value
+    arguments: Call = {}
+    for head, value in _kimi_blocks(body, "argument"):
+        given = _kimi_attributes(head)
+        is_text = given.get("type", "string") == "string"
+        arguments[given["key"]] = value if is_text else _json_or_text(value, value)
+    return arguments
+
+
+def muse_spark(text: str, _tools: Any = None) -> list[Call]:
+    """Read `<atem:invoke name="NAME">` and its parameters."""
+    calls, at = list[Call](), 0
+    while (tag := MUSE_TAG.search(text, at)) is not None:
+        at, name = tag.end(), MUSE_NAME.search(tag[2])
+        if tag[1] == "invoke" and name is not None:
+            calls.append({"name": name[1], "arguments": {}})
+        elif tag[1] == "parameter":
+            close = text.find("</atem:parameter>", at)
+            if close < 0:
+                break
+            value, at = text[at:close], close
+            if calls and name is not None:
+                calls[-1]["arguments"][name[1]] = _json_or_text(value, value.strip())
+    return _some(calls)
+
+
+def minicpm5_calls(text: str, tools: Any = None) -> Any:
+    """Read `NAME><param name="KEY">VALUE</param>`, by mlx-lm's parser. It reads on from a name in front and from parameters that end, and
+    searches once."""
+    head, found, body = text.partition(">")
+    if not found or len(head) > LONGEST_HEAD:
+        raise NoCall
+    last = "</param>"
+    return minicpm5.parse_tool_call(f"{head}>{body[: body.rfind(last) + len(last)] if last in body else ''}", tools)
+
+
+class _JsonWords(ast.NodeTransformer):
+    """Templates write containers as JSON, whose words are names in Python."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "null": None}
+        return ast.copy_location(ast.Constant(words[node.id]), node) if node.id in words else node
+
+
+def pythonic(text: str, _tools: Any = None) -> list[Call]:
+    """Read `[NAME(KEY=VALUE)]`, as Python or as what nearly is."""
+    if sum(map(text.count, ",([{")) <= MAX_SIGNS:
+        with suppress(SyntaxError, ValueError):
+            return _python_calls(text)
+    return [_nearly_python(text)]
+
+
+def _python_calls(text: str) -> list[Call]:
+    parsed = ast.parse(text[text.find("[") : text.rfind("]") + 1], mode="eval").body
+    if not isinstance(parsed, ast.List):
+        raise NoCall
+    return _some([_python_call(node) for node in parsed.elts])
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name | ast.Attribute):
+        raise NoCall
+    arguments: Call = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise NoCall
+        arguments[keyword.arg] = ast.literal_eval(_JsonWords().visit(keyword.value))
+    return {"name": ast.unparse(node.func), "arguments": arguments}
+
+
+def _nearly_python(text: str) -> Call:
+    head = PYTHON_HEAD.search(text)
+    end = text.find(")]", head.end()) if head is not None else -1
+    if head is None or end < 0:
+        raise NoCall
+    written, arguments, at = text[head.end() : end], dict[str, Any](), 0
+    while (key := PYTHON_KEY.search(written, at)) is not None:
+        value, at = _nearly_value(written, key.end())
+        if value:
+            arguments[key[1]] = _literal_or_text(value)
+    return {"name": head[1], "arguments": arguments}
+
+
+def _nearly_value(written: str, at: int) -> tuple[str, int]:
+    """Return the text of a value, and where it ends: in quotes in front of a comma, or up to a comma."""
+    quote = written[at : at + 1]
+    close = written.find(quote, at + 1) if quote in ("'", '"') else -1
+    if close >= 0 and written[close + 1 : close + 2] in ("", ","):
+        return written[at + 1 : close], close + 1
+    comma = written.find(",", at)
+    end = comma if comma >= 0 else len(written)
+    return written[at:end].strip(), end
+
+
+def _literal_or_text(value: str) -> Any:
+    if len(value) <= LONGEST_LITERAL:
+        with suppress(ValueError, SyntaxError):
+            return ast.literal_eval(value)
+    return value
+
+
+PARSERS: Mapping[str, ParseTool] = {
+    "function_gemma": function_gemma,
+    "gemma4": gemma4,
+    "kimi_k3": kimi_k3,
+    "minicpm5": minicpm5_calls,
+    "muse_spark": muse_spark,
+    "pythonic": pythonic,
+}
