@@ -184,7 +184,8 @@ class BatchWorker:
             await self._keep(batch, number, answer)
 
     async def _take_slot(self, batch: Batch) -> None:
-        """Wait until there is room for an answer, since one that cannot be kept would be computed in vain, and then for a slot: keys
+        """Wait until there is room for an answer, since one that cannot be kept would be computed
+        in vain, and then for a slot: keys
         that have no room hold none."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         await self._slots.acquire()
@@ -221,7 +222,8 @@ class BatchWorker:
         return number in batch.progress.answered
 
     async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> BatchRecord | None:
-        """Run a request once. Returns its answer, which is to be kept; None: there is none, or it was run too often."""
+        """Run a request once. Returns its answer, which is to be kept; None: there is none, or it
+        was run too often."""
         line = await on_disk(lines.read, number)
         request_id = uuid4().hex
         if batch.progress.attempts.get(number, 0) >= MAX_ATTEMPTS:
