@@ -82,6 +82,26 @@ def test_a_variable_holds_one_key_and_one_name() -> None:
     assert not keys.let_in("Bearer my", None)
 
 
+@pytest.mark.parametrize("variable", ["TROUPER_API_KEY", "TROUPER_API_KEY_FILE"])
+@pytest.mark.parametrize("value", ["", " ", '""'])
+def test_an_empty_variable_of_keys_is_not_one_that_is_absent(variable: str, value: str) -> None:
+    """It would open the server to all, and a client would send no key."""
+
+    @click.command()
+    @flags_of(ServerSettings)
+    def collect(**given: Any) -> None:
+        Keys.of(settings_from(ServerSettings, given))
+
+    @click.command()
+    @client_of
+    def ask(where: Where) -> None:
+        assert where.key is None
+
+    for command in (collect, ask):
+        outcome = CliRunner().invoke(command, [], env={variable: value})
+        assert outcome.exit_code != 0 and not isinstance(outcome.exception, AssertionError)
+
+
 @pytest.mark.parametrize(
     ("variables", "sent"),
     [({"TROUPER_API_KEY": "my secret key"}, "my secret key"), ({"TROUPER_API_KEY": " key\n"}, "key"), ({}, None)],

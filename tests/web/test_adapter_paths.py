@@ -1,4 +1,5 @@
-"""POST /v1/load_lora_adapter takes adapters from the directories that were named, and tells nothing of others."""
+"""POST /v1/load_lora_adapter takes adapters from the directories that were named, and tells nothing
+of others."""
 
 from __future__ import annotations
 

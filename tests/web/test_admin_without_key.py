@@ -1,4 +1,5 @@
-"""Without keys, models and adapters are managed by programs on the server's own machine, unless a flag says otherwise."""
+"""Without keys, models and adapters are managed by programs on the server's own machine, unless a
+flag says otherwise."""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ async def test_the_ended_batches_of_a_key_are_forgotten_and_not_those_of_others(
         assert {path.name for path in (directory / "batches").iterdir()} == {*other, *ids[-3:]}
     async with serving(api_key_file=key_file(tmp_path, KEYS), batch_dir=directory) as served:
         assert (await upload(served, "sk-b", b""))[0] == 200
-        assert (await listed(served, "sk-a"), await listed(served, "sk-b")) == (ids[:-3:-1], other)
+        left = await listed(served, "sk-a")
+        assert len(left) == 2 and {*left} < {*ids[-3:]}, "which of those of one second is left open"
+        assert await listed(served, "sk-b") == other
 
 
 async def test_an_admin_lists_deletes_and_cancels_and_reads_nothing(
@@ -156,7 +158,8 @@ def test_labels_say_whose_also_of_a_key_that_was_removed(tmp_path: Path) -> None
 
 
 async def test_a_key_without_room_holds_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one slot. The requests of the key that has filled its share wait beside it, and go on when there is room."""
+    """There is one slot. The requests of the key that has filled its share wait beside it, and go
+    on when there is room."""
     monkeypatch.setattr(batch_storage, "ROOM_S", 0.01)
     requests, limit = [request(f"r{number}") for number in range(12)], 50_000
     file = key_file(tmp_path, f"sk-a name=a max_batch_bytes={limit}\nsk-b name=b\n")

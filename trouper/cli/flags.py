@@ -77,7 +77,8 @@ def _completion(field: attrs.Attribute[Any]) -> Completion | None:
 
 
 class NeverEmpty(click.Option):
-    """An option whose variable counts also when it is empty: else an empty key would be none, and the server open."""
+    """An option whose variable counts also when it is empty: else an empty key would be none, and
+    the server open."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's interface
         return os.environ.get(str(self.envvar))

@@ -128,12 +128,14 @@ class Keys:
         return any(key.identity != keys[0].identity for key in keys)
 
     def clients_of(self, identity: str) -> tuple[ApiKey | None, frozenset[str]]:
-        """Return the key of this identity, if there is one now, and all identities of its client."""
+        """Return the key of this identity, if there is one now, and all identities of its
+        client."""
         key = self.of_identity(identity)
         return key, frozenset((identity,)) if key is None else self.identities_of(key.identity) | {identity}
 
     def label_of(self, identity: str) -> str:
-        """Return what an admin is told of whose something is, also of a key that was removed; empty: it was made without one."""
+        """Return what an admin is told of whose something is, also of a key that was removed;
+        empty: it was made without one."""
         if (key := self.of_identity(identity)) is not None and key is not ANYBODY:
             return key.label
         kind, _, name = identity.partition(":")
@@ -174,8 +176,10 @@ def _given(authorization: str | None, api_key: str | None) -> str | None:
 
 
 def sendable(key: str, flag: str, where: str = "") -> str:
-    """Strip the blanks around a key, which a header does not keep. `where`: its place, if it is in a file. Raises
-    `SettingsInvalid`, whose message does not contain the key, if the key is empty or not printable ASCII: clients encode other
+    """Strip the blanks around a key, which a header does not keep. `where`: its place, if it is in
+    a file. Raises
+    `SettingsInvalid`, whose message does not contain the key, if the key is empty or not printable
+    ASCII: clients encode other
     characters differently."""
     key = key.strip()
     if not key.strip("\"'"):  # Docker keeps the quotes of KEY="" in a file of variables.
@@ -206,7 +210,8 @@ def _text_of(path: Path) -> str:
 
 
 def keys_in(path: Path) -> Iterator[ApiKey]:
-    """Read the keys of a file, one a line; a line that begins with # is a comment. Raises `SettingsInvalid` if the file cannot
+    """Read the keys of a file, one a line; a line that begins with # is a comment. Raises
+    `SettingsInvalid` if the file cannot
     be read or holds no key, for a key that cannot be sent, or for an unknown or wrong option."""
     try:
         lines = _text_of(path).splitlines()

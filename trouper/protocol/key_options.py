@@ -47,13 +47,15 @@ class ApiKey:
     models: tuple[str, ...] = ()
     """Names, or patterns, of the models that it may use; empty: all."""
     min_priority: int | None = None
-    """The most urgent priority that its requests may send; lower is scheduled first. None: any. Keys of the file go before no
+    """The most urgent priority that its requests may send; lower is scheduled first. None: any.
+    Keys of the file go before no
     other key unless their line says so: it is their `priority`."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     """Bound on tokens of prompts and answers together."""
     max_batch_bytes: int | None = None
-    """Bound on what its files and batches take on disk. None: half of --batch-max-bytes, as soon as there is another key."""
+    """Bound on what its files and batches take on disk. None: half of --batch-max-bytes, as soon as
+    there is another key."""
     rights: frozenset[Right] = FILE_RIGHTS
     cache: str = OWN
     """own: cached prompts are shared with no other key; shared: with all other keys that say so; else with keys of the same word."""

@@ -61,7 +61,8 @@ def is_file(path: str | Path) -> bool:
 
 
 def within(path: str, directories: Iterable[str]) -> str | None:
-    """Return the path that is meant, without links and `..`, if it is one of these directories or below one; None: it is not."""
+    """Return the path that is meant, without links and `..`, if it is one of these directories or
+    below one; None: it is not."""
     try:
         meant = os.path.realpath(expanded(path))
     except ValueError:  # A byte that no path has.

@@ -51,7 +51,8 @@ def setting(
     **more: Any,
 ) -> Any:
     """Define one setting. `choices`: all valid values. `more`: `secret` hides the value when printed; `repeat` allows the flag
-    several times; `each` does too, and makes one `Settings` for each value; `directory` marks a path of a directory; `never_empty`: the
+    several times; `each` does too, and makes one `Settings` for each value; `directory` marks a
+    path of a directory; `never_empty`: the
     flag's variable counts also when it is empty."""
     check = _among(choices) if choices else None if low is None else _within(low, high)
     return attrs.field(default=default, validator=check, metadata={"help": help, "choices": choices, **more})

@@ -1,4 +1,5 @@
-"""/v1/batches: create, list, describe and cancel batches. A batch is seen only by requests with the key that made it; a key with `admin`
+"""/v1/batches: create, list, describe and cancel batches. A batch is seen only by requests with the
+key that made it; a key with `admin`
 lists and cancels those of all keys, without what others have written into them."""
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ def list_of(name: str) -> Json:
 def page_body(
     ids: Sequence[str], after: str | None, limit: int, body: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the page behind the entry `after`. `body` formats the entry of an id. Raises `RequestFailed` (404) if there is no such entry."""
+    """Return the page behind the entry `after`. `body` formats the entry of an id. Raises
+    `RequestFailed` (404) if there is no such entry."""
     start = 0
     if after is not None:
         start = next((index + 1 for index, name in enumerate(ids) if name == after), 0)

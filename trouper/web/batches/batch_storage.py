@@ -72,30 +72,34 @@ class BatchStorage:
         self._unended = [batch for batch in self._unended if not batch.ended]
         return self._unended
 
-    @property
-    def _log_bytes(self) -> int:
-        return sum(batch.log.bytes for batch in self.unended)
+    def _log_bytes(self, owners: Collection[str] | None = None) -> int:
+        return sum(batch.log.bytes for batch in self.unended if owners is None or batch.spec.owner in owners)
 
     @property
     def bytes(self) -> int:
         """Bytes of files and logs."""
-        return self.files.total_bytes + self._log_bytes
+        return self.files.total_bytes + self._log_bytes()
 
     @property
     def room(self) -> int:
-        """Bytes that are left. A batch that has not ended has as many as its log for the files that it will leave."""
-        held = self.files.total_bytes + 2 * self._log_bytes + self._reserved.total()
-        return max(0, self._shares.max_bytes - held)
+        """Bytes that are left."""
+        return max(0, self._shares.max_bytes - self._held(self.files.total_bytes, None))
 
     def room_of(self, owner: str) -> int:
         """Bytes that are left for this owner."""
         limit, owners = self._shares.of(owner)
-        logs = sum(batch.log.bytes for batch in self.unended if batch.spec.owner in owners)
-        held = self.files.bytes_of(owners) + 2 * logs + sum(self._reserved[each] for each in owners)
-        return max(0, min(self.room, limit - held))
+        return max(0, min(self.room, limit - self._held(self.files.bytes_of(owners), owners)))
+
+    def _held(self, file_bytes: int, owners: Collection[str] | None) -> int:
+        """Bytes that these owners hold, None: all, with those of answers to come. A batch that has
+        not ended has as many as its log
+        for the files that it will leave."""
+        reserved = sum(size for owner, size in self._reserved.items() if owners is None or owner in owners)
+        return file_bytes + 2 * self._log_bytes(owners) + reserved
 
     def require_room(self, owner: str, size: int) -> None:
-        """Raises `RequestFailed` (413) if there is no room for `size` bytes more of a file of this owner."""
+        """Raises `RequestFailed` (413) if there is no room for `size` bytes more of a file of this
+        owner."""
         if size > self.room_of(owner):
             raise no_room() if size > self.room else no_room_for_key(self._shares.of(owner)[0])
 
@@ -241,7 +245,8 @@ class BatchStorage:
         return batch
 
     def _forget_surplus(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Forget the ended ones that are too many for their owner, and return them. `batches`: the oldest first."""
+        """Forget the ended ones that are too many for their owner, and return them. `batches`: the
+        oldest first."""
         ended = [batch for batch in batches if batch.ended]
         left, surplus = Counter(batch.spec.owner for batch in ended), list[Batch]()
         for batch in ended:
@@ -264,7 +269,8 @@ class BatchStorage:
         batch.log.path.unlink(missing_ok=True)
 
     def batch(self, batch_id: str, owners: Collection[str] | None) -> Batch:
-        """Return a batch of one of these owners; None: of any. Raises `RequestFailed` (404), also for the batch of another owner."""
+        """Return a batch of one of these owners; None: of any. Raises `RequestFailed` (404), also
+        for the batch of another owner."""
         batch = self.batches.get(batch_id)
         if batch is None or (owners is not None and batch.spec.owner not in owners):
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"

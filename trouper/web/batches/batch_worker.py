@@ -196,7 +196,8 @@ class BatchWorker:
             await self._keep(batch, number, answer)
 
     async def _take_slot(self, batch: Batch) -> None:
-        """Wait until there is room for an answer, since one that cannot be kept would be computed in vain, and then for a slot: keys
+        """Wait until there is room for an answer, since one that cannot be kept would be computed
+        in vain, and then for a slot: keys
         that have no room hold none."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         await self._slots.acquire()

@@ -1,4 +1,5 @@
-"""/v1/files: upload, list, describe, download and delete files. A file is seen only by requests with the key that made it; a key with
+"""/v1/files: upload, list, describe, download and delete files. A file is seen only by requests
+with the key that made it; a key with
 `admin` lists and deletes those of all keys."""
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class UploadForm:
     """The form while it is received."""
 
     def __init__(self, boundary: str, begin: Begin, require_room: Callable[[int], None], max_file_bytes: int) -> None:
-        """`begin` begins the file. `require_room` raises `RequestFailed` (413) if there is no room for so many bytes more."""
+        """`begin` begins the file. `require_room` raises `RequestFailed` (413) if there is no room
+        for so many bytes more."""
         self._decoder = MultipartDecoder(boundary.encode(), MAX_HEAD, max_parts=MAX_PARTS)
         self._begin_upload, self._require_room, self._max_file_bytes = begin, require_room, max_file_bytes
         self._field: str | None = None

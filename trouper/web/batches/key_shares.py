@@ -1,4 +1,5 @@
-"""What each key may hold of the directory of files and batches, so that none takes what is all keys'."""
+"""What each key may hold of the directory of files and batches, so that none takes what is all
+keys'."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ from trouper.protocol.api_keys import Keys
 from trouper.protocol.problems import Problem, RequestFailed
 
 MAX_FILES = 10_000
-"""Number of files of a key: a description of each is in memory. A batch counts as the two files that it may leave."""
+"""Number of files of a key: a description of each is in memory. A batch counts as the two files
+that it may leave."""
 MAX_ENDED = 1000
-"""Number of ended batches of a key that are remembered; its oldest are forgotten. Their files stay."""
+"""Number of ended batches of a key that are remembered; its oldest are forgotten. Their files
+stay."""
 
 
 @attrs.frozen
 class KeyShares:
-    """The bounds of each key. One key alone may hold all of `max_bytes`; beside others half, unless its line says otherwise: so
+    """The bounds of each key. One key alone may hold all of `max_bytes`; beside others half, unless
+    its line says otherwise: so
     none can take all, and a lone client of a server with many keys has room."""
 
     keys: Keys

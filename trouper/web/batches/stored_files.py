@@ -179,7 +179,8 @@ class FileStore:
         return self._directory / file_id
 
     def get(self, file_id: str, owners: Collection[str] | None, param: str | None = None) -> StoredFile:
-        """Return a file of one of these owners; None: of any. Raises `RequestFailed` (404), also for the file of another owner."""
+        """Return a file of one of these owners; None: of any. Raises `RequestFailed` (404), also
+        for the file of another owner."""
         file = self._files.get(file_id)
         if file is None or (owners is not None and file.owner not in owners):
             message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"

@@ -62,7 +62,8 @@ class CurrentKey(CurrentRequest):
 
     @property
     def managed_identities(self) -> frozenset[str] | None:
-        """What may stand for the keys whose files and batches this request lists, deletes and cancels; None: all, with `admin`."""
+        """What may stand for the keys whose files and batches this request lists, deletes and
+        cancels; None: all, with `admin`."""
         return None if self.has_right("admin") else self.key_identities
 
     def owner_labels(self, owners: Iterable[str]) -> dict[str, dict[str, str]]:

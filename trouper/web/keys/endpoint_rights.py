@@ -99,7 +99,8 @@ def missing_right(path: str, key: ApiKey) -> Problem | None:
 
 
 def admin_without_key(path: str) -> Problem:
-    """The refusal of a request without a key that comes from another machine, or through a proxy."""
+    """The refusal of a request without a key that comes from another machine, or through a
+    proxy."""
     message = (
         f"{path} needs an API key, except from a program on the server's own machine; start the server with --api-key, or "
         "with --allow-admin-without-key if whoever reaches it may change it"

@@ -1,7 +1,9 @@
 """Which requests come from a program on the server's own machine.
 
-Without keys nothing else tells the operator of a server from its users. A reverse proxy on the same machine has an address of
-loopback, too, but most proxies say for whom they ask, keep the public name as `Host`, or ask by HTTP/1.0 (nginx before 1.29.7).
+Without keys nothing else tells the operator of a server from its users. A reverse proxy on the same
+machine has an address of
+loopback, too, but most proxies say for whom they ask, keep the public name as `Host`, or ask by
+HTTP/1.0 (nginx before 1.29.7).
 One that does none of these cannot be told from a local program: behind it, keys are needed.
 """
 
@@ -21,7 +23,8 @@ FORWARDING = re.compile(
 
 
 def is_local(client: Sequence[Any] | None, headers: Mapping[str, str], http_version: str) -> bool:
-    """Whether the peer is on this machine and asks for itself. `client`: host and port, as in ASGI; None: they are unknown.
+    """Whether the peer is on this machine and asks for itself. `client`: host and port, as in ASGI;
+    None: they are unknown.
     `headers`: by their names in lower case."""
     if not client or not is_loopback(str(client[0])) or http_version == "1.0":
         return False

@@ -97,7 +97,8 @@ class AdapterOperations:
         return self._service.listed(None if model is None else self._service.resolved(model))
 
     async def _directory(self, path: str) -> str:
-        """Return the directory that a path means. Raises `RequestFailed` (403) for one that was not named, be it there or not."""
+        """Return the directory that a path means. Raises `RequestFailed` (403) for one that was not
+        named, be it there or not."""
         directory = await trio.to_thread.run_sync(within, path, self._directories)
         if directory is None:
             message = (

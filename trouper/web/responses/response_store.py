@@ -1,5 +1,7 @@
-"""In-memory store of responses, bounded by number, bytes and age. Beyond a bound, the key that holds the most of it loses its least
-recently used response: so one key alone may fill the store, and none pushes out what another holds within an equal share.
+"""In-memory store of responses, bounded by number, bytes and age. Beyond a bound, the key that
+holds the most of it loses its least
+recently used response: so one key alone may fill the store, and none pushes out what another holds
+within an equal share.
 
 The items of a conversation are kept once, in turns that refer to the turn before. An evicted response takes its turn
 along unless a later response still builds on it.
