@@ -16,6 +16,8 @@ from typing import Any, Literal, get_args
 import attrs
 import msgspec
 
+from trouper.protocol.problems import quoted
+
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 ENDPOINTS: tuple[BatchEndpoint, ...] = get_args(BatchEndpoint)
 MAX_LINES = 50_000
@@ -160,7 +162,7 @@ class _Validation:
     @staticmethod
     def _body(body: LineBody, line: int) -> LineError | None:
         if body.model is not None and len(body.model) > MAX_ID_CHARS:  # Each name is kept.
-            message = f"line {line}: body.model may have {MAX_ID_CHARS} characters"
+            message = f"line {line}: body.model {quoted(body.model)} has more than {MAX_ID_CHARS} characters"
             return LineError("invalid_model", message, line, "body.model")
         for name in ("stream", "background"):
             if (where := body.asks_for(name)) is not None:
