@@ -81,13 +81,6 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 NOT_PREPARED = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
 """What prepares a request crashed by it. Clients do not repeat a request after a 422."""
-NO_THREAD = Problem(
-    503,
-    "the system starts no further thread (limits on processes or memory); try again soon",
-    "server_error",
-    code="out_of_resources",
-    retry_after_s=1,
-)
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})
 """Error numbers of a system that has no descriptor, process or memory to give just now."""
 

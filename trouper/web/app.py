@@ -20,7 +20,7 @@ from trouper.actors.runtime.served_models import Models, OneModel
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ApiKey
 from trouper.protocol.logs import CURRENT_REQUEST
-from trouper.protocol.problems import INTERNAL, Problem, RequestFailed
+from trouper.protocol.problems import INTERNAL, Problem, RequestFailed, is_scarcity, out_of_resources
 from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
@@ -266,7 +266,7 @@ class HttpEdge:
 
     async def crashed(self, error: Exception) -> Response:
         log.error("a request failed; the others go on", exc_info=error)
-        return self._refused(INTERNAL)
+        return self._refused(out_of_resources(error) if is_scarcity(error) else INTERNAL)
 
     async def health(self) -> Response:
         batching = self._metrics.batching

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from math import inf
 from typing import Literal, TypeVar, TypeVarTuple, Unpack
 
 import attrs
 import trio
 
-from trouper.protocol.problems import NO_THREAD, Problem, RequestFailed, grammars_full, queue_full
+from trouper.actors.runtime.worker_threads import run_on_thread
+from trouper.protocol.problems import Problem, RequestFailed, grammars_full, queue_full
 
 Lane = Literal["quick", "slow", "grammar", "long grammar"]
 T = TypeVar("T")
@@ -154,18 +156,5 @@ class Lanes:
         return self._lanes[lane]
 
     async def run(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its result, and ends by itself. Raises
-        `RequestFailed` (503) if the system starts no further thread."""
-        begun = False
-
-        def begin() -> T:
-            nonlocal begun
-            begun = True
-            return work(*arguments)
-
-        try:
-            return await trio.to_thread.run_sync(begin, abandon_on_cancel=True, limiter=self._threads)
-        except RuntimeError:
-            if begun:
-                raise
-            raise RequestFailed(NO_THREAD) from None
+        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its result, and ends by itself."""
+        return await run_on_thread(partial(work, *arguments), self._threads)

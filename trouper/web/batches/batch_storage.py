@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from trouper.protocol.paths import exists
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed, is_scarcity
 from trouper.web.batches import durable_files
 from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
 from trouper.web.batches.disk_threads import on_disk
@@ -198,6 +198,8 @@ class BatchStorage:
             except FileNotFoundError:
                 shutil.rmtree(directory, ignore_errors=True)  # Its client was not told that it was created.
             except (OSError, msgspec.MsgspecError) as error:
+                if is_scarcity(error):  # The directory is opened again soon.
+                    raise
                 log.warning("batches: %s cannot be read and is left alone: %s", directory, error)
             else:
                 yield batch
