@@ -22,12 +22,12 @@ class WakingTime:
     """A monotonic time in seconds. It must be looked at every LOOK_S while it counts."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._looked_at, self._stopped_s = source, source(), 0.0
+        self._source, self._seen_at, self._stopped_s = source, source(), 0.0
 
     def now(self) -> float:
         """Look at the time."""
         at = self._source()
-        gap, self._looked_at = at - self._looked_at, at
+        gap, self._seen_at = at - self._seen_at, at
         if gap > MAX_GAP_S:
             self._stopped_s += gap - LOOK_S
         return at - self._stopped_s

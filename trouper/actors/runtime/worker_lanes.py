@@ -98,8 +98,8 @@ class FairLane:
         if len(queue) > self._max_of_client:
             self._refuse(ticket, self._too_many())
         elif self.waiting > self._max_waiting:
-            most = max(reversed(self._waiting.values()), key=len)
-            self._refuse(queue[-1] if len(queue) == len(most) else most[-1], queue_full(self._max_waiting))
+            longest = max(reversed(self._waiting.values()), key=len)
+            self._refuse(queue[-1] if len(queue) == len(longest) else longest[-1], queue_full(self._max_waiting))
 
     def _refuse(self, ticket: Ticket, problem: Problem) -> None:
         self._remove(ticket)

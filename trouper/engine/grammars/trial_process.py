@@ -59,7 +59,7 @@ class TrialPool:
         self._room = Semaphore(AT_ONCE)
         self._refused_until = 0.0
         """Time until which no process is started, since one could not be."""
-        self._said = False
+        self._warned = False
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
         """Return llguidance's error message, or "". Also returns "" for a small grammar where no process can be started. Raises
@@ -110,12 +110,12 @@ class TrialPool:
                 reason = f"the process that compiles it cannot be started for the moment ({error})"
                 raise TrialUnavailableError(reason) from None
             self._refused_until = time.monotonic() + AGAIN_S
-            if not self._said:
+            if not self._warned:
                 reason = str(error) or "it ended"
                 log.warning("grammars are compiled without a trial: its process cannot be started (%s)", reason)
-            self._said = True
+            self._warned = True
             return None
-        self._said = False
+        self._warned = False
         return process
 
 
