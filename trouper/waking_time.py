@@ -1,8 +1,10 @@
-"""Time for which this process was awake, for time limits. A process that was stopped (SIGSTOP, a frozen container, a laptop asleep) was not
-late meanwhile: whoever looks at the time often sees a jump, which does not count.
+"""Time for which this process was awake, for time limits. A process that was stopped (SIGSTOP, a
+frozen container, a laptop asleep) was not late meanwhile: whoever looks at the time often sees a
+jump, which does not count.
 
-`WakingClock` is a clock for `trio.run`, so that no deadline of a program passes while it is stopped. What blocks the event loop
-for longer than MAX_GAP_S stops all tasks as well, and does not count either.
+`WakingClock` is a clock for `trio.run`, so that no deadline of a program passes while it is
+stopped. What blocks the event loop for longer than MAX_GAP_S stops all tasks as well, and does not
+count either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Lanes of worker threads: clients take turns, and a full lane refuses those who fill it. Work sleeps, by a virtual clock."""
+"""Lanes of worker threads: clients take turns, and a full lane refuses those who fill it. Work
+sleeps, by a virtual clock."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ async def _work_within(scope: trio.CancelScope, world: World, client: str) -> No
 
 
 async def test_a_system_without_threads_lacks_something_for_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a request nor a disk is to blame: requests get a 503, and the writer tries again as after an error of its disk."""
+    """Neither a request nor a disk is to blame: requests get a 503, and the writer tries again as
+    after an error of its disk."""
 
     async def lacking(*_: Any, **__: Any) -> None:
         await trio.lowlevel.checkpoint()

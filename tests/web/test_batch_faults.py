@@ -309,7 +309,8 @@ async def test_a_disk_that_takes_no_more_stops_no_answer(tmp_path: Path, monkeyp
 async def test_what_cannot_be_read_for_the_moment_is_there_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: str
 ) -> None:
-    """A file whose description could not be read at the start for want of a descriptor was removed."""
+    """A file whose description could not be read at the start for want of a descriptor was
+    removed."""
     async with serving(batch_dir=tmp_path) as served:
         with strict(served.base_url) as client:
             batch = await trio.to_thread.run_sync(

@@ -1,4 +1,5 @@
-"""Clients beside one that sends slow grammars and many long prompts, over real sockets. What is slow ends when the test says so."""
+"""Clients beside one that sends slow grammars and many long prompts, over real sockets. What is
+slow ends when the test says so."""
 
 from __future__ import annotations
 

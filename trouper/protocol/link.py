@@ -123,7 +123,8 @@ class Compile:
 
 @attrs.frozen
 class Compiled:
-    """A follower has compiled the grammar, or reports in `fault` why it cannot. `passes`: for the moment, and not by the grammar's fault."""
+    """A follower has compiled the grammar, or reports in `fault` why it cannot. `passes`: for the
+    moment, and not by the grammar's fault."""
 
     ticket: int
     fault: str = ""

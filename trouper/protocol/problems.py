@@ -86,7 +86,8 @@ SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errn
 
 
 def is_scarcity(error: BaseException) -> bool:
-    """Whether an error says that the system lacks something for the moment: nobody's fault, and it passes."""
+    """Whether an error says that the system lacks something for the moment: nobody's fault, and it
+    passes."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE)
 
 
@@ -118,7 +119,8 @@ def queue_full(size: int) -> Problem:
 
 
 def grammars_full(places: int, share: int) -> Problem:
-    """Problem of a client that has too many grammars waiting. `share`: part of the queue that they may have."""
+    """Problem of a client that has too many grammars waiting. `share`: part of the queue that they
+    may have."""
     return Problem(
         429,
         f"{places} grammars of this client wait to be compiled already (1/{share} of --max-queue-size); "

@@ -39,8 +39,8 @@ class GrammarSpreader:
         self._pending: dict[int, PendingGrammar] = {}
 
     async def spread(self, grammar: Grammar) -> None:
-        """Return when all followers have compiled the grammar. Raises `RequestFailed`: 400 if one cannot, or takes too long; 503 if one
-        cannot for the moment."""
+        """Return when all followers have compiled the grammar. Raises `RequestFailed`: 400 if one
+        cannot, or takes too long; 503 if one cannot for the moment."""
         ticket = next(self._tickets)
         pending = self._pending[ticket] = PendingGrammar(set(self._post_to_all(Compile(ticket, grammar))))
         try:

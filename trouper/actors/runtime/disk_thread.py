@@ -22,9 +22,10 @@ class DiskThread:
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S for its end, so that a write is not left halfway. Then the thread
-        is abandoned: a file system that does not answer (NFS, FUSE) cannot be interrupted, and must neither keep the process
-        from ending nor a model from being unloaded. Raises what `work` raises, and `OSError` if no thread can be
+        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S for its end, so that a
+        write is not left halfway. Then the thread is abandoned: a file system that does not answer
+        (NFS, FUSE) cannot be interrupted, and must neither keep the process from ending nor a model
+        from being unloaded. Raises what `work` raises, and `OSError` if no thread can be
         started."""
         token, begun, ended = trio.lowlevel.current_trio_token(), list[bool](), trio.Event()
 

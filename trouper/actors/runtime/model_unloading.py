@@ -174,8 +174,9 @@ def load_problem(error: Exception) -> Problem:
 
 
 def lacked_resources(error: BaseException | None) -> bool:
-    """Return whether a model could not be loaded since the process, or the machine, had no file descriptor or process left. That is no
-    fault of the model's, and passes. A model that is too large for the memory is another matter."""
+    """Return whether a model could not be loaded since the process, or the machine, had no file
+    descriptor or process left. That is no fault of the model's, and passes. A model that is too
+    large for the memory is another matter."""
     while error is not None:
         if isinstance(error, OSError) and is_scarcity(error):
             return True

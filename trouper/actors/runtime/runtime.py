@@ -143,8 +143,9 @@ class Runtime:
                 self._room.left(await self._engine.unload_adapter(name))
 
     async def tokens(self, prompt: Prompt, client: str = "") -> tuple[int, ...]:
-        """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. `client`: as
-        of `Generate`. Raises `RequestFailed` (400, 429, 503)."""
+        """Tokenize a prompt without answering it. The prompt may be longer than the context, within
+        the bound on characters. `client`: as of `Generate`. Raises `RequestFailed` (400, 429,
+        503)."""
         limit = self.model.context_length
         if is_short(prompt):
             return tokens_of(prompt, self.tokenizer, limit, check_characters)

@@ -1,8 +1,10 @@
-"""Lanes of worker threads: long and short texts, long and short grammars. No lane waits for another.
+"""Lanes of worker threads: long and short texts, long and short grammars. No lane waits for
+another.
 
-Clients of a lane take turns, so that a client with many requests delays another one by at most the work at hand. A client may
-have one grammar compiled at a time in each lane, and each lane has room for two: a grammar that never compiles leaves the
-other place to other clients. A full lane refuses a request of the client that has the most requests in it.
+Clients of a lane take turns, so that a client with many requests delays another one by at most the
+work at hand. A client may have one grammar compiled at a time in each lane, and each lane has room
+for two: a grammar that never compiles leaves the other place to other clients. A full lane refuses
+a request of the client that has the most requests in it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ GRAMMAR_SHARE = 4
 
 @attrs.frozen
 class LaneSize:
-    """Numbers of threads. Each thread that tokenizes takes a core from an engine that computes on the CPU."""
+    """Numbers of threads. Each thread that tokenizes takes a core from an engine that computes on
+    the CPU."""
 
     threads: int
     of_client: float = inf
@@ -54,10 +57,12 @@ class Ticket:
 
 
 class FairLane:
-    """The turns of one lane. Clients take turns; those of one client are first come, first served."""
+    """The turns of one lane. Clients take turns; those of one client are first come, first
+    served."""
 
     def __init__(self, size: LaneSize, max_waiting: int, max_of_client: float, too_many: Callable[[], Problem]) -> None:
-        """`max_waiting`: tickets that may wait, and `max_of_client` those of one client; `too_many` is the refusal of the latter."""
+        """`max_waiting`: tickets that may wait, and `max_of_client` those of one client; `too_many`
+        is the refusal of the latter."""
         self._size, self._max_waiting, self._max_of_client, self._too_many = size, max_waiting, max_of_client, too_many
         self._waiting: dict[str, deque[Ticket]] = {}
         """Tickets by client, in the order of the clients' turns. No queue is empty."""

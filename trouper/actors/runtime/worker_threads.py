@@ -1,4 +1,5 @@
-"""Work on a thread, where a system that starts no further thread is one that lacks something for the moment."""
+"""Work on a thread, where a system that starts no further thread is one that lacks something for
+the moment."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ async def run_on_thread(
     abandon_on_cancel: bool = True,
     thread_name: str | None = None,
 ) -> T:
-    """Run `work` as `trio.to_thread.run_sync` does. Raises what `work` raises, and `OSError` (EAGAIN) if no thread can be started."""
+    """Run `work` as `trio.to_thread.run_sync` does. Raises what `work` raises, and `OSError`
+    (EAGAIN) if no thread can be started."""
     begun = False
 
     def begin() -> T:

@@ -21,10 +21,11 @@ def fingerprint(
     progress: Callable[[int, int], None],
     rank: Mapping[str, str],
 ) -> str:
-    """Return hex digits, or "" if the files cannot be read: then nothing is kept on disk. Raises `OSError` if the system lacks
-    descriptors or memory for the moment. The files are read once; a memo in
-    the cache directory saves that until they change. `progress` is called with bytes read and bytes in all. `rank`:
-    properties that distinguish this rank's KV from other ranks', and from that of another number of ranks."""
+    """Return hex digits, or "" if the files cannot be read: then nothing is kept on disk. Raises
+    `OSError` if the system lacks descriptors or memory for the moment. The files are read once; a
+    memo in the cache directory saves that until they change. `progress` is called with bytes read
+    and bytes in all. `rank`: properties that distinguish this rank's KV from other ranks', and from
+    that of another number of ranks."""
     memo = default_cache_dir() / "digests.json"
     parts = {"mlx-lm": version("mlx-lm"), **rank}
     try:

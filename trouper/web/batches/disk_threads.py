@@ -21,7 +21,8 @@ _limiter = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads of files and batc
 async def on_disk(
     function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments, abandon_on_cancel: bool = False
 ) -> T:
-    """Call a function on one of the threads, once one is free. Raises what it raises, and `OSError` if no thread can be started."""
+    """Call a function on one of the threads, once one is free. Raises what it raises, and `OSError`
+    if no thread can be started."""
     try:
         limiter = _limiter.get()
     except LookupError:

@@ -174,8 +174,8 @@ def new_file_id() -> str:
 
 
 def _read(path: Path) -> StoredFile | None:
-    """Read a description. None if it is damaged or its content is missing. Raises `OSError` if the system lacks something for the
-    moment: what cannot be read then must not be removed."""
+    """Read a description. None if it is damaged or its content is missing. Raises `OSError` if the
+    system lacks something for the moment: what cannot be read then must not be removed."""
     try:
         file = msgspec.json.decode(path.read_bytes(), type=StoredFile)
         return file if path.with_name(file.id).stat().st_size == file.bytes else None

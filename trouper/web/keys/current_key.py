@@ -48,7 +48,8 @@ class CurrentKey(CurrentRequest):
 
     @property
     def client(self) -> str:
-        """What stands for the client where clients take turns: its key, or without keys its address. Batches of a client are another one."""
+        """What stands for the client where clients take turns: its key, or without keys its
+        address. Batches of a client are another one."""
         if has_request_context() and self.batch_owner is not None:
             return f"batches of {self.batch_owner}"
         return self.key_identity or (f"address {request.remote_addr}" if has_request_context() else "")
