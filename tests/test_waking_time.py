@@ -1,4 +1,5 @@
-"""A process that was stopped is not late: the source of the time jumps, as it does behind SIGCONT."""
+"""A process that was stopped is not late: the source of the time jumps, as it does behind
+SIGCONT."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Time for which this process was awake, for time limits. A process that was stopped (SIGSTOP, a frozen container, a laptop asleep) was not
-late meanwhile: whoever looks at the time often sees a jump, which does not count.
+"""Time for which this process was awake, for time limits. A process that was stopped (SIGSTOP, a
+frozen container, a laptop asleep) was not late meanwhile: whoever looks at the time often sees a
+jump, which does not count.
 
-`WakingClock` is a clock for `trio.run`, so that no deadline of a program passes while it is stopped. What blocks the event loop
-for longer than MAX_GAP_S stops all tasks as well, and does not count either.
+`WakingClock` is a clock for `trio.run`, so that no deadline of a program passes while it is
+stopped. What blocks the event loop for longer than MAX_GAP_S stops all tasks as well, and does not
+count either.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ class WakingTime:
     """A monotonic time in seconds. It must be looked at every LOOK_S while it counts."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._looked_at, self._stopped_s = source, source(), 0.0
+        self._source, self._seen_at, self._stopped_s = source, source(), 0.0
 
     def now(self) -> float:
         """Look at the time."""
         at = self._source()
-        gap, self._looked_at = at - self._looked_at, at
+        gap, self._seen_at = at - self._seen_at, at
         if gap > MAX_GAP_S:
             self._stopped_s += gap - LOOK_S
         return at - self._stopped_s

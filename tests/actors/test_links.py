@@ -499,6 +499,15 @@ async def test_a_grammar_that_one_rank_cannot_follow_is_refused(autojump_clock: 
         assert "rank 1: it is too slow" in problem.message
 
 
+async def test_a_rank_that_has_no_process_for_the_moment_costs_a_503(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        await leader.gather(2)
+        [problem] = await spread_to(leader, link, Compiled(0), Compiled(1, "no process", passes=True))
+        assert (problem.status, problem.code, problem.retry_after_s) == (503, "system_shortage", 1)
+        assert "rank 1: no process" in problem.message
+
+
 async def test_a_rank_that_compiles_for_ever_is_not_waited_for(autojump_clock: MockClock) -> None:
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())

@@ -1,4 +1,5 @@
-"""Lanes of worker threads: clients take turns, and a full lane refuses those who fill it. Work sleeps, by a virtual clock."""
+"""Lanes of worker threads: clients take turns, and a full lane refuses those who fill it. Work
+sleeps, by a virtual clock."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trouper import RequestFailed
+from trouper.actors.runtime.disk_thread import DiskThread
 from trouper.actors.runtime.worker_lanes import GRAMMAR_SHARE, FairLane, Lanes, LaneSize
-from trouper.protocol.problems import grammars_full
+from trouper.protocol.problems import grammars_full, is_shortage
+from trouper.web.batches.disk_threads import on_disk
 
 SLOW_S = 10.0
 """Time limit of a grammar."""
@@ -129,20 +132,25 @@ async def _work_within(scope: trio.CancelScope, world: World, client: str) -> No
         await world.work(client, 1.0)
 
 
-async def test_a_system_without_threads_is_no_fault_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_system_without_threads_lacks_something_for_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a request nor a disk is to blame: requests get a 503, and the writer tries again as
+    after an error of its disk."""
+
     async def lacking(*_: Any, **__: Any) -> None:
         await trio.lowlevel.checkpoint()
         raise RuntimeError("can't start new thread")
 
-    lanes = Lanes(8)
+    runs: list[Any] = [Lanes(8).run, DiskThread().run, on_disk]
     with monkeypatch.context() as short:
         short.setattr(trio.to_thread, "run_sync", lacking)
-        with pytest.raises(RequestFailed) as failed:
-            await lanes.run(int)
-    assert (failed.value.problem.status, failed.value.problem.code) == (503, "system_shortage")
-    with pytest.raises(RuntimeError):
-        await lanes.run(_fails)
-    assert await lanes.run(int) == 0
+        for run in runs:
+            with pytest.raises(OSError, match="no further thread") as failed:
+                await run(int)
+            assert is_shortage(failed.value)
+    for run in runs:
+        with pytest.raises(RuntimeError):
+            await run(_fails)
+        assert await run(int) == 0
 
 
 def _fails() -> None:

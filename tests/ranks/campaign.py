@@ -33,7 +33,15 @@ AT_ONCE = 8
 LIMIT_S = 8.0
 """For a request; half of it for the queue, and for a prompt."""
 ENDLESS_TOKENS = 10**5
-EXPECTED = {"answered", "left", "queue_timeout", "first_token_timeout", "token_timeout", "request_timeout"}
+EXPECTED = {
+    "answered",
+    "left",
+    "preparation_timeout",
+    "queue_timeout",
+    "first_token_timeout",
+    "token_timeout",
+    "request_timeout",
+}
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJ0123456789.,"
 
 

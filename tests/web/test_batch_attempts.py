@@ -74,7 +74,8 @@ async def test_a_request_that_is_cancelled_within_a_nursery_has_its_answer_in_th
 async def test_a_kill_before_a_model_works_for_a_request_says_little_about_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bool, kills: int, is_answered: bool
 ) -> None:
-    """A supervisor that has no patience with a model that is being loaded kills as often as it likes."""
+    """A supervisor that has no patience with a model that is being loaded kills as often as it
+    likes."""
     running = trio.Event()
 
     async def waits(*_: Any, begin: Begin) -> None:

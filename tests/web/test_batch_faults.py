@@ -332,3 +332,33 @@ async def test_a_disk_that_takes_no_more_stops_no_answer(tmp_path: Path, monkeyp
         finally:
             goes_on.set()
     assert statuses == [200] * uploads
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("kind", ["files", "batches"])
+async def test_what_cannot_be_read_for_the_moment_is_there_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: str
+) -> None:
+    """A file whose description could not be read at the start for want of a descriptor was
+    removed."""
+    async with serving(batch_dir=tmp_path) as served:
+        with strict(served.base_url) as client:
+            batch = await trio.to_thread.run_sync(
+                ended, client, await trio.to_thread.run_sync(started, client, [request("a")])
+            )
+    lacking, read_bytes = [True], Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if lacking and path.parent.is_relative_to(tmp_path / kind):
+            lacking.pop()
+            raise OSError(number, os.strerror(number))
+        return read_bytes(path)
+
+    monkeypatch.setattr(batch_storage, "RETRY_S", 0.005)
+    monkeypatch.setattr(Path, "read_bytes", read)
+    async with serving(batch_dir=tmp_path) as served:
+        await eventually(lambda: not lacking)
+        with strict(served.base_url) as client:
+            seen = await trio.to_thread.run_sync(ended, client, batch)
+            found = await trio.to_thread.run_sync(output, client, seen.output_file_id)
+    assert found.keys() == {"a"}

@@ -1,8 +1,10 @@
-"""The RequestIntake actor. It waits on requests from the edge, and owns validation against the model, tokenizing and the compiling of grammars.
+"""The RequestIntake actor. It waits on requests from the edge, and owns validation against the
+model, tokenizing and the compiling of grammars.
 
-Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar, DRY's breakers) are prepared on
-worker threads and may be overtaken. Texts and grammars, long and short ones, have lanes of their own (`worker_lanes.py`): a tenth of a
-second of work never waits for ten seconds of it, no text waits for a grammar, and clients take turns.
+Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar,
+DRY's breakers) are prepared on worker threads and may be overtaken. Texts and grammars, long and
+short ones, have lanes of their own (`worker_lanes.py`): a tenth of a second of work never waits for
+ten seconds of it, no text waits for a grammar, and clients take turns.
 """
 
 from __future__ import annotations
@@ -101,8 +103,8 @@ class Intake:
             await self._pass_on(submission, message)
 
     async def _prepared(self, submission: Submission, lane: Lane | None) -> Submission | None:
-        """Prepare a request: its prompt, then its grammar. None if it was aborted while it waited for its turn. Raises
-        `RequestFailed`."""
+        """Prepare a request: its prompt, then its grammar. None if it was aborted while it waited
+        for its turn. Raises `RequestFailed`."""
         if lane is None:
             message = prepare(submission, self._model, self._settings)
         else:
@@ -116,8 +118,8 @@ class Intake:
         return message
 
     async def _with_grammar(self, message: Submission, grammar: Grammar) -> Submission | None:
-        """Add the compiled grammar. One that is known waits for nobody. None if the request was aborted while it waited. Raises
-        `RequestFailed`."""
+        """Add the compiled grammar. One that is known waits for nobody. None if the request was
+        aborted while it waited. Raises `RequestFailed`."""
         compiled = self._model.tokenizer.known_grammar(grammar)
         if compiled is None:
             lane: Lane = "grammar" if len(grammar.source) <= LONG_GRAMMAR else "long grammar"
@@ -176,8 +178,8 @@ def lane_of(request: Generate) -> Lane | None:
 
 
 def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Submission:
-    """Check a request and tokenize its prompt; its grammar is compiled later. Safe on any thread. Raises `RequestFailed` (400) naming the
-    parameter."""
+    """Check a request and tokenize its prompt; its grammar is compiled later. Safe on any thread.
+    Raises `RequestFailed` (400) naming the parameter."""
     request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)

@@ -123,10 +123,12 @@ class Compile:
 
 @attrs.frozen
 class Compiled:
-    """A follower has compiled the grammar, or reports in `fault` why it cannot."""
+    """A follower has compiled the grammar, or reports in `fault` why it cannot. `passes`: for the
+    moment, and not by the grammar's fault."""
 
     ticket: int
     fault: str = ""
+    passes: bool = False
 
 
 @attrs.frozen

@@ -100,12 +100,13 @@ class Tokenizer(Protocol):
         """Parse the text between the markers of `calling` into (name, arguments as JSON) of each call. May raise any exception."""
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
-        """Compile a grammar for the engine, which finds it for as long as the returned object is kept. For any thread. Raises
-        `RequestFailed`: 400 if it cannot be followed, or takes longer than `timeout_s`; 503 if the system has no process for it."""
+        """Compile a grammar for the engine, which finds it for as long as the returned object is
+        kept. For any thread. Raises `RequestFailed`: 400 if it cannot be followed, or takes longer
+        than `timeout_s`; 503 if the system has no process for it."""
 
     def known_grammar(self, grammar: Grammar) -> object | None:
-        """Return what `compile_grammar` has returned for it, without delay; None if that is not kept. Raises `RequestFailed` (400) if it is
-        known that it cannot be followed."""
+        """Return what `compile_grammar` has returned for it, without delay; None if that is not
+        kept. Raises `RequestFailed` (400) if it is known that it cannot be followed."""
 
 
 @attrs.frozen

@@ -151,7 +151,8 @@ def queue_full(size: int) -> Problem:
 
 
 def grammars_full(places: int, share: int) -> Problem:
-    """Problem of a client that has too many grammars waiting. `share`: part of the queue that they may have."""
+    """Problem of a client that has too many grammars waiting. `share`: part of the queue that they
+    may have."""
     return Problem(
         429,
         f"{places} grammars of this client wait to be compiled already (1/{share} of --max-queue-size); "

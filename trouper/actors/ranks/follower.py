@@ -7,6 +7,7 @@ then be blocked in a collective for ever, so `ended` is set outside the engine's
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import trio
 
@@ -16,6 +17,7 @@ from trouper.actors.ranks.rank_handshake import HELLO_S, Invitation, join_leader
 from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, heartbeat_interval, send_heartbeats, wait_until_silent
 from trouper.actors.ranks.rank_link import LAST_MESSAGES_S, LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.runtime.supervision import innermost
+from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.actors.runtime.writer_edges import DiskWriter
 from trouper.actors.ssd_writer import write_to_disk
 from trouper.protocol.health import DirectoryStats
@@ -36,7 +38,7 @@ from trouper.protocol.link import (
 from trouper.protocol.model import Engine, Tokenizer
 from trouper.protocol.plan_channel import PlanReceiver, PlanSender, plan_channel
 from trouper.protocol.plans import Plan, Stepped
-from trouper.protocol.problems import ModelUnusable, RequestFailed
+from trouper.protocol.problems import SYSTEM_SHORTAGE, ModelUnusable, RequestFailed
 from trouper.protocol.ranks import Joined, RankDiffers
 from trouper.protocol.settings import Settings
 from trouper.protocol.wire import encode
@@ -218,14 +220,18 @@ class Follower:
         """Compile a grammar before the plan that admits its row. The result stays in the tokenizer's cache; if it is evicted before the
         plan comes, the engine's thread compiles it again."""
         assert self._tokenizer is not None, "a grammar came before this rank was ready"
-        compile_grammar, fault = self._tokenizer.compile_grammar, ""
+        timeout_s, problem = self._settings.grammar_timeout_s, None
         try:
-            await trio.to_thread.run_sync(
-                compile_grammar, message.grammar, self._settings.grammar_timeout_s, abandon_on_cancel=True
-            )
+            compiled = partial(self._tokenizer.compile_grammar, message.grammar, timeout_s)
+            await run_on_thread(compiled, trio.to_thread.current_default_thread_limiter())
         except RequestFailed as refused:
-            fault = refused.problem.message
-        self._post(Compiled(message.ticket, fault))
+            problem = refused.problem
+        except OSError:
+            problem = SYSTEM_SHORTAGE
+        answer = Compiled(message.ticket)
+        if problem is not None:
+            answer = Compiled(message.ticket, problem.message, passes=problem.status == 503)
+        self._post(answer)
 
     async def _end_when_silent(self, link: Link) -> None:
         timeout_s = self._settings.rank_timeout_s

@@ -11,7 +11,7 @@ import trio
 
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.link import Compile, Compiled
-from trouper.protocol.problems import bad_request
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
 
 TIMEOUT_FACTOR = 2.0
 """Time limit for followers, as a multiple of --grammar-timeout-s: one may be slower, and have other grammars to compile first."""
@@ -25,6 +25,8 @@ class PendingGrammar:
     """Ranks that have not answered."""
     fault: str = ""
     """Reason why a rank cannot follow the grammar; "" if none has reported one."""
+    passes: bool = False
+    """Whether the reason is one of the moment."""
     done: trio.Event = attrs.field(factory=trio.Event)
 
 
@@ -37,7 +39,8 @@ class GrammarSpreader:
         self._pending: dict[int, PendingGrammar] = {}
 
     async def spread(self, grammar: Grammar) -> None:
-        """Return when all followers have compiled the grammar. Raises `RequestFailed` (400) if one cannot, or takes too long."""
+        """Return when all followers have compiled the grammar. Raises `RequestFailed`: 400 if one
+        cannot, or takes too long; 503 if one cannot for the moment."""
         ticket = next(self._tickets)
         pending = self._pending[ticket] = PendingGrammar(set(self._post_to_all(Compile(ticket, grammar))))
         try:
@@ -49,6 +52,11 @@ class GrammarSpreader:
         if limit.cancelled_caught:
             late = ", ".join(map(str, sorted(pending.missing)))
             pending.fault = f"rank {late} takes more than {self._limit_s:g} s to compile it (--grammar-timeout-s)"
+        if pending.fault and pending.passes:
+            message = f"{grammar.param} could not be compiled: {pending.fault}"
+            raise RequestFailed(
+                Problem(503, message, "server_error", grammar.param, code="system_shortage", retry_after_s=1)
+            )
         if pending.fault:
             raise bad_request(f"{grammar.param} cannot be followed: {pending.fault}", grammar.param, "invalid_grammar")
 
@@ -57,6 +65,7 @@ class GrammarSpreader:
         pending = self._pending.get(message.ticket)
         if pending is not None:
             pending.missing.discard(rank)
+            pending.passes = message.passes if not pending.fault else pending.passes
             pending.fault = pending.fault or (f"rank {rank}: {message.fault}" if message.fault else "")
             if not pending.missing or pending.fault:
                 pending.done.set()

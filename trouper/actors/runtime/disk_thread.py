@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import trio
 
+from trouper.actors.runtime.worker_threads import run_on_thread
+
 T = TypeVar("T")
 LAST_WORK_S = 2.0
 """Longest wait, once cancelled, for the work that runs. A file is written in less than a second."""
@@ -20,9 +22,11 @@ class DiskThread:
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S for its end, so that a write is not left halfway. Then the thread
-        is abandoned: a file system that does not answer (NFS, FUSE) cannot be interrupted, and must neither keep the process
-        from ending nor a model from being unloaded. Raises what `work` raises."""
+        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S for its end, so that a
+        write is not left halfway. Then the thread is abandoned: a file system that does not answer
+        (NFS, FUSE) cannot be interrupted, and must neither keep the process from ending nor a model
+        from being unloaded. Raises what `work` raises, and `OSError` if no thread can be
+        started."""
         token, begun, ended = trio.lowlevel.current_trio_token(), list[bool](), trio.Event()
 
         def noted() -> T:
@@ -34,9 +38,7 @@ class DiskThread:
                     token.run_sync_soon(ended.set)
 
         try:
-            return await trio.to_thread.run_sync(
-                noted, abandon_on_cancel=True, limiter=self._limiter, thread_name="cache directory"
-            )
+            return await run_on_thread(noted, self._limiter, thread_name="cache directory")
         except trio.Cancelled:
             if begun:
                 with trio.move_on_after(LAST_WORK_S, shield=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
@@ -17,7 +16,7 @@ from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import adapters_of
 from trouper.protocol.paths import encodable
-from trouper.protocol.problems import ModelUnusable, Problem
+from trouper.protocol.problems import ModelUnusable, Problem, is_shortage
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
 
@@ -170,17 +169,18 @@ def unforeseen(error: Exception) -> ModelUnusable:
 def load_problem(error: Exception) -> Problem:
     """Why a model cannot be loaded. With `retry_after_s` the reason passes, and the next request may try again."""
     unusable = error if isinstance(error, ModelUnusable) else unforeseen(error)
-    status, retry_after_s = (503, 1) if lacked_descriptors(innermost(error)) else (500, None)
+    status, retry_after_s = (503, 1) if lacked_resources(innermost(error)) else (500, None)
     return Problem(
         status, encodable(str(unusable)), "server_error", "model", code="model_unusable", retry_after_s=retry_after_s
     )
 
 
-def lacked_descriptors(error: BaseException | None) -> bool:
-    """Return whether a model could not be loaded since the process, or the machine, had no file descriptor left. That is no fault of
-    the model's, and passes with the connections that hold them."""
+def lacked_resources(error: BaseException | None) -> bool:
+    """Return whether a model could not be loaded since the process, or the machine, had no file
+    descriptor or process left. That is no fault of the model's, and passes. A model that is too
+    large for the memory is another matter."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        if isinstance(error, OSError) and is_shortage(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -41,8 +41,9 @@ def max_characters(tokens: int, tokenizer: Tokenizer) -> int:
 
 
 def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
-    """Whether a prompt has at most `limit` characters, which decides where it is tokenized: so many as are by default take a few
-    milliseconds. Stops counting as soon as the answer is known. A chat of `LONG_TEXT` parts is never short."""
+    """Whether a prompt has at most `limit` characters, which decides where it is tokenized: so many
+    as are by default take a few milliseconds. Stops counting as soon as the answer is known. A chat
+    of `LONG_TEXT` parts is never short."""
     match prompt:
         case TokenPrompt():
             return True

@@ -55,7 +55,8 @@ class TimeLimits:
     _phase_began: float = attrs.field(default=attrs.Factory(lambda self: self.began, takes_self=True))
 
     def enter(self, phase: Phase, now: float) -> None:
-        """Begin a phase, or the wait for the next token, at trio.current_time() `now`. The time in the queue counts from the submission."""
+        """Begin a phase, or the wait for the next token, at trio.current_time() `now`. The time in
+        the queue counts from the submission."""
         self.phase, self._phase_began = phase, now
 
     def next_deadline(self, *, reply_waits: bool = False) -> Deadline:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import logging
+
+from trouper.protocol.problems import is_shortage
 
 log = logging.getLogger("trouper.writer")
 MAX_IN_A_ROW = 2
 """Number of files, one after another, that are set aside. With the next one the disk counts as faulty."""
-NO_FAULT_OF_A_FILE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that any file would have."""
 
 
 class UnreadableFiles:
@@ -22,7 +21,7 @@ class UnreadableFiles:
     def note(self, name: str, error: OSError) -> None:
         """Note a file that cannot be read, and name it in the log once. Raises the error if it is the disk's fault."""
         self._in_a_row += 1
-        if error.errno in NO_FAULT_OF_A_FILE or self._in_a_row > MAX_IN_A_ROW:
+        if is_shortage(error) or self._in_a_row > MAX_IN_A_ROW:
             self._in_a_row = 0
             raise error
         if name not in self._named:

@@ -1,8 +1,10 @@
-"""Lanes of worker threads: long and short texts, long and short grammars. No lane waits for another.
+"""Lanes of worker threads: long and short texts, long and short grammars. No lane waits for
+another.
 
-Clients of a lane take turns, so that a client with many requests delays another one by at most the work at hand. A client may
-have one grammar compiled at a time in each lane, and each lane has room for two: a grammar that never compiles leaves the
-other place to other clients. A full lane refuses a request of the client that has the most requests in it.
+Clients of a lane take turns, so that a client with many requests delays another one by at most the
+work at hand. A client may have one grammar compiled at a time in each lane, and each lane has room
+for two: a grammar that never compiles leaves the other place to other clients. A full lane refuses
+a request of the client that has the most requests in it.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from math import inf
 from typing import Literal, TypeVar, TypeVarTuple, Unpack
 
 import attrs
 import trio
 
-from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem, RequestFailed, grammars_full, queue_full
+from trouper.actors.runtime.worker_threads import run_on_thread
+from trouper.protocol.problems import Problem, RequestFailed, grammars_full, queue_full
 
 Lane = Literal["quick", "slow", "grammar", "long grammar"]
 T = TypeVar("T")
@@ -27,7 +31,8 @@ GRAMMAR_SHARE = 4
 
 @attrs.frozen
 class LaneSize:
-    """Numbers of threads. Each thread that tokenizes takes a core from an engine that computes on the CPU."""
+    """Numbers of threads. Each thread that tokenizes takes a core from an engine that computes on
+    the CPU."""
 
     threads: int
     of_client: float = inf
@@ -52,10 +57,12 @@ class Ticket:
 
 
 class FairLane:
-    """The turns of one lane. Clients take turns; those of one client are first come, first served."""
+    """The turns of one lane. Clients take turns; those of one client are first come, first
+    served."""
 
     def __init__(self, size: LaneSize, max_waiting: int, max_of_client: float, too_many: Callable[[], Problem]) -> None:
-        """`max_waiting`: tickets that may wait, and `max_of_client` those of one client; `too_many` is the refusal of the latter."""
+        """`max_waiting`: tickets that may wait, and `max_of_client` those of one client; `too_many`
+        is the refusal of the latter."""
         self._size, self._max_waiting, self._max_of_client, self._too_many = size, max_waiting, max_of_client, too_many
         self._waiting: dict[str, deque[Ticket]] = {}
         """Tickets by client, in the order of the clients' turns. No queue is empty."""
@@ -96,8 +103,8 @@ class FairLane:
         if len(queue) > self._max_of_client:
             self._refuse(ticket, self._too_many())
         elif self.waiting > self._max_waiting:
-            most = max(reversed(self._waiting.values()), key=len)
-            self._refuse(queue[-1] if len(queue) == len(most) else most[-1], queue_full(self._max_waiting))
+            longest = max(reversed(self._waiting.values()), key=len)
+            self._refuse(queue[-1] if len(queue) == len(longest) else longest[-1], queue_full(self._max_waiting))
 
     def _refuse(self, ticket: Ticket, problem: Problem) -> None:
         self._remove(ticket)
@@ -154,18 +161,5 @@ class Lanes:
         return self._lanes[lane]
 
     async def run(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its result, and ends by itself. Raises
-        `RequestFailed` (503) if the system starts no further thread."""
-        begun = False
-
-        def begin() -> T:
-            nonlocal begun
-            begun = True
-            return work(*arguments)
-
-        try:
-            return await trio.to_thread.run_sync(begin, abandon_on_cancel=True, limiter=self._threads)
-        except RuntimeError:
-            if begun:
-                raise
-            raise RequestFailed(SYSTEM_SHORTAGE) from None
+        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its result, and ends by itself."""
+        return await run_on_thread(partial(work, *arguments), self._threads)

@@ -128,13 +128,14 @@ class Grammars:
         return mask_bytes(self._size)
 
     def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> CompiledGrammar:
-        """Compile a grammar, or return the cached one. Raises `RequestFailed`: 400 that names the faulty place, or the exceeded limit;
-        503 if the system has no process for it."""
+        """Compile a grammar, or return the cached one. Raises `RequestFailed`: 400 that names the
+        faulty place, or the exceeded limit; 503 if the system has no process for it."""
         found = self.known(grammar)
         return self._add(grammar, timeout_s) if found is None else found
 
     def known(self, grammar: Grammar) -> CompiledGrammar | None:
-        """Return the cached grammar, without compiling any. Raises `RequestFailed` (400) for a cached fault."""
+        """Return the cached grammar, without compiling any. Raises `RequestFailed` (400) for a
+        cached fault."""
         key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
         fault, until = self._slow.get(key) or ("", 0.0)
@@ -167,8 +168,8 @@ class Grammars:
         return found
 
     def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | str:
-        """Return the compiled grammar, or its fault as path, NUL character, reason. Raises `TrialFailedError`,
-        `TrialUnavailableError`."""
+        """Return the compiled grammar, or its fault as path, NUL character, reason. Raises
+        `TrialFailedError`, `TrialUnavailableError`."""
         end = time.monotonic() + timeout_s
         try:
             text = self._text(grammar)
@@ -187,7 +188,8 @@ class Grammars:
         return CompiledGrammar(matcher, max(len(text) * BYTES_PER_CHARACTER, minimum))
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
-        """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
+        """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`,
+        `TrialUnavailableError`."""
         return reason_of(self._trials.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
     def _fault_path(self, grammar: Grammar, end: float) -> str:

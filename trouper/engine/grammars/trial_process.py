@@ -1,4 +1,5 @@
-"""Runs trial compilations of grammars in subprocesses that may crash. See `trial_script.py` for the reasons and the protocol."""
+"""Runs trial compilations of grammars in subprocesses that may crash. See `trial_script.py` for the
+reasons and the protocol."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ START_S = 60.0
 AGAIN_S = 30.0
 """Time after which a process is started again that could not be."""
 SLOW_KEPT_S = 600.0
-"""Time for which a grammar that took too long is refused without another trial: the machine may have been busy."""
+"""Time for which a grammar that took too long is refused without another trial: the machine may
+have been busy."""
 SMALL = 8192
 """Characters of a grammar that does not overflow a thread's stack however deeply it is nested."""
 AT_ONCE = 4
@@ -38,7 +40,8 @@ KEPT = 2
 
 
 class TrialFailedError(Exception):
-    """The grammar cannot be compiled, as the message explains. `kept_s`: time for which that is so; a later attempt may succeed."""
+    """The grammar cannot be compiled, as the message explains. `kept_s`: time for which that is so;
+    a later attempt may succeed."""
 
     def __init__(self, message: str, *, kept_s: float = inf) -> None:
         super().__init__(message)
@@ -46,7 +49,8 @@ class TrialFailedError(Exception):
 
 
 class TrialUnavailableError(Exception):
-    """There is no process for the moment, which is no fault of the grammar's, as the message explains."""
+    """There is no process for the moment, which is no fault of the grammar's, as the message
+    explains."""
 
 
 class TrialPool:
@@ -59,11 +63,11 @@ class TrialPool:
         self._room = Semaphore(AT_ONCE)
         self._refused_until = 0.0
         """Time until which no process is started, since one could not be."""
-        self._said = False
+        self._warned = False
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """Return llguidance's error message, or "". Also returns "" for a small grammar where no process can be started. Raises
-        `TrialFailedError`, `TrialUnavailableError`."""
+        """Return llguidance's error message, or "". Also returns "" for a small grammar where no
+        process can be started. Raises `TrialFailedError`, `TrialUnavailableError`."""
         with self._process() as process:
             if process is not None:
                 return process.fault(text, max_items, timeout_s)
@@ -74,7 +78,8 @@ class TrialPool:
 
     @contextmanager
     def _process(self) -> Iterator[TrialProcess | None]:
-        """Lend a process that has received the vocabulary. None if none can be started. Raises `TrialUnavailableError`."""
+        """Lend a process that has received the vocabulary. None if none can be started. Raises
+        `TrialUnavailableError`."""
         with self._room:
             process = self._taken() or self._started()
             try:
@@ -110,12 +115,12 @@ class TrialPool:
                 reason = f"the process that compiles it cannot be started for the moment ({error})"
                 raise TrialUnavailableError(reason) from None
             self._refused_until = time.monotonic() + AGAIN_S
-            if not self._said:
+            if not self._warned:
                 reason = str(error) or "it ended"
                 log.warning("grammars are compiled without a trial: its process cannot be started (%s)", reason)
-            self._said = True
+            self._warned = True
             return None
-        self._said = False
+        self._warned = False
         return process
 
 
@@ -123,15 +128,17 @@ class TrialProcess:
     """A trial process: one grammar at a time."""
 
     def __init__(self, vocabulary: dict[str, Any]) -> None:
-        """Start it. Raises OSError, EOFError, TimeoutError, MemoryError, `TrialUnavailableError`."""
+        """Start it. Raises OSError, EOFError, TimeoutError, MemoryError,
+        `TrialUnavailableError`."""
         self._process = _start()
         self.stop: Callable[[], object] = weakref.finalize(self, _ended, self._process)
         """Ends the process."""
         self._exchange(vocabulary, START_S)
 
     def _exchange(self, message: dict[str, Any], timeout_s: float) -> Any:
-        """Send a message and return the reply. Ends the process if there is none, since a late one would answer the next message. Raises
-        OSError, EOFError, TimeoutError, MemoryError, `TrialUnavailableError`."""
+        """Send a message and return the reply. Ends the process if there is none, since a late one
+        would answer the next message. Raises OSError, EOFError, TimeoutError, MemoryError,
+        `TrialUnavailableError`."""
         try:
             return _exchange(self._process, message, timeout_s)
         except (OSError, EOFError) as error:
@@ -148,7 +155,8 @@ class TrialProcess:
         return self._process.poll() is None
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """Return llguidance's error message, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
+        """Return llguidance's error message, or "". Raises `TrialFailedError`,
+        `TrialUnavailableError`."""
         try:
             return str(self._exchange({"text": text, "max_items": max_items}, timeout_s))
         except TimeoutError:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from trouper.protocol.problems import is_shortage
 from trouper.protocol.settings import default_cache_dir
 from trouper.storage.cache_fingerprint import file_digest, namespace
 
@@ -20,9 +21,11 @@ def fingerprint(
     progress: Callable[[int, int], None],
     rank: Mapping[str, str],
 ) -> str:
-    """Return hex digits, or "" if the files cannot be read: then nothing is kept on disk. The files are read once; a memo in
-    the cache directory saves that until they change. `progress` is called with bytes read and bytes in all. `rank`:
-    properties that distinguish this rank's KV from other ranks', and from that of another number of ranks."""
+    """Return hex digits, or "" if the files cannot be read: then nothing is kept on disk. Raises
+    `OSError` if the system lacks descriptors or memory for the moment. The files are read once; a
+    memo in the cache directory saves that until they change. `progress` is called with bytes read
+    and bytes in all. `rank`: properties that distinguish this rank's KV from other ranks', and from
+    that of another number of ranks."""
     memo = default_cache_dir() / "digests.json"
     parts = {"mlx-lm": version("mlx-lm"), **rank}
     try:
@@ -37,6 +40,8 @@ def fingerprint(
         for name, path in files.items():
             parts[name] = file_digest(path, memo, advance)
     except OSError as error:
+        if is_shortage(error):  # The model is loaded again soon.
+            raise
         report(f"the files of the model could not be read again ({error}); nothing is kept on disk")
         return ""
     return namespace(parts)

@@ -1,9 +1,12 @@
-"""The log of a batch: what happened to its requests, appended and synced, so that a killed process loses no answer and gives none twice.
+"""The log of a batch: what happened to its requests, appended and synced, so that a killed process
+loses no answer and gives none twice.
 
-Each line is one JSON record. The order is what makes it safe. `attempt` is on disk before its request runs, and `begun` before a model
-works for it, so a request that kills the process is counted, however often it does. `answer` is on disk before the request counts as answered. A request whose answer
-is not in the log has none, and runs again; one whose answer is there never does. A kill in the middle of an append leaves a line
-without its end, which is cut off when the log is opened again: nobody relied on it, since its append had not returned.
+Each line is one JSON record. The order is what makes it safe. `attempt` is on disk before its
+request runs, and `begun` before a model works for it, so a request that kills the process is
+counted, however often it does. `answer` is on disk before the request counts as answered. A request
+whose answer is not in the log has none, and runs again; one whose answer is there never does. A
+kill in the middle of an append leaves a line without its end, which is cut off when the log is
+opened again: nobody relied on it, since its append had not returned.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import trio
 
 from trouper.protocol.paths import exists
 from trouper.protocol.private_files import FILE_MODE, make_private
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed, is_shortage
 from trouper.web.batches import durable_files
 from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
 from trouper.web.batches.disk_threads import on_disk
@@ -230,6 +230,8 @@ class BatchStorage:
             except FileNotFoundError:
                 shutil.rmtree(directory, ignore_errors=True)  # Its client was not told that it was created.
             except (OSError, msgspec.MsgspecError) as error:
+                if is_shortage(error):  # The directory is opened again soon.
+                    raise
                 log.warning("batches: %s cannot be read and is left alone: %s", directory, error)
             else:
                 yield batch

@@ -1,16 +1,22 @@
-"""Runs batches: one task for each, and as many requests of all of them at a time as --batch-rows allows.
+"""Runs batches: one task for each, and as many requests of all of them at a time as --batch-rows
+allows.
 
-A request of a batch has the lowest priority, so it enters the model's batch of rows only when no other request waits. Requests of several
-batches take turns. What ends a request decides what becomes of it:
+A request of a batch has the lowest priority, so it enters the model's batch of rows only when no
+other request waits. Requests of several batches take turns. What ends a request decides what
+becomes of it:
 
 - Any response but those below is its answer, an error of the client's making too.
-- 429 and 503 are no answers: the request runs again later, until the batch expires. Meanwhile its slot is for others.
-- A request for which the device had no memory, although it ran alone, runs at most MAX_ATTEMPTS times: each time costs restarts of the engine.
-- A request during which the engine stopped, or the process was killed, runs again, but at most MAX_ATTEMPTS times. An attempt that ended
-  before a model worked for it (the model was being loaded) says little: it counts towards MAX_UNBEGUN alone. After a kill those that ran
-  run first, one at a time, and those with the fewest attempts before the others: so the one that kills is found, and the others get their
-  answers, also if kills come for another reason.
-- Cancelled (the server leaves, the model is unloaded by force, the batch is cancelled or expires): the attempt does not count.
+- 429 and 503 are no answers: the request runs again later, until the batch expires. Meanwhile its
+  slot is for others.
+- A request for which the device had no memory, although it ran alone, runs at most MAX_ATTEMPTS
+  times: each time costs restarts of the engine.
+- A request during which the engine stopped, or the process was killed, runs again, but at most
+  MAX_ATTEMPTS times. An attempt that ended before a model worked for it (the model was being
+  loaded) says little: it counts towards MAX_UNBEGUN alone. After a kill those that ran run first,
+  one at a time, and those with the fewest attempts before the others: so the one that kills is
+  found, and the others get their answers, also if kills come for another reason.
+- Cancelled (the server leaves, the model is unloaded by force, the batch is cancelled or expires):
+  the attempt does not count.
 """
 
 from __future__ import annotations
@@ -342,7 +348,8 @@ class BatchWorker:
 
 
 async def _begin(batch: Batch, number: int) -> None:
-    """Log that a model begins to work for a request. Raises `RequestFailed` (503) if that is not on disk."""
+    """Log that a model begins to work for a request. Raises `RequestFailed` (503) if that is not on
+    disk."""
     try:
         await batch.record(BatchRecord(begun=number))
     except OSError as error:

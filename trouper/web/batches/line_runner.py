@@ -38,8 +38,8 @@ class LineRunner:
     app: Asgi
 
     async def run(self, endpoint: str, body: bytes, request_id: str, owner: str, *, begin: Begin) -> LineResponse:
-        """Return the response, whatever its status. Cancelling it aborts the request. `begin` is awaited before a model works for it, and
-        may raise `RequestFailed`."""
+        """Return the response, whatever its status. Cancelling it aborts the request. `begin` is
+        awaited before a model works for it, and may raise `RequestFailed`."""
         status, is_json, parts, received = 500, True, list[bytes](), False
 
         async def receive() -> Any:

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from trouper.protocol.private_files import make_private
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed, is_shortage
 from trouper.web.batches import durable_files
 from trouper.web.batches.disk_threads import on_disk
 
@@ -197,9 +197,12 @@ def new_file_id() -> str:
 
 
 def _read(path: Path) -> StoredFile | None:
-    """Read a description. None if it is damaged or its content is missing."""
+    """Read a description. None if it is damaged or its content is missing. Raises `OSError` if the
+    system lacks something for the moment: what cannot be read then must not be removed."""
     try:
         file = msgspec.json.decode(path.read_bytes(), type=StoredFile)
         return file if path.with_name(file.id).stat().st_size == file.bytes else None
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError) as error:
+        if is_shortage(error):
+            raise
         return None

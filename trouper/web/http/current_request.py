@@ -37,7 +37,8 @@ BATCH_OWNER = "trouper.batch_owner"
 """Key in the state of a request that is a line of a batch. Its value is the identity of the API key that made the batch. No client can
 set it: the state is not part of what is sent."""
 BATCH_BEGIN = "trouper.batch_begin"
-"""Key in the state of such a request. Its value is awaited before a model works for the request; it may raise `RequestFailed`."""
+"""Key in the state of such a request. Its value is awaited before a model works for the request; it
+may raise `RequestFailed`."""
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 STATE: ContextVar[dict[str, Any]] = ContextVar("STATE")
 """State of the request at hand. It is read some forty times a request, and Quart's `request` takes ten times as long."""
@@ -92,7 +93,8 @@ class CurrentRequest:
         return cast("str | None", self._state.get(BATCH_OWNER))
 
     async def begin_line(self) -> None:
-        """Note that a model is about to work for this line of a batch. Raises `RequestFailed` (503)."""
+        """Note that a model is about to work for this line of a batch. Raises `RequestFailed`
+        (503)."""
         if (begin := self._state.get(BATCH_BEGIN)) is not None:
             await begin()
 

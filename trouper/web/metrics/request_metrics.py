@@ -115,7 +115,9 @@ def _after(begin: float, end: float | None) -> float | None:
 
 EXPECTED = (
     ("refused", "queue_full"),
+    ("refused", "grammar_queue_full"),
     ("refused", "model_unusable"),
+    ("refused", "preparation_timeout"),
     ("error", "queue_timeout"),
     ("error", "first_token_timeout"),
     ("error", "token_timeout"),
