@@ -17,6 +17,7 @@ import trio
 from trouper import Settings
 from trouper.engine import host
 from trouper.engine.platform.system_shortage import system_shortage
+from trouper.engine.step_loop import StepLoop
 from trouper.protocol.problems import SystemShortage
 
 
@@ -48,8 +49,8 @@ async def test_a_step_without_descriptors_is_no_crash(
         raise error
 
     monkeypatch.setattr(host.MlxEngine, "_engine", lambda _: SimpleNamespace(starting=None))
-    monkeypatch.setattr(host.StepLoop, "__attrs_post_init__", lambda _: None)
-    monkeypatch.setattr(host.StepLoop, "run", fail)
+    monkeypatch.setattr(StepLoop, "__attrs_post_init__", lambda _: None)
+    monkeypatch.setattr(StepLoop, "run", fail)
     results, _ = trio.open_memory_channel[Any](1)
     engine = host.MlxEngine(Settings())
     with pytest.raises(RuntimeError, match=str(error)):
