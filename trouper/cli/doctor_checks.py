@@ -270,13 +270,13 @@ def pages(checked: CheckedSettings) -> Iterator[Finding]:
 
 def files(checked: CheckedSettings) -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # A server raises the soft one.
-    wanted = checked.server.max_connections
-    needed = wanted + other_files()
+    connections = checked.server.max_connections
+    needed = connections + other_files()
     if hard != resource.RLIM_INFINITY and hard < needed:
-        message = f"this process may open {hard} files; {wanted} connections want more"
+        message = f"this process may open {hard} files; {connections} connections want more"
         yield Finding("warn", message, f"ulimit -n {needed}, or a lower --max-connections")
     else:
-        yield Finding("ok", f"enough for {wanted} connections")
+        yield Finding("ok", f"enough for {connections} connections")
 
 
 CHECKS: dict[str, Check] = {

@@ -17,19 +17,19 @@ RESERVED = 8
 FLAG = "--max-connections"
 
 
-def connection_limit(wanted: int) -> tuple[int, str]:
+def connection_limit(connections: int) -> tuple[int, str]:
     """Return how many connections there may be, and a line for the log if these are fewer than
-    `wanted`. The soft limit is raised as far as that needs and the hard one allows. Raises
+    `connections`. The soft limit is raised as far as that needs and the hard one allows. Raises
     `SettingsInvalid` if there is room for none."""
     others = other_files()
-    soft = _raised_limit(wanted + others)
-    if soft is None or soft >= wanted + others:
-        return wanted, ""
-    remedy = f"raise it with ulimit -n {wanted + others}"
-    told = f"{FLAG} {wanted} needs {wanted + others} descriptors, the limit is {soft}"
+    soft = _raised_limit(connections + others)
+    if soft is None or soft >= connections + others:
+        return connections, ""
+    remedy = f"raise it with ulimit -n {connections + others}"
+    message = f"{FLAG} {connections} needs {connections + others} descriptors, the limit is {soft}"
     if soft <= others:
-        raise SettingsInvalid(f"{told}, which leaves no room for any; {remedy}", FLAG)
-    return soft - others, f"{told}: {soft - others} connections; {remedy}"
+        raise SettingsInvalid(f"{message}, which leaves no room for any; {remedy}", FLAG)
+    return soft - others, f"{message}: {soft - others} connections; {remedy}"
 
 
 def other_files() -> int:
@@ -58,7 +58,7 @@ def _raised_limit(needed: int) -> int | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         with suppress(ValueError, OSError):  # A container may forbid it.
-            most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
+            bound = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (bound, hard))
+            soft = bound
     return None if soft == resource.RLIM_INFINITY else soft
