@@ -19,7 +19,8 @@ from trouper.protocol.hosts import is_loopback
 
 NEVER_HERE = frozenset({
     *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
-    *("cors_origins", "ssd_cache_dir", "batch_dir", "otlp_endpoint"),
+    *("cors_origins", "ssd_cache_dir", "batch_dir", "otlp_endpoint", "adapters_from"),
+    "rank_secret_file",
 })  # fmt: skip
 """Settings that open the server, name a secret, have prompts sent elsewhere, or say which files the
 server reads, writes and removes."""
