@@ -212,6 +212,10 @@ faults count="10000" *flags: _setup
 abuse *names: _setup
     @.venv/bin/python -m tests.abuse "$@"
 
+# Three honest tenants and a fourth, honest and hostile in turns, for MINUTES of each: rates, first tokens, and what it sees of them; `--only ATTACK`
+tenants minutes="10" *flags: _setup
+    @.venv/bin/python -m tests.tenants "$@"
+
 # Texts of every format of calls, broken and cut at random: streamed = complete, and arguments are objects
 parsers count="10000" *flags: _setup
     @.venv/bin/python -m tests.output.campaign "$@"
