@@ -1,1 +1,2 @@
-"""Texts of others take time in proportion to their length: regular expressions, parsers and scanners."""
+"""Texts of others take time in proportion to their length: regular expressions, parsers and
+scanners."""

@@ -1,11 +1,14 @@
-"""Whether a regular expression can backtrack more than a bounded number of times for each character.
+"""Whether a regular expression can backtrack more than a bounded number of times for each
+character.
 
-The expression becomes an automaton without empty steps (Glushkov's). A text that is refused makes `re` try every path of the automaton,
-and the paths are as many as in proportion to the text if and only if no two loops can read the same text one after the other, and none
-reads it in two ways (Weber and Seidl, "On the degree of ambiguity of finite automata", 1991, criteria IDA and EDA).
+The expression becomes an automaton without empty steps (Glushkov's). A text that is refused makes
+`re` try every path of the automaton, and the paths are as many as in proportion to the text if and
+only if no two loops can read the same text one after the other, and none reads it in two ways
+(Weber and Seidl, "On the degree of ambiguity of finite automata", 1991, criteria IDA and EDA).
 
-Lookarounds count as if they held, so the answer errs on the safe side. Possessive repetitions of one character are taken as they are.
-`re._parser` and `re._constants` are private: only this test reads the structure of expressions, and nothing public gives it.
+Lookarounds count as if they held, so the answer errs on the safe side. Possessive repetitions of
+one character are taken as they are. `re._parser` and `re._constants` are private: only this test
+reads the structure of expressions, and nothing public gives it.
 """
 
 from __future__ import annotations
@@ -49,13 +52,14 @@ SAMPLES = [
 
 
 class TooHard(Exception):
-    """The expression has a part that is not judged: a reference to a group, or a loop in a lookaround."""
+    """The expression has a part that is not judged: a reference to a group, or a loop in a
+    lookaround."""
 
 
 @attrs.frozen
 class Way:
-    """A way into, out of or through a part. `not_next`: what the next character is not, since a possessive repetition
-    would have taken it. `sure`: whether no assertion is on the way."""
+    """A way into, out of or through a part. `not_next`: what the next character is not, since a
+    possessive repetition would have taken it. `sure`: whether no assertion is on the way."""
 
     at: int = -1
     not_next: Chars = frozenset()
@@ -226,7 +230,8 @@ class Automaton:
         return seen
 
     def _two_ways(self, q: int, reached: Mapping[int, set[int]]) -> bool:
-        """Whether two paths lead from `q` to `q` with the same text, and not both would be accepted on the way."""
+        """Whether two paths lead from `q` to `q` with the same text, and not both would be accepted
+        on the way."""
         back = {p for p in reached[q] if q in reached[p]}
         seen, waiting = set[tuple[int, int, bool]](), deque([(q, q, False)])
         while waiting:

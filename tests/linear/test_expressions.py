@@ -1,4 +1,5 @@
-"""No regular expression of the package backtracks more than in proportion to the text, whatever the text is."""
+"""No regular expression of the package backtracks more than in proportion to the text, whatever the
+text is."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ MADE: Mapping[tuple[str, str], Any] = {
     ],
     ("web/output/formats/text_source.py", "_several"): lambda: [("match", text_source._several(SPACE + "[],;"))],
 }
-"""Expressions that a function makes, with what they are made for: all that there are, or some that stand for all."""
+"""Expressions that a function makes, with what they are made for: all that there are, or some that
+stand for all."""
 OTHERS = {("engine/loading/adapter_files.py", "_by_pattern")}
 """Where an expression is not of ours."""
 
@@ -70,7 +72,8 @@ def _trees() -> Mapping[str, ast.Module]:
 
 
 def _calls(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Call]]:
-    """Yield the calls of `re`, each with the name of the function or of the constant it stands in."""
+    """Yield the calls of `re`, each with the name of the function or of the constant it stands
+    in."""
     for node in ast.iter_child_nodes(tree):
         name = within
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -86,7 +89,8 @@ def _calls(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Call]]:
 
 @cache
 def _uses() -> Mapping[tuple[str, str], set[Use]]:
-    """How constants are used, by their modules and names; an expression that is handed on may be used in any way."""
+    """How constants are used, by their modules and names; an expression that is handed on may be
+    used in any way."""
     found: dict[tuple[str, str], set[Use]] = {}
     for where, tree in _trees().items():
         imported = {
@@ -143,7 +147,8 @@ def _expressions() -> Iterator[Expression]:
 
 
 def test_all_expressions_are_linear() -> None:
-    """What is refused here: write it possessively (`++`, `*+`), with parts that cannot read the same, or by hand."""
+    """What is refused here: write it possessively (`++`, `*+`), with parts that cannot read the
+    same, or by hand."""
     found = sorted({*_expressions()}, key=str)
     assert len(found) > 80
     faults = [

@@ -1,8 +1,10 @@
-"""Parsers and scanners of others' texts: their work for a text is in proportion to its length, counted in lines that are run.
+"""Parsers and scanners of others' texts: their work for a text is in proportion to its length,
+counted in lines that are run.
 
-Each has the worst texts that are known for it: those that were quadratic, and what looks like the beginning of something again and again.
-What reads a stream gets its text in pieces of 4 characters, and whole. C code runs no lines: `test_expressions.py` reads the expressions of
-`re`, and texts whose copies and comparisons are counted show those of parsers.
+Each has the worst texts that are known for it: those that were quadratic, and what looks like the
+beginning of something again and again. What reads a stream gets its text in pieces of 4 characters,
+and whole. C code runs no lines: `test_expressions.py` reads the expressions of `re`, and texts
+whose copies and comparisons are counted show those of parsers.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ MADE_OF = {
     "deepseek_v3": "headers", "glm": "tags without lines", "harmony": "messages", "hermes": "objects",
     "qwen3_coder": "tags on lines", "gemma4": "complete calls",
 }  # fmt: skip
-"""One format of each kind. The short version plays no others; the long one only these with the longest texts, and whole."""
+"""One format of each kind. The short version plays no others; the long one only these with the
+longest texts, and whole."""
 
 
 def repeated(unit: str, length: int) -> str:
@@ -242,7 +245,8 @@ def test_lists_that_are_indented_are_found(text: str) -> None:
 
 
 def test_many_tools_cost_a_call_nothing() -> None:
-    """An answer may have thousands of calls, and a request thousands of tools with as many parameters each."""
+    """An answer may have thousands of calls, and a request thousands of tools with as many
+    parameters each."""
 
     def calls(tools: int) -> int:
         offered: Any = tuple(
@@ -259,7 +263,8 @@ def test_many_tools_cost_a_call_nothing() -> None:
 
 
 class _CountedText(str):
-    """Text that counts the characters of the copies that are made of it and of what is made of it."""
+    """Text that counts the characters of the copies that are made of it and of what is made of
+    it."""
 
     __slots__ = ()
     copied = 0

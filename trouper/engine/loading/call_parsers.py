@@ -1,7 +1,8 @@
-"""Parsers of calls in the formats whose calls are read once they are complete: mlx-lm's results, in time that is in proportion to the text.
+"""Parsers of calls in the formats whose calls are read once they are complete: mlx-lm's results, in
+time that is in proportion to the text.
 
-mlx-lm's own parsers search by regular expressions that read the text again from each place where a call might begin: 30,000 characters of a
-model's answer held all streams for two seconds.
+mlx-lm's own parsers search by regular expressions that read the text again from each place where a
+call might begin: 30,000 characters of a model's answer held all streams for two seconds.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
-
-from mlx_lm.tool_parsers import minicpm5
 
 Call = dict[str, Any]
 ParseTool = Callable[[str, Any], Any]
-"""From the text between a call's markers, and the tools, to one call or a list. Raises an exception if there is none."""
+"""From the text between a call's markers, and the tools, to one call or a list. Raises an exception
+if there is none."""
 LONGEST_HEAD = 256
 GEMMA_STRING = '<|"|>'
 GEMMA_HEAD = re.compile(r"call:([\w-]+)\{")
@@ -29,7 +30,8 @@ MUSE_TAG = re.compile(r"<atem:(invoke|parameter)\b([^<>]*)>")
 MUSE_NAME = re.compile(r'\bname="([^"]+)"')
 PYTHON_HEAD = re.compile(r"\[([\w.]+)\(")
 MAX_SIGNS = 5_000
-"""Maximum number of commas and brackets of a text that Python's own parser reads, which takes 40 ms for so many."""
+"""Maximum number of commas and brackets of a text that Python's own parser reads, which takes 40 ms
+for so many."""
 LONGEST_LITERAL = 1_000
 PYTHON_KEY = re.compile(r"(?<!\w)(\w+)=")
 
@@ -106,7 +108,8 @@ def function_gemma(text: str, _tools: Any = None) -> Call:
 
 
 def kimi_k3(text: str, _tools: Any = None) -> list[Call]:
-    """Read tags between `<|open|>`, `<|close|>` and `<|sep|>`, with arguments one by one or as one object."""
+    """Read tags between `<|open|>`, `<|close|>` and `<|sep|>`, with arguments one by one or as one
+    object."""
     calls = []
     for head, body in _kimi_blocks(text, "call"):
         try:
@@ -165,13 +168,13 @@ def muse_spark(text: str, _tools: Any = None) -> list[Call]:
 
 
 def minicpm5_calls(text: str, tools: Any = None) -> Any:
-    """Read `NAME><param name="KEY">VALUE</param>`, by mlx-lm's parser. It reads on from a name in front and from parameters that end, and
-    searches once."""
+    """Read `NAME><param name="KEY">VALUE</param>`, by mlx-lm's parser. It reads on from a name in
+    front and from parameters that end, and searches once."""
     head, found, body = text.partition(">")
     if not found or len(head) > LONGEST_HEAD:
         raise NoCall
-    last = "</param>"
-    return minicpm5.parse_tool_call(f"{head}>{body[: body.rfind(last) + len(last)] if last in body else ''}", tools)
+    ended, last, _ = body.rpartition("</param>")
+    return import_module("mlx_lm.tool_parsers.minicpm5").parse_tool_call(f"{head}>{ended}{last}", tools)
 
 
 class _JsonWords(ast.NodeTransformer):
@@ -222,7 +225,8 @@ def _nearly_python(text: str) -> Call:
 
 
 def _nearly_value(written: str, at: int) -> tuple[str, int]:
-    """Return the text of a value, and where it ends: in quotes in front of a comma, or up to a comma."""
+    """Return the text of a value, and where it ends: in quotes in front of a comma, or up to a
+    comma."""
     quote = written[at : at + 1]
     close = written.find(quote, at + 1) if quote in ("'", '"') else -1
     if close >= 0 and written[close + 1 : close + 2] in ("", ","):
