@@ -17,6 +17,7 @@ import pytest
 
 import trouper
 from tests.linear.automaton import Use, faults_of
+from trouper.engine.loading.layer_patterns import LayerPatterns
 from trouper.engine.loading.output_format_detection import RENDERED
 from trouper.protocol.output_formats import THINKING
 from trouper.web.output.formats import json_calls, text_source
@@ -57,12 +58,16 @@ MADE: Mapping[tuple[str, str], Any] = {
     ("engine/loading/output_format_detection.py", "_rendered_format"): lambda: [
         ("search", re.compile(pattern)) for pattern in RENDERED.values()
     ],
+    ("engine/loading/layer_patterns.py", "__init__"): lambda: [
+        ("fullmatch", expression)
+        for *_, expression, _ in LayerPatterns(
+            dict.fromkeys([r"^model\.layers\.[0-5]\.mlp", r"layers\.\d+\.[a-z]+.down_proj$", r"[0-9]\.\d"], 8)
+        )._others
+    ],
     ("web/output/formats/text_source.py", "_several"): lambda: [("match", text_source._several(SPACE + "[],;"))],
 }
 """Expressions that a function makes, with what they are made for: all that there are, or some that
 stand for all."""
-OTHERS = {("engine/loading/adapter_files.py", "_by_pattern")}
-"""Where an expression is not of ours."""
 
 
 @cache
@@ -140,7 +145,7 @@ def _expressions() -> Iterator[Expression]:
             elif (where, name) in MADE:
                 for use, pattern in MADE[where, name]():
                     yield Expression(f"{where}: {name}", pattern.pattern, pattern.flags, use)
-            elif (where, name) not in OTHERS:
+            else:
                 yield Expression(
                     f"{where}: {name} in line {call.lineno} is made: add it to MADE", "(?:a|a)*b", 0, "match"
                 )

@@ -12,7 +12,7 @@ LONGEST_QUOTED = 200
 """Characters of a client's word that an error repeats."""
 LONGEST_BEGINNING, LONGEST_END = 700, 300
 """Characters of a message that stay where it is longer than both: its end has the remedy."""
-LONG_WORD = re.compile(rf"(\S{{{LONGEST_QUOTED}}})\S+")
+WORD = re.compile(r"\S++")
 
 
 def quoted(name: str) -> str:
@@ -30,7 +30,7 @@ def _bounded(message: str) -> str:
     """Shorten a message, whatever it repeats of a request, and each of its words."""
     if len(message) > LONGEST_BEGINNING + LONGEST_END:
         message = f"{message[:LONGEST_BEGINNING]}...{message[-LONGEST_END:]}"
-    return LONG_WORD.sub(r"\1...", message)
+    return WORD.sub(lambda word: shortened(word[0]), message)
 
 
 @attrs.frozen
