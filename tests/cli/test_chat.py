@@ -120,7 +120,7 @@ def test_a_key_that_no_header_can_carry_is_refused(command: tuple[str, ...], key
     assert said.startswith("trouper: --api-key")
     (tmp_path / "keys").write_text("ä\n", "utf-8")
     outcome = CliRunner().invoke(cli.main, [*command, *url, "--api-key-file", str(tmp_path / "keys")])
-    assert outcome.stderr.startswith(f"trouper: --api-key-file {tmp_path}/keys: a key has a character")
+    assert outcome.stderr.startswith(f"trouper: --api-key-file {tmp_path}/keys, line 1: a key has a character")
 
 
 async def test_nobody_there() -> None:

@@ -152,7 +152,6 @@ def draw_request(name: int, chance: Random, weather: Weather) -> Generate:
         speculation=chance.choice((None, None, "ngram", "off")),
         timeouts=small if chance.random() < 0.2 else None,
         priority=chance.choice((0, 0, -1, 3)),
-        tenant=chance.choice(("", "", "a", "b")),
     )
 
 
