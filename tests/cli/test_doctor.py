@@ -281,7 +281,9 @@ def test_an_adapter_that_is_none(tiny: str, tmp_path: Path) -> None:
     assert "adapter_config.json" in finding.remedy
     for name in ("adapter_config.json", "adapters.safetensors"):
         (tmp_path / name).touch()
-    assert one(doctor_checks.model(plan(model=tiny, adapter_path=str(tmp_path)))).level == "ok"
+    finding = one(doctor_checks.model(plan(model=tiny, adapter_path=str(tmp_path))))
+    assert finding.level == "fail", "files without content are no adapter"
+    assert "adapter_config.json" in finding.message
 
 
 def test_the_embedded_model_needs_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

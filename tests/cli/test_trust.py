@@ -34,6 +34,7 @@ from trouper.cli.commands.serve import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.file_trust import LOOPBACK_HERE, NEVER_HERE, others_write
 from trouper.cli.line_editor import history_file
+from trouper.cli.log_setup import OneLine
 from trouper.engine.loading import model_source
 from trouper.protocol.settings import default_cache_dir
 
@@ -529,7 +530,8 @@ def test_a_directory_in_the_place_of_a_model_of_the_hub_is_said(home: Path) -> N
 
 def test_no_line_of_the_log_moves_the_terminal() -> None:
     written: list[str] = []
-    handler = BackgroundHandler(lambda record: written.append(record.getMessage()))
+    line = OneLine("%(message)s")
+    handler = BackgroundHandler(lambda record: written.append(line.format(record)))
     handler.emit(logging.LogRecord("trouper", logging.INFO, "", 0, "asked for %s", (ESCAPE,), None))
     handler.flush()
     assert len(written) == 1

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from queue import Full, Queue
 from typing import IO, TextIO, cast
 
-from trouper.cli.terminal_text import text_shown
 from trouper.protocol.logs import FIELDS
 
 LINES = 10_000
@@ -94,7 +93,7 @@ class BackgroundHandler(logging.Handler):
 def _settled(record: logging.LogRecord) -> logging.LogRecord:
     """Return the record with its text formatted now: the arguments may change before it is written."""
     settled = copy.copy(record)
-    settled.msg, settled.args = text_shown(record.getMessage()), None
+    settled.msg, settled.args = record.getMessage(), None
     return settled
 
 
