@@ -32,10 +32,11 @@ from trouper.cli.background_log import BackgroundHandler
 from trouper.cli.client import Where, client_of
 from trouper.cli.commands.serve import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.file_trust import LOOPBACK_HERE, NEVER_HERE, others_write
+from trouper.cli.file_trust import LOOPBACK_HERE, NEVER_HERE
 from trouper.cli.line_editor import history_file
 from trouper.cli.log_setup import OneLine
 from trouper.engine.loading import model_source
+from trouper.protocol.private_files import others_write
 from trouper.protocol.settings import default_cache_dir
 
 __all__ = ["home"]

@@ -7,7 +7,6 @@ writes to. A file that is named by --config may say everything.
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import stat
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trouper.protocol.hosts import is_loopback
+from trouper.protocol.private_files import others_write
 
 NEVER_HERE = frozenset({
     *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
@@ -50,20 +50,6 @@ def read_trusted(path: Path) -> bytes | None:
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def others_write(status: os.stat_result) -> bool:
-    """Whether others than the owner may write to a file: all, or a group that has other members.
-    The group of a user's own name is theirs alone."""
-    if status.st_mode & stat.S_IWOTH:
-        return True
-    if not status.st_mode & stat.S_IWGRP:
-        return False
-    try:
-        group, owner = grp.getgrgid(status.st_gid), pwd.getpwuid(status.st_uid)
-    except KeyError:
-        return True
-    return group.gr_name != owner.pw_name or bool({*group.gr_mem} - {owner.pw_name})
 
 
 def refused_here(path: Path, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
@@ -12,14 +11,12 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from trouper.cli.background_log import BackgroundHandler, LineWriter, Write, unbuffer_stderr
+from trouper.cli.terminal_text import BREAKS
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "human", "json")
 Format = Literal["auto", "human", "json"]
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Characters that would begin a line, move a terminal's cursor or turn the direction of its
-text."""
 
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
@@ -52,7 +49,7 @@ class OneLine(logging.Formatter):
     """Formats a record for a person. No word of a client begins a line of its own."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as the base class.
-        return CONTROLS.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
+        return BREAKS.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
 
 
 class JsonLines(logging.Formatter):

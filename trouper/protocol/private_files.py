@@ -29,7 +29,7 @@ def make_private(directory: Path) -> None:
         remedy = "name a directory of your own, or make it yours with chown"
         why = f"it belongs to {_user(info.st_uid)}: {remedy}"
         raise PermissionError(errno.EPERM, why, str(directory))
-    if _is_open(info) and any(directory.iterdir()):
+    if others_write(info) and any(directory.iterdir()):
         remedy = "remove it, or, if every file in it is yours, chmod 700"
         raise PermissionError(errno.EPERM, f"others may write there: {remedy}", str(directory))
     if info.st_mode & OTHERS:
@@ -54,7 +54,7 @@ def who_may_change(path: Path) -> str:
         if not _is_trusted(info.st_uid):
             return f"{each} belongs to {_user(info.st_uid)}"
         sticky = info.st_mode & stat.S_ISVTX and each not in (resolved, named)
-        if _is_open(info) and not sticky:
+        if others_write(info) and not sticky:
             return f"{each} may be written by others"
     return ""
 
@@ -70,7 +70,7 @@ def owner_or_writers(path: Path) -> str:
 
 def others_may_write(path: Path) -> bool:
     """Whether the mode of a file or directory lets others write; False if it is not there."""
-    return path.exists() and _is_open(path.stat())
+    return path.exists() and others_write(path.stat())
 
 
 def others_may_read(path: Path) -> bool:
@@ -79,7 +79,7 @@ def others_may_read(path: Path) -> bool:
     return bool(path.stat().st_mode & stat.S_IROTH)
 
 
-def _is_open(info: os.stat_result) -> bool:
+def others_write(info: os.stat_result) -> bool:
     """Whether others may write. A group that is the owner's alone, as many systems make it for
     each user, is nobody else."""
     if stat.S_ISLNK(info.st_mode):
