@@ -22,6 +22,8 @@ from tests.test_process import PATIENCE_S, Client, end, free_port, get, serving,
 PROMPT = "a" * 200
 ENDS_SOON = "import trouper.cli.server_process as process; process.ENDS_S = 0.5; from trouper.cli import main; main()"
 STALLS_SOON = (
+    # A file on a disk that hangs is a regular one.
+    "import trouper.storage.checkpoint_files as files; files.require_regular = lambda path: None; "
     "import trouper.actors.runtime.load_turns as turns; turns.LOOK_S, turns.SILENT_S, turns.STALLED_S = 0.1, 0.3, 0.6; "
     f"{ENDS_SOON}"
 )

@@ -22,7 +22,11 @@ def test_every_client_has_its_section() -> None:
 
 def test_flags_of_the_page_are_flags() -> None:
     written = PAGE.read_text().split("<!-- What follows")[0]
-    flags = {flag for option in connect.params for flag in option.opts} | {"--model", "--model-alias"}
+    flags = {flag for option in connect.params for flag in option.opts} | {
+        "--model",
+        "--model-alias",
+        "--served-model-name",
+    }
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", written))
     assert named <= flags
     assert {"--write", "--dry-run", "--run", "--name"} <= named

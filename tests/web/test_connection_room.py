@@ -30,7 +30,7 @@ from tests.web.serving import (
 )
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
-from trouper.web import descriptors
+from trouper.web import descriptors, server
 from trouper.web.descriptors import RESERVED, SPARE, connection_limit
 from trouper.web.http.connection_order import in_order_of_leaving, network_of
 from trouper.web.server import _Server
@@ -102,15 +102,15 @@ async def test_silent_ones_give_way() -> None:
 
 
 @asynccontextmanager
-async def all_busy(count: int) -> AsyncIterator[tuple[Served, list[trio.SocketStream]]]:
-    """As many connections as there may be, each with a request that waits for the engine."""
+async def all_busy(count: int, spare: int = 0) -> AsyncIterator[tuple[Served, list[trio.SocketStream]]]:
+    """As many connections as there may be, or `spare` fewer, each with a request that waits for the engine."""
     still = trio.Event()
 
     async def before(_: Plan) -> None:
         await still.wait()
 
     engine = FakeEngine(before_step=before)
-    async with serving(engine, max_connections=count) as served, AsyncExitStack() as stack:
+    async with serving(engine, max_connections=count + spare) as served, AsyncExitStack() as stack:
         held = [await stack.enter_async_context(await served.connect()) for _ in range(count)]
         for connection in held:
             await connection.send_all(post("/v1/completions", {"prompt": "a", "max_tokens": 1}))
@@ -132,6 +132,17 @@ async def test_where_all_have_requests_health_is_answered_and_others_are_refused
         assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
         assert b'"code":"too_many_connections"' in body and b"--max-connections" in body
         assert served.busy == 2
+
+
+async def test_where_only_spare_descriptors_are_left_a_request_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with all_busy(2, spare=10) as (served, _):
+        monkeypatch.setattr(server, "is_spare", lambda descriptor: True)
+        assert (await exchange(served, get("/livez")))[0] == 200
+        status, headers, body = await exchange(served, post("/v1/completions", STREAM))
+        assert (status, headers["connection"]) == (503, "close")
+        assert b'"code":"system_shortage"' in body and b"ulimit -n" in body
 
 
 async def test_a_flood_beyond_busy_connections_does_not_keep_health_out() -> None:

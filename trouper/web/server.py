@@ -25,7 +25,7 @@ from hypercorn.utils import wrap_app
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Models
-from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
 from trouper.web.descriptors import RESERVED, connection_limit, is_spare
@@ -103,6 +103,15 @@ async def _serve(
         connections.start_soon(partial(server.finish, connections.cancel_scope))
 
 
+TOO_MANY_CONNECTIONS = Problem(
+    503,
+    "all connections that --max-connections allows have requests in progress; try again soon",
+    "server_error",
+    code="too_many_connections",
+    retry_after_s=1,
+)
+
+
 class _Server:
     """The open connections, and the limit on their number."""
 
@@ -110,6 +119,8 @@ class _Server:
         self._app, self._config, self._settings, self._direct = app, config, settings, direct
         self._context = WorkerContext(None)
         self._open: set[Connection] = set()
+        self._on_spare: set[Connection] = set()
+        """Connections on descriptors that others need, since none gave way."""
         self._left = trio.lowlevel.ParkingLot()
         """Tasks that wait until a connection has ended."""
         self._limit, lowered = connection_limit(settings.max_connections)
@@ -138,44 +149,53 @@ class _Server:
     async def _wait_for_reserve(self) -> None:
         """Wait while all connections have requests, also those in the reserve. Answers there are
         short, and end their connections."""
-        while len(self._open) >= self._limit + RESERVED and not in_order_of_leaving(self._open):
+        while self._is_full() and not in_order_of_leaving(self._open):
             await self._left.park()
+
+    def _is_full(self) -> bool:
+        return len(self._open) >= self._limit + RESERVED or len(self._on_spare) >= RESERVED
 
     def _take(self, stream: trio.SocketStream, connections: trio.Nursery) -> None:
         """Run the connection, for which another one may have to give way."""
         is_last = is_spare(stream.socket.fileno())
-        if (is_last or len(self._open) >= self._limit) and not self._give_way() and is_last:
-            log.warning("no descriptor is left for another connection, so it was closed")
-            stream.socket.close()
-            return
+        gave_way = (is_last or len(self._open) >= self._limit) and self._give_way()
+        on_spare = is_last and not gave_way
         connection = Connection(
             self._app, self._config, self._context, self._settings, stream, direct=self._direct,
-            is_crowded=self._is_crowded,
+            excess=(lambda: SYSTEM_SHORTAGE) if on_spare else self._excess,
         )  # fmt: skip
         self._open.add(connection)
+        if on_spare:
+            self._on_spare.add(connection)
         connections.start_soon(self._hold, connection)
 
     def _give_way(self) -> bool:
         """Close a connection without a request, if there is one."""
         for connection in in_order_of_leaving(self._open):
             if connection.give_way():
-                self._open.discard(connection)
+                self._forget(connection)
                 return True
         return False
 
-    def _is_crowded(self) -> bool:
-        """Whether more connections have requests than may be open, the asking one included."""
+    def _excess(self) -> Problem | None:
+        """Return the refusal of a request if more connections have requests than may be open, the
+        asking one included."""
         if len(self._open) <= self._limit:
-            return False
-        return sum(connection.idle_since is None for connection in self._open) > self._limit
+            return None
+        busy = sum(connection.idle_since is None for connection in self._open)
+        return TOO_MANY_CONNECTIONS if busy > self._limit else None
 
     async def _hold(self, connection: Connection) -> None:
         try:
             await connection.run()
         finally:
             connection.cut()
-            self._open.discard(connection)
+            self._forget(connection)
             self._left.unpark_all()
+
+    def _forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._on_spare.discard(connection)
 
     async def cut_when_cancelled(self) -> None:
         """Close all sockets when the server is cancelled: the last write of a response is shielded, so only closing its

@@ -28,6 +28,7 @@ async def run_on_thread(
         begun = True
         return work()
 
+    begin.__name__ = getattr(getattr(work, "func", work), "__name__", "begin")  # Names the thread.
     try:
         return await trio.to_thread.run_sync(
             begin, abandon_on_cancel=abandon_on_cancel, limiter=limiter, thread_name=thread_name

@@ -68,10 +68,6 @@ WRITER = "trouper.writer"
 
 
 NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
-TOO_MANY_CONNECTIONS = Problem(
-    503, "all connections that --max-connections allows have requests in progress; try again soon",
-    "server_error", None, "too_many_connections", retry_after_s=1,
-)  # fmt: skip
 
 
 class Refused(Exception):
@@ -85,12 +81,12 @@ class Refused(Exception):
 class PlainHttp(H11Protocol):
     """An HTTP/1.1 protocol without upgrades."""
 
-    def __init__(self, *, is_crowded: Callable[[], bool], **parts: Any) -> None:
-        """`is_crowded`: whether the request at hand is one too many. `parts`: as for
-        `H11Protocol`."""
+    def __init__(self, *, excess: Callable[[], Problem | None], **parts: Any) -> None:
+        """`excess`: returns the refusal of the request at hand if it is one too many. `parts`: as
+        for `H11Protocol`."""
         super().__init__(**parts)
         self.connection = StrictHttp(h11.SERVER, self.config.h11_max_incomplete_size)
-        self._is_crowded = is_crowded
+        self._excess = excess
         self._ends = False
         """Whether the connection ends with the next response."""
         self._held = b""
@@ -198,10 +194,10 @@ class PlainHttp(H11Protocol):
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.http_version[:1] != b"1":
             raise Refused(NOT_HTTP1)
-        if self._is_crowded():
+        if (problem := self._excess()) is not None:
             self._ends = True
             if event.target.partition(b"?")[0] not in HEALTH:
-                raise Refused(TOO_MANY_CONNECTIONS)
+                raise Refused(problem)
 
     async def _create_stream(self, request: h11.Request) -> None:
         if any(name.lower() == b"upgrade" for name, _ in request.headers.raw_items()):
@@ -224,11 +220,11 @@ class Connection:
         stream: trio.SocketStream,
         *,
         direct: bool = False,
-        is_crowded: Callable[[], bool] = lambda: False,
+        excess: Callable[[], Problem | None] = lambda: None,
     ) -> None:
         """`direct`: the app may write chunks of a response's body around the layers between
-        (`SocketWriter.write_now`). `is_crowded`: as for `PlainHttp`."""
-        self._direct, self._is_crowded = direct, is_crowded
+        (`SocketWriter.write_now`). `excess`: as for `PlainHttp`."""
+        self._direct, self._excess = direct, excess
         self._app, self._config, self._context, self._settings = app, config, context, settings
         self._stream = stream
         self._lifetime = trio.CancelScope()
@@ -272,7 +268,7 @@ class Connection:
                 context=self._context,
                 task_group=group,
                 connection_state=state,
-                is_crowded=self._is_crowded,
+                excess=self._excess,
                 ssl=False,
                 client=client,
                 server=server,
