@@ -16,6 +16,11 @@ ANSWER_TOKENS = 32
 TURNS = 3
 
 
+def kept(name: str) -> str:
+    """Return what a tenant asks first: a prompt of several blocks, with its secret."""
+    return f"The word of {name} is {name}-secret. " * 20
+
+
 @attrs.define
 class Tally:
     """What one tenant got in the phases of one kind."""
@@ -59,7 +64,7 @@ class Honest:
 
     async def keep_something(self) -> None:
         """Store a response, whose id others will know."""
-        body = {"input": f"The word of {self.name} is {self.name}-secret.", "max_output_tokens": 4}
+        body = {"input": kept(self.name), "max_output_tokens": 4}
         heard = await ask(self.port, Ask(lambda: json.dumps(body).encode(), "/v1/responses", self.headers))
         self.response = json.loads(heard.body)["id"]
 

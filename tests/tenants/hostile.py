@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from tests.abuse.asking import CHAT, COMPLETIONS, EMBEDDINGS, Ask, Heard, ask
+from tests.tenants.honest import kept
 
 AT_ONCE = 24
 IDLE = 150
@@ -98,7 +99,7 @@ class Hostile:
             for _ in range(0 if self.only else IDLE):
                 nursery.start_soon(self._idle)
             if not self.only:
-                nursery.start_soon(self._spy)
+                nursery.start_soon(self._spy, seed)
 
     def _count(self, heard: Heard) -> None:
         self.took.statuses[str(heard.status)] += 1
@@ -121,8 +122,10 @@ class Hostile:
                 pass
             await trio.sleep(1)
 
-    async def _spy(self) -> None:
-        """Ask for what is others', by its id, and whether somebody has asked a prompt."""
+    async def _spy(self, seed: int) -> None:
+        """Ask for what is others', by its id, and whether somebody has asked a prompt. This tenant
+        asks the prompts itself the first time: after that its own cache has them."""
+        is_first = seed == 0
         while True:
             for victim, response in self.victims.items():
                 for method, path in (
@@ -133,12 +136,13 @@ class Hostile:
                     heard = await ask(self.port, Ask(bytes, path, KEY, method=method))
                     if heard.status not in (0, 404, 429, 503):
                         self.took.leaks.append(f"{method} {path}: {heard.status}")
-                secret = f"The word of {victim} is"
-                after = of("/v1/responses", previous_response_id=response, input=secret, max_output_tokens=4)
+                after = of("/v1/responses", previous_response_id=response, input="It is", max_output_tokens=4)
                 if b"secret" in (heard := await ask(self.port, after)).body or heard.status == 200:
                     self.took.leaks.append(f"{after.path}: {heard.body[:200]!r}")
-                if _was_cached(heard := await ask(self.port, of(COMPLETIONS, prompt=f"{secret} {victim}-secret."))):
+                heard = await ask(self.port, of("/v1/responses", input=kept(victim), max_output_tokens=4))
+                if is_first and _was_cached(heard):
                     self.took.leaks.append(f"a cached prompt: {heard.body[:200]!r}")
+            is_first = False
             await trio.sleep(1)
 
 
@@ -146,7 +150,7 @@ def _was_cached(heard: Heard) -> bool:
     """Whether tokens came from the cache, of a prompt that this tenant has sent for the first time."""
     if heard.status != 200:
         return False
-    details = json.loads(heard.body).get("usage", {}).get("prompt_tokens_details") or {}
+    details = json.loads(heard.body).get("usage", {}).get("input_tokens_details") or {}
     return bool(details.get("cached_tokens"))
 
 

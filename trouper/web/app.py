@@ -38,8 +38,9 @@ from trouper.web.batches.batching import Batching, batching_of
 from trouper.web.batches.file_upload import UploadBody
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors, head_of
-from trouper.web.http.current_request import at_hand
+from trouper.web.http.current_request import at_hand, meter_of
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.loop_shares import metered
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.paced_body import PacedBody, PacedRequest
 from trouper.web.http.pages import Pages
@@ -68,6 +69,8 @@ from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
 LARGE_RESPONSE = 2**16
+NEVER_WAIT = ("/livez", "/readyz")
+"""Paths that answer a supervisor, who may have the address of a client that floods."""
 KEY_REMOVED = http_problem(401, "the API key that created this batch is not accepted any more", "invalid_api_key")
 
 
@@ -107,7 +110,8 @@ class HTTPConnection(TrioASGIHTTPConnection):
                 state["owned"], state["nursery"] = owned, nursery
                 request = self._create_request_from_scope(cast("ASGISendCallable", finish))
                 nursery.start_soon(self.handle_messages, nursery, request, receive)
-                await self.handle_request(nursery, request, cast("ASGISendCallable", finish))
+                handled = self.handle_request(nursery, request, cast("ASGISendCallable", finish))
+                await metered(handled, meter_of(state))
 
 
 def with_meant_path(scope: HTTPScope) -> HTTPScope:
@@ -205,6 +209,7 @@ class HttpEdge:
         CURRENT_REQUEST.set(self._service.request_id)
         await self._key_file.look(trio.current_time())
         key = self._service.key  # Found before the body is awaited: the file of keys may change meanwhile.
+        await self._service.begin_turn(waits=request.path not in NEVER_WAIT)
         if self._service.batch_owner is not None:
             problem = KEY_REMOVED if key is None else self._missing_right(key)
             return None if problem is None else self._refused(problem)
@@ -255,6 +260,7 @@ class HttpEdge:
         return response
 
     async def sign(self, response: Response) -> Response:
+        self._service.end_turn()
         response = self._held(response)
         path = request.url_rule.rule if request.url_rule is not None else ""
         if self._service.batch_owner is None:

@@ -268,7 +268,7 @@ class Core:
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._counters.answered()
         self._prefill_budget.answered(plan, stepped)
-        self._shares.charge(plan, stepped.seconds, self._prefill_budget.decode_s, self._batch.rows)
+        self._shares.charge(plan, stepped.seconds, self._prefill_budget.decode_s)
         self.disk.persisted(stepped.persisted)
         self._commit.drops(plan, now)
         self._commit.chunks(plan, now)

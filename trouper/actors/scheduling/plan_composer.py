@@ -71,6 +71,7 @@ class PlanComposer:
         admits = self.admission.admit(under_pressure=under_pressure, idle=idle, now=now)
         decoding = self.batch.decoding
         chunks = self._chunks(decoding)
+        self.shares.note_prefill(step, chunks, self.batch.rows)
         allowed = self.speculation.allow(decoding)
         for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
             sequence.num_draft_tokens += num_draft_tokens

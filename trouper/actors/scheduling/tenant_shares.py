@@ -8,7 +8,8 @@ While requests of one tenant alone run or wait, nothing here has an effect. Othe
   A step takes longer with each row, and every stream pays that.
 - **Prefill**: a step's tokens are split between tenants before they are split between prompts. While
   others decode, a tenant prefills on credit: each second gives every tenant its share of a second, up
-  to `CREDIT_S`, and prefill takes what it lasted. So long prompts of a tenant that seldom sends some
+  to `CREDIT_S`, and prefill takes what it lasted. Credit outlasts requests, and the moments without
+  others. So long prompts of a tenant that seldom sends some
   are not slowed down, and one that always sends some takes its share of the time.
 
 Batches have no share: they yield to all others (`batch_yielding.py`). Among themselves they take turns.
@@ -31,9 +32,11 @@ from trouper.actors.scheduling.chunk_sizer import share_chunks
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.plans import Chunk, Plan, RowId
 
-CREDIT_S = 10.0
-"""Prefill that a tenant may take beyond its share: about 5,000 tokens of a small model on two CPU cores,
-350,000 of 4B on a GPU."""
+CREDIT_S = 4.0
+"""Prefill that a tenant may take beyond its share: about 2,000 tokens of a small model on two CPU cores,
+140,000 of 4B on a GPU."""
+DEBT_S = 1.0
+"""Most that a tenant may owe, which prefilled while nobody else decoded."""
 Tenant = tuple[bool, str]
 """Whether requests are of a batch, and the name of their tenant."""
 
@@ -53,6 +56,9 @@ class TenantShares:
     waiting: Counter[Tenant] = attrs.field(factory=Counter)
     """Sequences in the queue, by tenant. No count is 0."""
     _credit_s: dict[Tenant, float] = attrs.field(factory=dict)
+    _planned: dict[int, dict[RowId, Tenant]] = attrs.field(factory=dict)
+    """Tenants of the rows that a plan without an answer prefills while there are several tenants,
+    by its step. Rows, and all of a tenant's, may have left when the answer comes."""
 
     def enter(self, counter: Counter[Tenant], sequence: Sequence) -> None:
         counter[tenant_of(sequence)] += 1
@@ -101,7 +107,6 @@ class TenantShares:
     def may_prefill(self, prefilling: list[Sequence], decoding: Iterable[Sequence]) -> list[Sequence]:
         """Rows that may prefill in the next step. All, if only their own tenant decodes."""
         if not self.contended:
-            self._credit_s.clear()
             return prefilling
         streaming = {tenant_of(sequence) for sequence in decoding}
         return [row for row in prefilling if self._has_credit(row) or streaming <= {tenant_of(row)}]
@@ -128,18 +133,27 @@ class TenantShares:
         }
         return tuple(chunks[row] for row, _ in remaining)
 
-    def charge(self, plan: Plan, seconds: float, decode_s: float, rows: Mapping[RowId, Sequence]) -> None:
+    def note_prefill(self, step: int, chunks: Iterable[Chunk], rows: Mapping[RowId, Sequence]) -> None:
+        """Note whose rows the plan of a step prefills, if there are several tenants."""
+        if self.contended and (tenants := {chunk.row: tenant_of(rows[chunk.row]) for chunk in chunks}):
+            self._planned[step] = tenants
+
+    def charge(self, plan: Plan, seconds: float, decode_s: float) -> None:
         """Count a step that took so many seconds, of which `decode_s` if it only decodes."""
-        if not self.contended:
-            return
-        present = self.present
-        for tenant in present:
-            earned = self._credit_s.get(tenant, CREDIT_S) + seconds / len(present)
-            self._credit_s[tenant] = min(CREDIT_S, earned)
+        tenants = self._planned.get(plan.step, {})
+        for step in [step for step in self._planned if step <= plan.step]:
+            del self._planned[step]
+        present = self.present | {*tenants.values()}
+        for tenant in present | self._credit_s.keys():
+            self._change_credit(tenant, seconds / max(1, len(present)))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         prefill_s = max(0.0, seconds - decode_s) if plan.decode else seconds
-        for chunk in plan.prefill:
-            if chunk.row in rows:
-                tenant = tenant_of(rows[chunk.row])
-                spent = prefill_s * chunk.tokens / prefilled
-                self._credit_s[tenant] = self._credit_s.get(tenant, CREDIT_S) - spent
+        for chunk in plan.prefill if tenants else ():
+            self._change_credit(tenants[chunk.row], -prefill_s * chunk.tokens / prefilled)
+
+    def _change_credit(self, tenant: Tenant, seconds: float) -> None:
+        """Add to a tenant's credit, which has bounds. A full one is not kept."""
+        credit = self._credit_s.get(tenant, CREDIT_S) + seconds
+        self._credit_s[tenant] = max(credit, -DEBT_S)
+        if credit >= CREDIT_S:
+            del self._credit_s[tenant]

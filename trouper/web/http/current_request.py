@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
+from time import perf_counter
 from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from trouper.web.http.byte_budget import ByteBudget, Holding, default_bytes
 from trouper.web.http.content_encoding import decoded, is_encoded
 from trouper.web.http.heap_return import HUGE_BODY, Heap
 from trouper.web.http.leniency import ReadPast
+from trouper.web.http.loop_shares import LoopShares, Meter
 from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.request_body import Report, refuse
 from trouper.web.observability.ignored_names import IgnoredNames
@@ -54,6 +56,11 @@ def at_hand(state: dict[str, Any]) -> Iterator[None]:
         STATE.reset(token)
 
 
+def meter_of(state: dict[str, Any]) -> Meter:
+    """Return the meter of the request of this state."""
+    return cast("Meter", state.setdefault("meter", Meter()))
+
+
 class CurrentRequest:
     """Access to the request at hand. There is one object for the app; its methods need a request context."""
 
@@ -62,6 +69,7 @@ class CurrentRequest:
         self.ignored = IgnoredNames()
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
         self._heap = Heap()
+        self._shares = LoopShares()
         given = settings.request_memory
         self.budget = ByteBudget(default_bytes(settings) if given is None else given)
 
@@ -121,6 +129,17 @@ class CurrentRequest:
         """What stands for the client of this request: here its address."""
         peer = request.scope.get("client")
         return f"address {peer[0]}" if peer else ""
+
+    async def begin_turn(self, *, waits: bool) -> None:
+        """Wait until the tenant of this request may begin one more, if it `waits`."""
+        tenant = self.tenant
+        await self._shares.begin(tenant, meter_of(self._state), waits=waits)
+        self.at_end(self._shares.end, tenant)
+        self.at_end(self.end_turn)
+
+    def end_turn(self) -> None:
+        """Charge this request's tenant for what the event loop did for it. Idempotent."""
+        self._shares.close(meter_of(self._state))
 
     @property
     def holding(self) -> Holding:
@@ -204,7 +223,16 @@ class CurrentRequest:
         """Call the function; in a thread if the body is large, so that the streams of other requests go on meanwhile."""
         if not self._state["large"]:
             return function(*arguments)
-        return await trio.to_thread.run_sync(function, *arguments, limiter=self._large)
+        meter = meter_of(self._state)
+
+        def timed() -> T:
+            began = perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                meter.spent_s += perf_counter() - began
+
+        return await trio.to_thread.run_sync(timed, limiter=self._large)
 
     def takes_long(self) -> None:
         """Let `run_off_loop` use threads from now on, however small the body was."""

@@ -1,0 +1,139 @@
+"""Shares of the event loop. A tenant that sends many requests, or expensive ones, begins them at a
+bounded pace while other tenants have requests in progress.
+
+Only work before a model is asked counts: routing, parsing, errors, and threads that parse, since
+threads hold the GIL. Work of a model is shared by the scheduler (`tenant_shares.py`). The time that
+a request takes is a debt of its tenant, and `SHARE` of the time that passes pays debts off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from time import perf_counter
+from types import coroutine
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+T = TypeVar("T")
+SHARE = 0.1
+"""Part of the event loop's time that one tenant gets beside others. The layers below the app take
+about as much again, which is not measured, and so does work on threads."""
+BURST_S = 0.05
+"""Debt in seconds up to which requests begin at once."""
+MOST_S = 0.5
+"""Most debt in seconds that is remembered: whoever was alone waits a few seconds for others."""
+WEIGHT = 0.2
+"""Weight of the latest request in the expected time of the next one."""
+
+
+@attrs.define(eq=False)
+class Account:
+    """The requests in progress of one tenant and its debt, in seconds of the event loop."""
+
+    at: float
+    in_progress: int = 0
+    debt_s: float = 0.0
+    expected_s: float = 0.0
+    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held by the request that begins next: requests of one tenant begin in their order."""
+
+    def owed(self, now: float) -> float:
+        """Return the debt at a time."""
+        self.debt_s = max(0.0, self.debt_s - (now - self.at) * SHARE)
+        self.at = now
+        return self.debt_s
+
+    def charge(self, seconds: float, now: float) -> None:
+        """Add to the debt, or take from it."""
+        self.debt_s = min(max(0.0, self.owed(now) + seconds), MOST_S)
+
+
+@attrs.define(eq=False)
+class Meter:
+    """Time that one request has taken, in seconds, until it is closed."""
+
+    spent_s: float = 0.0
+    since: float | None = None
+    """Time since which the request has the event loop; None: it waits."""
+    is_open: bool = True
+    account: Account | None = None
+    prepaid_s: float = 0.0
+    """Expected time, which was charged when the request began."""
+
+    def pause(self) -> None:
+        """Count the time since the request has the event loop."""
+        if self.since is not None:
+            if self.is_open:
+                self.spent_s += perf_counter() - self.since
+            self.since = None
+
+
+class LoopShares:
+    """The accounts of all tenants."""
+
+    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+        """`clock`: seconds."""
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
+        self._in_progress = 0
+
+    async def begin(self, tenant: str, meter: Meter, *, waits: bool) -> None:
+        """Count a request of a tenant, after its turn has come if it `waits`. `end` must follow,
+        unless this raises."""
+        account = self._accounts.setdefault(tenant, Account(self._clock()))
+        account.in_progress += 1
+        self._in_progress += 1
+        try:
+            if waits and (account.turn.locked() or self._delay_s(account)):
+                async with account.turn:
+                    while delay_s := self._delay_s(account):  # noqa: ASYNC110 - debts grow meanwhile
+                        await trio.sleep(delay_s)
+        except BaseException:
+            self.end(tenant)
+            raise
+        meter.account, meter.prepaid_s = account, account.expected_s
+        account.charge(meter.prepaid_s, self._clock())
+
+    def _delay_s(self, account: Account) -> float:
+        """Return the seconds after which a request of the account may begin; 0.0: now."""
+        if self._in_progress == account.in_progress:
+            return 0.0
+        return max(0.0, account.owed(self._clock()) - BURST_S) / SHARE
+
+    def close(self, meter: Meter) -> None:
+        """Charge what a request took; nothing counts from now on. Idempotent."""
+        account = meter.account
+        if account is None or not meter.is_open:
+            return
+        meter.pause()
+        meter.is_open = False
+        account.charge(meter.spent_s - meter.prepaid_s, self._clock())
+        account.expected_s += WEIGHT * (meter.spent_s - account.expected_s)
+
+    def end(self, tenant: str) -> None:
+        """Forget a request, and a tenant that has none and owes nothing."""
+        account = self._accounts[tenant]
+        account.in_progress -= 1
+        self._in_progress -= 1
+        if not account.in_progress and not account.owed(self._clock()):
+            del self._accounts[tenant]
+
+
+@coroutine
+def metered(work: Coroutine[Any, Any, T], meter: Meter) -> Generator[Any, Any, T]:
+    """Run `work`, adding to the meter the time for which it has the event loop."""
+    send, argument = work.send, None
+    while True:
+        meter.since = perf_counter()
+        try:
+            trap = send(argument)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+        finally:
+            meter.pause()
+        try:
+            send, argument = work.send, (yield trap)
+        except BaseException as error:  # noqa: BLE001 - also a cancellation goes to the work.
+            send, argument = work.throw, error
