@@ -180,6 +180,29 @@ def test_prefill_takes_its_share_of_the_time_beside_streams_of_others_once_its_c
     assert prefill_s / (prefill_s + decode_s) == pytest.approx(0.5, abs=0.05)
 
 
+def test_prompts_whose_clients_leave_at_once_take_their_share_at_most() -> None:
+    """A client that leaves had its tenant's credit back, and paid nothing for the step at hand."""
+    core = driven()
+    core.arrive(20, max_tokens=20_000, tenant="stream")
+    core.until_decoding()
+    for _ in range(40):
+        core.step()
+    core.prefill_s = 0.09
+
+    def with_prefill(steps: int) -> int:
+        begun = len(core.plans)
+        for seed in range(steps):
+            client = core.arrive(1000, max_tokens=1, seed=seed + 1, tenant="leaves")
+            core.step()
+            core.step()
+            client.aborted = True
+        return sum(bool(plan.prefill) for plan in core.plans[begun:])
+
+    with_prefill(int(2 * CREDIT_S / 0.05))
+    prefill_s = with_prefill(100) * core.prefill_s
+    assert prefill_s / (prefill_s + 200 * STEP_S) <= 0.55
+
+
 def test_the_streams_of_its_own_tenant_hold_no_prefill_back() -> None:
     core = driven()
     core.arrive(20, max_tokens=20_000, tenant="a")

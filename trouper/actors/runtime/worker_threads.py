@@ -28,7 +28,9 @@ async def run_on_thread(
         begun = True
         return work()
 
-    begin.__name__ = getattr(getattr(work, "func", work), "__name__", "begin")  # Names the thread.
+    if thread_name is None:  # As Trio would name a thread that runs `work` itself.
+        name = getattr(getattr(work, "func", work), "__name__", "work")
+        thread_name = f"{name} from {trio.lowlevel.current_task().name}"
     try:
         return await trio.to_thread.run_sync(
             begin, abandon_on_cancel=abandon_on_cancel, limiter=limiter, thread_name=thread_name

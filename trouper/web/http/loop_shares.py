@@ -22,8 +22,10 @@ SHARE = 0.1
 about as much again, which is not measured, and so does work on threads."""
 BURST_S = 0.05
 """Debt in seconds up to which requests begin at once."""
-MOST_S = 0.5
+MAX_DEBT_S = 0.5
 """Most debt in seconds that is remembered: whoever was alone waits a few seconds for others."""
+MIN_WAIT_S = 0.001
+"""Shortest wait: a clock may not advance by less, and the debt would not shrink."""
 WEIGHT = 0.2
 """Weight of the latest request in the expected time of the next one."""
 
@@ -47,7 +49,7 @@ class Account:
 
     def charge(self, seconds: float, now: float) -> None:
         """Add to the debt, or take from it."""
-        self.debt_s = min(max(0.0, self.owed(now) + seconds), MOST_S)
+        self.debt_s = min(max(0.0, self.owed(now) + seconds), MAX_DEBT_S)
 
 
 @attrs.define(eq=False)
@@ -100,7 +102,8 @@ class LoopShares:
         """Return the seconds after which a request of the account may begin; 0.0: now."""
         if self._in_progress == account.in_progress:
             return 0.0
-        return max(0.0, account.owed(self._clock()) - BURST_S) / SHARE
+        beyond_s = account.owed(self._clock()) - BURST_S
+        return max(beyond_s / SHARE, MIN_WAIT_S) if beyond_s > 0 else 0.0
 
     def close(self, meter: Meter) -> None:
         """Charge what a request took; nothing counts from now on. Idempotent."""

@@ -1,0 +1,188 @@
+"""`python -m tests.abuse.siege [--tiny] [--streams N] [--descriptors N] [--memory-mb N]`: all abuses at
+once, and hostile model directories and adapters, beside several streams.
+
+First the same number of clients sends honest requests, for the longest pause that such a load
+causes. Then all requests of the abuses are sent, then every hostile directory is asked for and every
+hostile adapter is loaded. Exits 1 if a stream paused for `MOST_S` longer than beside honest clients
+or broke, memory did not come back, the server ended, or an answer was no clear error.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import attrs
+import psutil
+import trio
+
+from tests.abuse.__main__ import MODEL_FLAGS, MOST_S
+from tests.abuse.asking import CHAT, Ask, Heard, ask, of
+from tests.abuse.listed import HONEST, Abuse, named
+from tests.abuse.playing import WITHIN, Memory, Stream, faults, server
+from tests.families import FAMILIES, save
+from tests.hostile.directories import Case, build, remove
+
+CLIENTS = 6
+ASKS = 4
+"""Requests of one abuse, at most: some have hundreds of the same."""
+HONEST_S = 30.0
+BACK_S = 120.0
+SHORTAGE = ("system_shortage", "too_many_connections", "request_memory_full", "queue_full")
+"""Codes with which a server under limits may refuse anything."""
+SIZE = {"max_position_embeddings": 32768}
+
+
+@attrs.define
+class Siege:
+    """One server, its streams and what was wrong."""
+
+    port: int
+    process: psutil.Process
+    streams: list[Stream]
+    limited: bool
+    statuses: Counter[int] = attrs.field(factory=Counter)
+    wrong: list[str] = attrs.field(factory=list)
+
+    def longest(self) -> float:
+        return max(stream.longest() for stream in self.streams)
+
+    async def send(self, jobs: Sequence[tuple[Abuse, Ask]]) -> None:
+        """Send all, with `CLIENTS` at a time."""
+        waiting = iter(jobs)
+
+        async def client() -> None:
+            for abuse, wish in waiting:
+                self.judge(abuse, wish, await ask(self.port, wish))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(CLIENTS):
+                nursery.start_soon(client)
+
+    def judge(self, abuse: Abuse, wish: Ask, heard: Heard) -> None:
+        self.statuses[heard.status] += 1
+        if self.limited and heard.problem.get("code") in SHORTAGE:
+            return
+        one = attrs.evolve(abuse, asks=(wish,))
+        self.wrong += [f"{abuse.name}: {fault}" for fault in faults(one, [heard])]
+
+    async def honest(self) -> float:
+        """Return the longest pause beside honest requests."""
+        asks = [wish for asks in HONEST.values() for wish in asks]
+        begin = trio.current_time()
+
+        async def client(place: int) -> None:
+            while trio.current_time() < begin + HONEST_S:
+                await ask(self.port, asks[place % len(asks)])
+                place += CLIENTS
+
+        self.longest()
+        async with trio.open_nursery() as nursery:
+            for place in range(CLIENTS):
+                nursery.start_soon(client, place)
+        return self.longest()
+
+    async def load(self, case: Case) -> None:
+        """Ask for a hostile directory, or load a hostile adapter: an error, or it is served."""
+        if case.kind == "adapter":
+            wish = Ask(of(lora_name=case.name, lora_path=str(case.path)), "/v1/load_lora_adapter")
+        else:
+            messages = [{"role": "user", "content": "a"}]
+            wish = Ask(of(model=str(case.path), messages=messages, max_tokens=1), CHAT)
+        heard = await ask(self.port, wish)
+        self.statuses[heard.status] += 1
+        if heard.status >= 300 and not heard.problem.get("message"):
+            self.wrong.append(f"{case.name}: {heard.status} {heard.body[:200]!r}")
+        if heard.status == 0 or (heard.status == 500 and heard.problem.get("code") == "internal"):
+            self.wrong.append(f"{case.name}: {heard.status} {heard.body[:200]!r}")
+
+    async def back(self, before: Memory) -> Memory:
+        """Return the memory when it is what it was, or after `BACK_S`."""
+        memory = await Memory.of(self.port, self.process)
+        with trio.move_on_after(BACK_S):
+            while memory.exceeds(before):
+                await trio.sleep(0.5)
+                memory = await Memory.of(self.port, self.process)
+        return memory
+
+    def note(self, phase: str, gap_s: float, honest_s: float, memory: Memory, before: Memory) -> None:
+        print(
+            f"{phase}: longest pause {gap_s:.2f} s, beside honest clients {honest_s:.2f}; process "
+            f"{memory.process / 1e6:.0f} MB, before {before.process / 1e6:.0f}; answers {dict(sorted(self.statuses.items()))}",
+            flush=True,
+        )
+        if gap_s > honest_s + MOST_S:
+            self.wrong.append(f"{phase}: a pause of {gap_s:.2f} s")
+        if memory.exceeds(before):
+            self.wrong.append(f"{phase}: memory {memory}, before {before}, may be {WITHIN} of it")
+        self.wrong += [f"{phase}: a stream broke: {stream.broken}" for stream in self.streams if stream.broken]
+        self.statuses.clear()
+
+
+async def play(siege: Siege, cases: Sequence[Case]) -> None:
+    jobs = [(abuse, wish) for abuse in named([]) for wish in abuse.asks[:ASKS]]
+    async with trio.open_nursery() as nursery:
+        for stream in siege.streams:
+            nursery.start_soon(stream.run)
+            await stream.hears()
+        await siege.honest()  # Also warms up.
+        honest_s = await siege.honest()
+        before = await Memory.of(siege.port, siege.process)
+        await siege.send(jobs)
+        gap_s = siege.longest()
+        siege.note(f"{len(jobs)} requests", gap_s, honest_s, await siege.back(before), before)
+        siege.longest()
+        for case in cases:
+            await siege.load(case)
+        gap_s = siege.longest()
+        siege.note(f"{len(cases)} directories and adapters", gap_s, honest_s, await siege.back(before), before)
+        nursery.cancel_scope.cancel()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="just siege", description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a tiny random model in place of the embedded one")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--descriptors", type=int, help="limit of the server's descriptors")
+    parser.add_argument("--memory-mb", type=int, help="what the server may map beyond what it has when ready")
+    given = parser.parse_args()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the server ends, too.
+    if given.descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (given.descriptors, given.descriptors))
+    with TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        tiny = save("llama", place / "tiny", {**FAMILIES["llama"], **SIZE})
+        (tiny / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        cases = build(place / "hostile", tiny)
+        flags = ("--models-from", str(place / "hostile"), "--adapters-from", str(place / "hostile"))
+        try:
+            with server(tiny if given.tiny else None, *MODEL_FLAGS, *flags) as (port, process):
+                if given.memory_mb:
+                    bound = process.memory_info().vms + given.memory_mb * 2**20
+                    process.rlimit(psutil.RLIMIT_AS, (bound, bound))
+                siege = Siege(
+                    port,
+                    process,
+                    [Stream(port) for _ in range(given.streams)],
+                    limited=bool(given.descriptors or given.memory_mb),
+                )
+                trio.run(play, siege, cases)
+                if not process.is_running():
+                    siege.wrong.append("the server ended")
+        finally:
+            remove(place / "hostile")
+    print("\n".join(siege.wrong) or "nobody was hurt")
+    return bool(siege.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
