@@ -212,6 +212,10 @@ faults count="10000" *flags: _setup
 abuse *names: _setup
     @.venv/bin/python -m tests.abuse "$@"
 
+# All abuses at once and hostile directories, beside eight streams; `--tiny --streams 8 --descriptors 64 --memory-mb 2000`
+siege *flags: _setup
+    @.venv/bin/python -m tests.abuse.siege "$@"
+
 # Three honest tenants and a fourth, honest and hostile in turns, for MINUTES of each: rates, first tokens, and what it sees of them; `--only ATTACK`
 tenants minutes="10" *flags: _setup
     @.venv/bin/python -m tests.tenants "$@"

@@ -25,15 +25,15 @@ import psutil
 import trio
 
 from tests.abuse.__main__ import MODEL_FLAGS, MOST_S
-from tests.abuse.asking import CHAT, Ask, Heard, ask, of
+from tests.abuse.asking import CHAT, Ask, Heard, ask, chat, of
 from tests.abuse.listed import HONEST, Abuse, named
 from tests.abuse.playing import WITHIN, Memory, Stream, faults, server
 from tests.families import FAMILIES, save
 from tests.hostile.directories import Case, build, remove
 
 CLIENTS = 6
-ASKS = 4
-"""Requests of one abuse, at most: some have hundreds of the same."""
+ASKS, ROUNDS = 8, 2
+"""Requests of one abuse at most, since some have hundreds of the same, and times that all are sent."""
 HONEST_S = 30.0
 BACK_S = 120.0
 SHORTAGE = ("system_shortage", "too_many_connections", "request_memory_full", "queue_full")
@@ -128,12 +128,13 @@ class Siege:
 
 
 async def play(siege: Siege, cases: Sequence[Case]) -> None:
-    jobs = [(abuse, wish) for abuse in named([]) for wish in abuse.asks[:ASKS]]
+    jobs = ROUNDS * [(abuse, wish) for abuse in named([]) for wish in abuse.asks[:ASKS]]
     async with trio.open_nursery() as nursery:
         for stream in siege.streams:
             nursery.start_soon(stream.run)
             await stream.hears()
-        await siege.honest()  # Also warms up.
+        await siege.honest()  # Also warms up, and a body of 2 MB has the heaps given back.
+        await ask(siege.port, Ask(chat(user="x" * 2 * 10**6)))
         honest_s = await siege.honest()
         before = await Memory.of(siege.port, siege.process)
         await siege.send(jobs)
