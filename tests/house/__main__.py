@@ -1,0 +1,25 @@
+"""`python -m tests.house [--json]`: figures of this checkout beside their targets."""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.house.figures import format_table, measure
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
+    parser = argparse.ArgumentParser(prog="just house", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="the figures alone")
+    options = parser.parse_args(arguments)
+    figures = measure(root)
+    print(json.dumps(figures, indent=2) if options.json else format_table(figures))
+
+
+if __name__ == "__main__":
+    main()
