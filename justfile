@@ -132,7 +132,7 @@ test-wheel *flags: _setup
 wheel:
     @uv build --quiet --out-dir dist && ls -l dist
 
-# Figures of the source tree (files, lines, prose, imports, names of others) beside their targets; `--json`
+# Figures of the source tree (files, lines, prose, imports, names of others) beside their targets; `--json`; `--lower` writes fewer faults to the ratchet
 house *flags: _setup
     @.venv/bin/python -m tests.house "$@"
 

@@ -76,6 +76,14 @@ def match_word(old: str, new: str) -> dict[str, str]:
     return {rf"\b{re.escape(old)}\b": new}
 
 
+def rewrite_exports(path: Path, old: str, new: str) -> None:
+    """In `__all__`."""
+    text = path.read_text("utf-8")
+    if exports := re.search(r"(?m)^__all__ = [\[(][^])]*", text):
+        renamed = exports[0].replace(f'"{old}"', f'"{new}"')
+        path.write_text(text.replace(exports[0], renamed), "utf-8")
+
+
 def is_distinctive(name: str) -> bool:
     """Whether prose that has the word means the name: `ChunkSizer` and `free_rows`, not `Block`."""
     return "_" in name.strip("_") or sum(map(str.isupper, name)) >= MIN_HUMPS

@@ -184,6 +184,8 @@ def _rename_name(root: Path, module: str, old: str, new: str) -> tuple[set[Path]
         _check_free(root / affected.path, new)
     changed = _apply(root, project, changes)
     project.close()
+    for path in changed:
+        mentions.rewrite_exports(path, old, new)
     changed |= _rewrite_mutants(root, changed, mentions.match_word(old, new))
     patterns = mentions.match_name(module, old, new)
     texts = [*mentions.list_texts(root)]

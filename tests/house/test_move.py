@@ -12,12 +12,12 @@ from tests.house.move import CannotMove, main, move
 pytestmark = pytest.mark.filterwarnings("ignore:Delete once deprecated:DeprecationWarning")
 """Rope calls a function that it has deprecated."""
 
+SIZER = 'class Sizer:\n    """One `Sizer`."""\n\n\n'
+FREE_ROWS = "def free_rows(rows: int) -> int:\n    return rows\n"
 TREE = {
     "trouper/__init__.py": 'from trouper.rooms.sizer import Sizer\n\n__all__ = ["Sizer"]\n',
     "trouper/rooms/__init__.py": "",
-    "trouper/rooms/sizer.py": (
-        'class Sizer:\n    """A `Sizer`."""\n\n\ndef free_rows(rows: int) -> int:\n    return rows\n'
-    ),
+    "trouper/rooms/sizer.py": SIZER + FREE_ROWS,
     "trouper/rooms/user.py": (
         "from trouper.rooms import other, sizer\n"
         "from trouper.rooms.sizer import free_rows\n\n\n"
@@ -147,7 +147,8 @@ def test_a_name_that_is_a_word_is_left_in_prose(checkout: Path) -> None:
     files = read(checkout)
     assert "from trouper.rooms.sizer import Measure" in files["trouper/__init__.py"]
     assert "sizer.Measure.__name__" in files["trouper/rooms/user.py"]
-    assert 'trouper/rooms/sizer.py:2: """A `Sizer`."""' in shown
+    assert '__all__ = ["Measure"]' in files["trouper/__init__.py"]
+    assert shown[-1] == 'trouper/rooms/sizer.py:2: """One `Sizer`."""'
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ SHARE = 0.1
 about as much again, which is not measured, and so does work on threads."""
 BURST_S = 0.05
 """Debt in seconds up to which requests begin at once."""
-MOST_S = 0.5
+MAX_S = 0.5
 """Most debt in seconds that is remembered: whoever was alone waits a few seconds for others."""
 WEIGHT = 0.2
 """Weight of the latest request in the expected time of the next one."""
@@ -47,7 +47,7 @@ class Account:
 
     def charge(self, seconds: float, now: float) -> None:
         """Add to the debt, or take from it."""
-        self.debt_s = min(max(0.0, self.owed(now) + seconds), MOST_S)
+        self.debt_s = min(max(0.0, self.owed(now) + seconds), MAX_S)
 
 
 @attrs.define(eq=False)
