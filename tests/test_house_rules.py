@@ -30,6 +30,24 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
+def injected(tree: ast.AST) -> Iterator[str]:
+    """Private attributes that are set on another object; an object's class is none of them."""
+    targets: list[ast.expr] = []
+    for node in inside(tree):
+        if isinstance(node, ast.Assign):
+            targets += node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets.append(node.target)
+    for target in targets:
+        for part in ast.walk(target):
+            if not isinstance(part, ast.Attribute) or not isinstance(part.ctx, ast.Store):
+                continue
+            if part.attr.startswith("_"):
+                owner = ast.unparse(part.value)
+                if owner not in {"self", "cls"} and part.attr != "__class__":
+                    yield f"{owner}.{part.attr}"
+
+
 @cache
 def modules() -> dict[str, Module]:
     return read_modules(PACKAGE)
@@ -47,9 +65,10 @@ def inside(tree: ast.AST) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(tree))
 
 
-def test_d14_no_pickles() -> None:
+def test_d14_f11_no_pickles_and_no_private_attributes_of_others() -> None:
     for path, tree in trees():
         assert not UNSAFE.intersection(imported(tree)), path
+        assert not [*injected(tree)], path
 
 
 def test_no_process_of_ours_imports_from_the_working_directory() -> None:
@@ -65,6 +84,8 @@ def test_no_process_of_ours_imports_from_the_working_directory() -> None:
 
 def test_the_rules_can_be_broken() -> None:
     assert [*imported(ast.parse("import os.path\nfrom pickle import load"))] == ["os", "pickle"]
+    injecting = ast.parse("self._a = other._b = x.__class__ = 1\nx.y._c += 2")
+    assert [*injected(injecting)] == ["other._b", "x.y._c"]
 
 
 ACTORS = {"request_intake", "scheduler", "rank_mirror", "model_stepper", "cache_janitor", "ssd_writer"}

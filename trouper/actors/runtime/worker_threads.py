@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import wraps
 from typing import TypeVar
 
 import trio
@@ -23,12 +24,12 @@ async def run_on_thread(
     (EAGAIN) if no thread can be started."""
     begun = False
 
+    @wraps(getattr(work, "func", work))  # Its name is the thread's.
     def begin() -> T:
         nonlocal begun
         begun = True
         return work()
 
-    begin.__name__ = getattr(getattr(work, "func", work), "__name__", "begin")  # Names the thread.
     try:
         return await trio.to_thread.run_sync(
             begin, abandon_on_cancel=abandon_on_cancel, limiter=limiter, thread_name=thread_name
