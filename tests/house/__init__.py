@@ -1,0 +1,1 @@
+"""Figures of the source tree: `just house` prints them beside the targets."""
