@@ -1,4 +1,4 @@
-"""What importing the server costs: the garbage collector waits, and transformers reads no model."""
+"""What importing the server costs: the garbage collector waits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_who_has_it_off_keeps_it_off() -> None:
         gc.enable()
 
 
-def test_the_server_is_imported_without_a_full_collection_and_without_reading_models_of_transformers() -> None:
+def test_the_server_is_imported_without_a_full_collection() -> None:
     """In a process of its own. A full collection is what grows with the number of modules."""
     program = """
 import gc, sys
@@ -42,9 +42,7 @@ gc.callbacks.append(lambda phase, info: full.append(info) if info["generation"] 
 from trouper.cli import main
 list(main.commands.values())
 assert gc.isenabled()
-from trouper.engine.platform.transformers_index import BegunIndex
 from trouper.garbage import collected_later
-BegunIndex.complete = lambda index: full.append("of transformers")
 with collected_later():
     from trouper.cli.server_process import _import_engine
 _import_engine()
