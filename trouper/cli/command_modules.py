@@ -7,8 +7,6 @@ from importlib import import_module
 
 import click
 
-from trouper.garbage import collected_later
-
 
 class CommandModules(MutableMapping[str, click.Command]):
     """Commands of a group, as click wants them: `NAME` is the attribute NAME of `trouper.cli.commands.NAME`. All of them together take a third of
@@ -20,8 +18,7 @@ class CommandModules(MutableMapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         command = self._found[name]
         if command is None:
-            with collected_later():
-                command = self._found[name] = getattr(import_module(f"trouper.cli.commands.{name}"), name)
+            command = self._found[name] = getattr(import_module(f"trouper.cli.commands.{name}"), name)
         return command
 
     def __setitem__(self, name: str, command: click.Command) -> None:
