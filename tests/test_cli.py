@@ -42,7 +42,8 @@ def flag(name: str) -> str:
 
 
 def test_every_setting_is_a_flag_with_its_help() -> None:
-    command = cli.main.commands["serve"]
+    command = cli.main.get_command(click.Context(cli.main), "serve")
+    assert command is not None
     options = {option.name: option for option in command.params}
     for field in ALL_FIELDS:
         option = options[field.name]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
+
 from trouper.cli import main
 from trouper.cli.conversation import COMMANDS
 from trouper.cli.doctor_checks import CHECKS
@@ -27,4 +29,4 @@ def test_what_the_doctor_looks_at() -> None:
 
 def test_every_command_of_a_person_is_there() -> None:
     for name in ("chat", "top", "bench", "doctor"):
-        assert name in main.commands and f"\n## trouper {name}\n" in PAGE
+        assert name in main.list_commands(click.Context(main)) and f"\n## trouper {name}\n" in PAGE

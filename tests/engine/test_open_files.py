@@ -11,11 +11,14 @@ import pytest
 SCRIPT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
+set_limit = resource.setrlimit
+import trouper.engine
+_, hard = resource.getrlimit(resource.RLIMIT_CORE)
+resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+assert resource.getrlimit(resource.RLIMIT_CORE) == (0, hard), "only that one call has no effect"
 import trouper.engine.host, mlx_lm.utils
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
-before = resource.getrlimit(resource.RLIMIT_CORE)
-resource.setrlimit(resource.RLIMIT_CORE, (0, before[1]))
-assert resource.getrlimit(resource.RLIMIT_CORE) == (0, before[1]), "only that one call has no effect"
+assert resource.setrlimit is set_limit, "it is put back"
 """
 
 

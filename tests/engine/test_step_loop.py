@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, cast
 
 import attrs
@@ -33,14 +33,6 @@ class NotingEngine:
     constrained: bool = False
     starting: Callable[[], None] | None = None
     nbytes: int = 0
-    unbuilt: int = 0
-    """Number of parts that may be built ahead."""
-
-    def build_ahead(self) -> bool:
-        self.unbuilt -= 1
-        if self.unbuilt >= 0:
-            self.done.append("build ahead")
-        return self.unbuilt >= 0
 
     def launch(self, plan: Plan) -> Launched:
         self.done.append(f"build {plan.step}")
@@ -142,38 +134,3 @@ def test_what_is_read_at_once_does_not_count_as_a_wait(monkeypatch: pytest.Monke
         "build 1", "send 1", "read 1", "build 2", "send 2",
     ]  # fmt: skip
     assert len(waits) == 2
-
-
-class SlowPlans(SimpleQueue[Any]):
-    """Nothing is there for so many waits for IDLE_S, before each of its plans."""
-
-    def __init__(self, idle: int) -> None:
-        self.idle, self.waits = idle, 0
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        self.waits += 1
-        if timeout is not None and self.waits <= self.idle:
-            raise Empty
-        self.waits = 0
-        return super().get(block, timeout)
-
-
-def test_an_idle_engine_builds_ahead_and_looks_for_plans_after_each_part() -> None:
-    done, waiting = list[str](), SlowPlans(idle=2)
-    for plan in (Plan(step=1), Plan(step=2), None):
-        waiting.put(plan)
-    StepLoop(cast(StepEngine, NotingEngine(done, unbuilt=3)), waiting, SideWork(), lambda _: None).run()
-    assert done == [
-        "build ahead", "build ahead", "build 1", "send 1", "read 1", "build ahead", "build 2", "send 2", "read 2",
-    ]  # fmt: skip
-
-
-def test_nothing_is_built_ahead_while_a_step_runs() -> None:
-    """Its result is there soon."""
-    done, waiting = list[str](), SlowPlans(idle=1)
-    for plan in (decode(1), decode(2), None):
-        waiting.put(plan)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "runs_ahead", lambda: True)
-        StepLoop(cast(StepEngine, NotingEngine(done, unbuilt=9)), waiting, SideWork(), lambda _: None).run()
-    assert done == ["build ahead", "build 1", "send 1", "build 2", "send 2", "read 1", "read 2"]

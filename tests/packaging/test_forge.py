@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -78,7 +79,9 @@ def test_a_release_is_tried_before_it_is_published() -> None:
 def test_flags_of_the_workflows_exist() -> None:
     text = " ".join(step.get("run", "") for path in WORKFLOWS for step in steps(path))
     for command, words in re.findall(r"trouper (\w+)([^\n|]*)", text):
-        known = {option for parameter in main.commands[command].params for option in parameter.opts}
+        described = main.get_command(click.Context(main), command)
+        assert described is not None
+        known = {option for parameter in described.params for option in parameter.opts}
         assert {*re.findall(r"--[\w-]+", words)} <= known
 
 

@@ -36,6 +36,9 @@ async def test_routes_and_methods_that_are_not_there() -> None:
         assert (status, set(json.loads(body)["error"])) == (404, {"message", "type", "param", "code"})
         status, headers, _ = await exchange(served, get("/v1/completions"))
         assert (status, "post" in headers["allow"]) == (405, True)
+        status, headers, _ = await exchange(served, get("/v1/responses/input_tokens"))
+        methods = {method.strip() for method in headers["allow"].lower().split(",")}
+        assert (status, methods) == (405, {"post", "options"})
         for path in ("/health", "/livez", "/readyz", "/v1/models", "/v1/models/fake"):
             assert (await exchange(served, get(path)))[0] == 200
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import click
 
 from trouper import __version__
-from trouper.cli.command_modules import CommandModules
-from trouper.cli.usage_errors import OneLineErrors
+from trouper.cli.lazy_group import LazyGroup
 
 COMMANDS = (
     "serve", "launch", "connect", "chat", "top", "bench", "doctor", "certify", "cache", "models", "completion",
 )  # fmt: skip
 
 
-@click.group(cls=OneLineErrors, commands=CommandModules(COMMANDS))
+@click.group(cls=LazyGroup, lazy_commands={name: f"trouper.cli.commands.{name}" for name in COMMANDS})
 @click.version_option(__version__, message="trouper %(version)s")
 def main() -> None:
     """An LLM server of six actors on MLX and Trio. A flag can also be a variable, as in TROUPER_PORT=8123, or stand in

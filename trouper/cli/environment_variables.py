@@ -16,7 +16,8 @@ too."""
 
 def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the variables that no command knows, each with the one that was probably meant."""
-    known = {variable for command in _commands(context.find_root().command) for variable in _variables(command)}
+    root = context.find_root()
+    known = {variable for command in _commands(root, root.command) for variable in _variables(command)}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1, ALIKE)
@@ -24,11 +25,12 @@ def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator
                 yield name, near[0]
 
 
-def _commands(command: click.Command) -> Iterator[click.Command]:
+def _commands(context: click.Context, command: click.Command) -> Iterator[click.Command]:
     yield command
     if isinstance(command, click.Group):
-        for below in command.commands.values():
-            yield from _commands(below)
+        for name in command.list_commands(context):
+            if (below := command.get_command(context, name)) is not None:
+                yield from _commands(context, below)
 
 
 def _variables(command: click.Command) -> Iterator[str]:

@@ -66,7 +66,7 @@ async def run(
                 watching.start_soon(end_with_group, ranks)
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
-                    _import_engine()
+                    mlx_engine()  # Takes a second: an address that is taken is told before.
                     start = partial(run_models, settings, server_settings, options=options, watch=watch, ranks=ranks)
                     models: ModelManager = await nursery.start(start)
                 over.set()
@@ -79,16 +79,12 @@ async def run(
             watching.cancel_scope.cancel(reason="everything has ended")
 
 
-def _import_engine() -> None:
-    """Import what loading needs, which takes a second: an address that is taken is told before. Exempt all that is imported by now from garbage
-    collection: loading would have it looked through."""
-    mlx_engine()
-    gc.freeze()
-
-
 def _freeze_heap() -> None:
-    """Exempt what is loaded by now from garbage collection: some hundred thousand objects of libraries, which live as long as the
-    process. A full collection that looks through all of them stops every stream for as long as several steps take."""
+    """Exempt all that is loaded by now from garbage collection.
+
+    Libraries have some hundred thousand objects, which live as long as the process. A full
+    collection of all of them stops every stream for as long as several steps take.
+    """
     gc.collect()
     gc.freeze()
 

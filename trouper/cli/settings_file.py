@@ -165,8 +165,9 @@ def _require_harmless(path: Path, values: Mapping[str, Any], tables: ModelTables
 def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
     """Return the options of `serve`. One file is for all commands, each of which takes what it knows; valid keys are
     those of `serve`."""
-    root = context.find_root().command
-    command = root.commands["serve"] if isinstance(root, click.Group) else context.command
+    root, command = context.find_root(), context.command
+    if isinstance(root.command, click.Group):
+        command = root.command.get_command(root, "serve") or command
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.expose_value and parameter.envvar:
             yield parameter

@@ -96,10 +96,6 @@ class StepEngine:
             launched.order = self._digests.order()
         return launched
 
-    def build_ahead(self) -> bool:
-        """Build a part of what the first pass of the next prompt needs, if there are no rows. Returns whether there was something to build."""
-        return not self._state and self._rows.build_ahead()
-
     def _compare(self, step: int, expected: Digest) -> None:
         if not self._digests.knows(expected.settled):
             self._read_before()

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Literal
 
 import attrs
@@ -31,9 +30,6 @@ from trouper.protocol.plans import Plan, Stepped
 
 Wake = Literal["wake"]
 WAKE: Wake = "wake"
-IDLE_S = 0.05
-"""Time without anything to do after which an engine builds ahead, and between two parts of that: the event loop has sent what clients wait for, and a client
-that sends one request after the other has sent its next."""
 YIELD_S = 0.001
 """Time for which the engine's thread leaves Python's lock to the event loop after a first token: it would hold it while it builds a step."""
 Waiting = SimpleQueue[Plan | Wake | None]
@@ -108,18 +104,9 @@ class StepLoop:
         while True:
             found: Plan | Wake | None
             if self.side.is_idle or not (self.plans.empty() and self.side.work(planned=False)):
-                found = self._get()
+                found = self.plans.get()
                 if not isinstance(found, str):
                     return found
-
-    def _get(self) -> Plan | Wake | None:
-        """Wait for something to do. An engine that had nothing for a while builds what the next prompt needs, and looks after each part of it."""
-        while self._unread is None:
-            with suppress(Empty):
-                return self.plans.get(timeout=IDLE_S)
-            if not self.engine.build_ahead():
-                break
-        return self.plans.get()
 
 
 def rows_alone(plan: Plan) -> int:

@@ -45,7 +45,6 @@ from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.paced_body import PacedBody, PacedRequest
 from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
-from trouper.web.http.url_rules import OneWayRule, ResponseId
 from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missing_right
 from trouper.web.keys.key_file import KeyFile
 from trouper.web.keys.usage_routes import UsageOfKeys
@@ -63,7 +62,7 @@ from trouper.web.openai.model_operations import ModelOperations
 from trouper.web.openai.rerank_routes import Reranking
 from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
-from trouper.web.responses.routes import Responses
+from trouper.web.responses.routes import ResponseId, Responses
 from trouper.web.service import Service, as_json
 from trouper.web.streaming.step_delivery import StepDelivery
 
@@ -125,7 +124,6 @@ def with_meant_path(scope: HTTPScope) -> HTTPScope:
 class App(QuartTrio):
     asgi_http_class = HTTPConnection
     request_class = PacedRequest
-    url_rule_class = OneWayRule  # type: ignore[assignment] # As Quart's own.
     delivery: StepDelivery
     """Writes the text of streams where the server lends its writers; its `run` must run there."""
     batching: Batching | None

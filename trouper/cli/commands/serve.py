@@ -22,7 +22,6 @@ from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.trace_export import tracing
 from trouper.cli.usage_errors import settings_error
-from trouper.garbage import collected_later
 from trouper.lifeline import watch_launcher
 from trouper.protocol.exception_groups import leaves
 from trouper.protocol.model_options import ModelOptions
@@ -113,9 +112,8 @@ def _run(
     otlp_endpoint: str | None,
 ) -> None:
     """Run the server; or, if a launcher has started several ranks, run this rank."""
-    with collected_later():
-        from trouper.cli import rank_process  # Imports the whole server, which `trouper --help` does not need.
-        from trouper.cli.server_process import run
+    from trouper.cli import rank_process  # The whole server, which `trouper --help` does not need.
+    from trouper.cli.server_process import run
 
     default_cache_dir()  # A user who has none is told before a model is loaded.
     watch_launcher(rank_process.leave_without_launcher)

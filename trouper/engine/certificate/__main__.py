@@ -15,23 +15,20 @@ from typing import Any
 
 import attrs
 
-from trouper.garbage import collected_later
-
-with collected_later():
-    from trouper.engine import FAST_BLAS, probe
-    from trouper.engine.certificate import bare_loop, family_checks, loaded_copy, own_noise
-    from trouper.engine.certificate.family_configs import FAMILIES
-    from trouper.engine.kv.pass_shapes import of_device
-    from trouper.engine.kv.quantized_kv import PLAIN
-    from trouper.engine.loading.model_loading import EvaluatedModel, load
-    from trouper.engine.loading.weights import bytes_of
-    from trouper.engine.platform import device
-    from trouper.engine.products import linear_layers
-    from trouper.engine.self_check.accuracy import BFLOAT16, FLOAT16, FLOAT32, TENSOR_FLOAT32, arithmetic_of, is_routed
-    from trouper.engine.self_check.matrix import SEEDS, subject_of
-    from trouper.lifeline import end_with_launcher
-    from trouper.protocol.problems import ModelUnusable
-    from trouper.protocol.settings import Settings
+from trouper.engine import FAST_BLAS, probe
+from trouper.engine.certificate import bare_loop, family_checks, loaded_copy, own_noise
+from trouper.engine.certificate.family_configs import FAMILIES
+from trouper.engine.kv.pass_shapes import of_device
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.loading.model_loading import EvaluatedModel, load
+from trouper.engine.loading.weights import bytes_of
+from trouper.engine.platform import device
+from trouper.engine.products import linear_layers
+from trouper.engine.self_check.accuracy import BFLOAT16, FLOAT16, FLOAT32, TENSOR_FLOAT32, arithmetic_of, is_routed
+from trouper.engine.self_check.matrix import SEEDS, subject_of
+from trouper.lifeline import end_with_launcher
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
 
 Row = dict[str, Any]
 ARITHMETIC = {FLOAT32: "float32", TENSOR_FLOAT32: "float32, products in TF32", FLOAT16: "float16", BFLOAT16: "bfloat16"}

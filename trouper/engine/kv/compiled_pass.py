@@ -10,8 +10,6 @@ prompt depends on nothing but its width: the row has no tokens yet, and its buff
 - While the function is traced, regions have arrays and nothing else (`TracedRegion`). A model that needs more - a window, a
   ring that takes drafts, a mask - fails there, and runs as before.
 - The function gets buffers and returns them. Nobody else may hold the old ones when the pass is evaluated, or each write would copy a buffer.
-- To instantiate the pass of a prompt takes 3 to 4 ms of 36 layers, and nothing of the prompt but its width. So an engine without work does it ahead
-  (`CompiledPass.build_ahead`), and the first token comes so much earlier.
 
 What each pass depends on is in `pass_kinds.py`.
 """
@@ -23,12 +21,10 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import repeat
 from operator import attrgetter, setitem
 
-import attrs
 import mlx.core as mx
-import numpy as np
 
-from trouper.engine.kv.pass_kinds import Pass, PromptPass
-from trouper.engine.kv.region import Ints, Name, Region
+from trouper.engine.kv.pass_kinds import Pass
+from trouper.engine.kv.region import Name, Region
 from trouper.engine.platform.error_text import line_of
 
 MAX_COMPILED = 48
@@ -46,8 +42,6 @@ shape, 8 rows, 4 drafts each): 48, 32, 15, 15, 15 ms."""
 BUFFERS = attrgetter("buffers")
 
 
-Tokens = mx.array | Ints
-"""Tokens of a pass (n, width): of a prompt, known to the host; or lazy, as those of decoding rows."""
 Build = Callable[[Sequence[Region], mx.array], mx.array]
 """Builds the model's pass over tokens (n, width) in the slots of these regions; returns logits (n, width, vocabulary)."""
 
@@ -82,47 +76,30 @@ class CompiledPasses:
         """Count a pass that is not compiled, such as one over chunks of prompts, or of a row alone."""
         self.preparing |= self._counting and self._count(ordinary.kind) <= PREPARING
 
-    def run(self, build: Build, model_pass: Pass, tokens: Tokens, *, may_compile: bool = True) -> mx.array:
+    def run(self, build: Build, model_pass: Pass, tokens: mx.array, *, may_compile: bool = True) -> mx.array:
         """Run the pass: instantiated if it is compiled, compiled now if a recent pass was of the same kind, else built. The caches
         then have new buffers."""
         if not (may_compile and model_pass.traceable):
             self.note(model_pass)
-            return build(model_pass.regions, lazy(tokens))
+            return build(model_pass.regions, tokens)
         kind = model_pass.kind
         if (names := self._seen.pop(kind, None)) is not None:
-            self._keep(kind, CompiledPass(names))
+            self._compiled[kind] = CompiledPass(names)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
         compiled = self._compiled.get(kind)
-        self.preparing |= self._counting and (compiled is None or not compiled.has_run)
+        self.preparing |= self._counting and (compiled is None or names is not None)
         if compiled is not None:
             self._compiled.move_to_end(kind)
-            compiled.has_run = True
             if not compiled.fault:
                 return compiled(build, model_pass, tokens)
             self.fault = compiled.fault
-        logits = build(model_pass.regions, lazy(tokens))
+        logits = build(model_pass.regions, tokens)
         if compiled is None:
             self._seen[kind] = model_pass.inputs()
             if len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
         return logits
-
-    def _keep(self, kind: Hashable, compiled: CompiledPass) -> None:
-        self._compiled[kind] = compiled
-        if len(self._compiled) > MAX_COMPILED:
-            self._compiled.popitem(last=False)
-
-    def trace(self, build: Build, model_pass: PromptPass, width: int) -> None:
-        """Trace the pass over a prompt of this width, which is not there yet, if it can be and was not. Nothing is evaluated; the caches then have buffers
-        that must be dropped."""
-        kind = model_pass.kind
-        if model_pass.traceable and kind not in self._compiled:
-            self._seen.pop(kind, None)
-            self._keep(kind, compiled := CompiledPass(model_pass.inputs()))
-            compiled(build, model_pass, np.zeros((1, width), np.int32))
-
-    def build_ahead(self) -> bool:
-        """Instantiate a traced pass over a prompt, if there is one without such a graph: the one that ran last, first. Returns whether there was."""
-        return any(compiled.build_ahead() for compiled in reversed(self._compiled.values()))
 
     def _count(self, kind: Hashable) -> int:
         """Number of passes of a kind that is not compiled, with this one."""
@@ -138,26 +115,15 @@ class CompiledPass:
     def __init__(self, names: list[list[Name]]) -> None:
         """`names`: the arrays of each region that are inputs."""
         self._names = names
-        self.has_run = False
-        """Whether it ran, so that the device has prepared what it needs."""
-        self._ahead: BuiltAhead | None = None
-        self._form: tuple[tuple[int, ...], int] | None = None
-        """Shape of the tokens and number of caches, if it is the pass over a prompt and was called."""
         self._call: list[tuple[Build, Pass]] = []
         """The call in hand, if any: to keep it would keep all rows' KV."""
         self._function = mx.compile(_traced(names, self._call))
         self.fault = ""
         """Why the pass cannot be traced; "" if it can."""
 
-    def __call__(self, build: Build, model_pass: Pass, given: Tokens) -> mx.array:
-        """Instantiate the pass, unless that was done ahead; or build it as usual, if it cannot be traced."""
-        if isinstance(given, np.ndarray):
-            if (ahead := self._ahead) is not None:
-                self._ahead = None
-                model_pass.put(ahead.buffers)
-                return ahead.with_tokens(given)
-            self._form = given.shape, len(model_pass.caches)
-        tokens, buffers = lazy(given), list(map(BUFFERS, model_pass.caches))
+    def __call__(self, build: Build, model_pass: Pass, tokens: mx.array) -> mx.array:
+        """Instantiate the pass, or build it as usual, if it cannot be traced."""
+        buffers = list(map(BUFFERS, model_pass.caches))
         arrays = [
             [region.array(name) for name in names]
             for region, names in zip(model_pass.regions, self._names, strict=True)
@@ -177,37 +143,6 @@ class CompiledPass:
         else:
             replace_items(buffers, changed)
         return logits
-
-    def build_ahead(self) -> bool:
-        """Instantiate the pass for a prompt that is not there yet, if that was not done and can be. Returns whether it was done now."""
-        if self._form is None or self._ahead is not None or self.fault:
-            return False
-        shape, caches = self._form
-        tokens = mx.array(np.zeros(shape, np.int32))
-        logits, buffers = self._function(tokens, [[]], [[] for _ in range(caches)])
-        self._ahead = BuiltAhead(np.array(tokens, copy=False), logits, buffers)
-        return True
-
-
-@attrs.frozen(eq=False)
-class BuiltAhead:
-    """A pass over a prompt, which was instantiated before the prompt was there."""
-
-    tokens: Ints
-    """What the graph reads: a view of an array's memory, which the host and the device share. Nothing has read it yet."""
-    logits: mx.array
-    buffers: list[list[mx.array]]
-    """The new buffers of each cache."""
-
-    def with_tokens(self, tokens: Ints) -> mx.array:
-        """The logits of these tokens, which are not evaluated yet. Once only."""
-        self.tokens[:] = tokens
-        return self.logits
-
-
-def lazy(tokens: Tokens) -> mx.array:
-    """Tokens as an array of MLX."""
-    return tokens if isinstance(tokens, mx.array) else mx.array(tokens)
 
 
 def replace_items(lists: Sequence[list[mx.array]], items: Sequence[list[mx.array]]) -> None:

@@ -74,10 +74,6 @@ class Rows(Protocol):
     def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         """Run the last tokens of a prefilling row's prompt alone; logits (1, vocabulary) after the last one."""
 
-    def build_ahead(self) -> bool:
-        """Build a part of what the first pass over a lone prompt needs, which is not there yet. Only without rows. Returns whether there was something to
-        build."""
-
     def decode(self, tokens: mx.array) -> mx.array:
         """Run (n,) tokens, one for each decoding row; logits (n, vocabulary) for the next token."""
 

@@ -94,10 +94,6 @@ class SingleRows:
     def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         return self._forward(row, mx.array([tokens]))[:, -1, :]
 
-    def build_ahead(self) -> bool:
-        """Build nothing: no pass is compiled."""
-        return False
-
     def decode(self, tokens: mx.array) -> mx.array:
         rows = [self._forward(row, tokens[index : index + 1, None]) for index, row in enumerate(self._decoding)]
         return mx.concatenate([logits[:, -1, :] for logits in rows])

@@ -6,7 +6,6 @@ a `Region`, so no row's KV is gathered.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
@@ -36,7 +35,7 @@ from trouper.engine.kv.pass_segments import (
     regions_of,
     rows_of,
 )
-from trouper.engine.kv.pass_shapes import EXACT, LONE_WIDTHS, Shapes
+from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateRows
@@ -45,13 +44,10 @@ from trouper.engine.kv.row_copies import RowCopies
 from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.platform.eager_eval import start_eval
-from trouper.engine.platform.error_text import line_of
 from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
-from trouper.protocol.plans import NO_ROW, KvBound, RowId
-
-log = logging.getLogger(__name__)
+from trouper.protocol.plans import KvBound, RowId
 
 
 class SlotRows:
@@ -84,9 +80,6 @@ class SlotRows:
         self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
         self.head = None if head is None else HeadRows(head, self._banks, shapes, len(drafters) - 1)
         self._target = model if head is None else head.target_states
-        self._builds_ahead = shapes.length_kernel and self._prefill_together and not self._states
-        self._untraced = [*reversed(LONE_WIDTHS)] if self._builds_ahead else []
-        """Widths of passes over lone prompts that were not traced, the narrowest last."""
 
     @property
     def decoding(self) -> Sequence[RowId]:
@@ -259,31 +252,12 @@ class SlotRows:
         regions = self._regions(segments, counts, tokens.shape[1])
         one = (PromptPass if compiled else DecodePass)(regions, caches_of(segments))
         self._states.begin(rows_of(segments), None)
-        outputs = self._compiled.run(partial(self._build, segments, part=part), one, tokens, may_compile=compiled)
+        outputs = self._compiled.run(
+            partial(self._build, segments, part=part), one, mx.array(tokens), may_compile=compiled
+        )
         logits = self._logits(segments, counts, outputs)
         add_tokens(segments, counts)
         return (logits if part is None else outputs)[:, :width]
-
-    def build_ahead(self) -> bool:
-        try:
-            if self._untraced:
-                self._trace_prompt(self._untraced.pop())
-                return True
-            return self._builds_ahead and self._compiled.build_ahead()
-        except Exception as error:  # noqa: BLE001 - whatever it is, prompts have their passes without this
-            log.warning("no pass is built ahead any more: %s", line_of(error))
-            self._untraced, self._builds_ahead = [], False
-            return False
-
-    def _trace_prompt(self, width: int) -> None:
-        """Trace the first pass over a lone prompt of this width, for a row that is there meanwhile."""
-        self.open(NO_ROW, width)
-        try:
-            segments = [self._alone(NO_ROW)]
-            regions = self._regions(segments, np.array([width], np.int32), width)
-            self._compiled.trace(partial(self._build, segments), PromptPass(regions, caches_of(segments)), width)
-        finally:
-            self.drop([NO_ROW])
 
     def _build(
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array, part: nn.Module | None = None

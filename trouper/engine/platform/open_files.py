@@ -1,42 +1,45 @@
 """The limit on open files, which importing mlx-lm would set to 2,048 whatever it was.
 
-mlx_lm/utils.py calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))`. That fails where the hard limit is lower (`ulimit -n 1024`), so that nothing
-starts, and takes from a server what `--max-connections` needs where it is higher. Here the soft limit is only ever raised.
+mlx_lm/utils.py calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))`. The call fails where the hard limit
+is lower (`ulimit -n 1024`), and then nothing starts. Where the limit is higher, the call takes
+descriptors that `--max-connections` needs. Here the soft limit is only ever raised.
 """
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import ModuleType
-
-from trouper.engine.platform.import_hook import around_import
+import sys
+from contextlib import suppress
 
 LARGE_MODEL_FILES = 2048
 """What a large model with many files may need; as in mlx-lm."""
+CALL = resource.RLIMIT_NOFILE, (LARGE_MODEL_FILES, 4096)
+"""Arguments of mlx-lm's call."""
 
 
 def keep_limit() -> None:
-    """Let the import of mlx-lm, whenever it comes, leave the limit alone. To be called before it."""
-    around_import("mlx_lm.utils", _with_limit_kept)
+    """Let mlx-lm's import leave the limit alone. Must be called before that import.
 
-
-def _with_limit_kept(run: Callable[[], None], _: ModuleType) -> None:
-    with _limit_kept():
-        run()
-
-
-@contextmanager
-def _limit_kept() -> Iterator[None]:
+    `resource.setrlimit` is replaced until mlx-lm calls it. Other calls have their effect.
+    """
+    if "mlx_lm.utils" in sys.modules:
+        return
     setrlimit = resource.setrlimit
-    resource.setrlimit = lambda which, limits, /: None  # noqa: ARG005
-    try:
-        yield
-    finally:
+
+    def ignore_once(which: int, limits: tuple[int, int], /) -> None:
+        if (which, limits) != CALL:
+            setrlimit(which, limits)
+            return
         resource.setrlimit = setrlimit
+        raise_soft_limit()
+
+    resource.setrlimit = ignore_once
+
+
+def raise_soft_limit() -> None:
+    """Raise the soft limit to what a large model needs, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = LARGE_MODEL_FILES if hard == resource.RLIM_INFINITY else min(LARGE_MODEL_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < needed:
-        with suppress(ValueError, OSError):  # A container may forbid it: then the limit is what it is.
+        with suppress(ValueError, OSError):  # A container may forbid it: the limit then stays.
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -8,6 +8,7 @@ from functools import partial
 import attrs
 import msgspec
 from quart import Response, request
+from werkzeug.routing import BaseConverter
 
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import bad_request
@@ -43,6 +44,15 @@ PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_toke
 PROMPT_FACTOR = 3
 """Memory of the prompt that stored items become, as a multiple of their bytes."""
 CONTINUABLE = ("completed", "incomplete")
+
+
+class ResponseId(BaseConverter):
+    """A response id in a path. `input_tokens` is an endpoint and no id.
+
+    A 405 there would else list the methods of a response.
+    """
+
+    regex = r"(?!input_tokens$)[^/]+"
 
 
 class Responses:

@@ -1,0 +1,68 @@
+"""A command is imported when it is called."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from trouper import cli
+from trouper.cli.lazy_group import LazyGroup
+
+
+def test_each_command_is_there_under_its_name() -> None:
+    files = (Path(cli.__file__).parent / "commands").iterdir()
+    modules = {path.stem for path in files if path.stem[0] != "_"}
+    context = click.Context(cli.main)
+    assert cli.main.list_commands(context) == sorted(cli.COMMANDS) == sorted(modules)
+    for name in cli.COMMANDS:
+        command = cli.main.get_command(context, name)
+        assert command is not None and command.name == name
+    assert cli.main.get_command(context, "commands") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [
+        (["--version"], []),
+        (["completion", "--help"], ["completion"]),
+        (["serv"], []),
+        (["models", "--help"], ["models"]),
+    ],
+)
+def test_others_are_not_imported(arguments: list[str], imported: list[str]) -> None:
+    program = """
+import atexit, sys
+from trouper.cli import main
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+main(sys.argv[1:], standalone_mode=False)
+"""
+    command = [sys.executable, "-c", program, *arguments]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    modules = ended.stderr.split("\n")[-2].split()
+    prefix = "trouper.cli.commands."
+    names = [name.removeprefix(prefix) for name in modules if name.startswith(prefix)]
+    assert names == imported
+    assert "httpx2" not in modules
+
+
+def test_a_misspelt_command_is_told_which_are_alike() -> None:
+    outcome = CliRunner().invoke(cli.main, ["serv"])
+    assert outcome.exit_code == 2
+    assert "'serve'" in outcome.output
+
+
+def test_a_program_may_add_and_take_commands() -> None:
+    """As of every group of click's."""
+    group = LazyGroup("own", lazy_commands={"completion": "trouper.cli.commands.completion"})
+    group.add_command(click.Command("other"))
+    context = click.Context(group)
+    assert group.list_commands(context) == ["completion", "other"]
+    assert group.get_command(context, "other") is group.commands["other"]
+    group.add_command(click.Command("completion", help="ours"))
+    command = group.get_command(context, "completion")
+    assert command is not None and command.help == "ours"

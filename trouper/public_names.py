@@ -1,0 +1,73 @@
+"""The public names of `trouper`, which imports this module when the first of them is used."""
+
+from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.model_manager import ModelManager
+from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.served_models import Lease, ModelEntry
+from trouper.actors.runtime.watches import Health
+from trouper.protocol.batch import BatchStats
+from trouper.protocol.capabilities import Capabilities, SelfCheck
+from trouper.protocol.grammar import Grammar
+from trouper.protocol.health import ChannelStats
+from trouper.protocol.loading import Loading, LoadWatch
+from trouper.protocol.logits_processor import LogitsProcessor
+from trouper.protocol.model import AdapterCard, AdapterPlan, Engine, MemoryStats, ModelCard, Tokenizer
+from trouper.protocol.model_options import ModelOptions
+from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
+from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
+from trouper.protocol.requests import CacheScope, ChatPrompt, Generate, InfillPrompt, TextPrompt, Timeouts, TokenPrompt
+from trouper.protocol.sampling import Sampling
+from trouper.protocol.setting_fields import ByteSize
+from trouper.protocol.settings import ServerSettings, Settings
+from trouper.run import run_models, run_runtime
+from trouper.storage.model_files import ModelFiles
+
+__all__ = [
+    "Accepted",
+    "AdapterCard",
+    "AdapterPlan",
+    "Answer",
+    "BatchStats",
+    "ByteSize",
+    "CacheScope",
+    "Capabilities",
+    "ChannelStats",
+    "ChatPrompt",
+    "Delta",
+    "Embedded",
+    "Engine",
+    "Failed",
+    "Finished",
+    "Generate",
+    "Grammar",
+    "Health",
+    "InfillPrompt",
+    "Lease",
+    "LoadWatch",
+    "Loading",
+    "LogitsProcessor",
+    "MemoryStats",
+    "ModelCard",
+    "ModelEntry",
+    "ModelFiles",
+    "ModelManager",
+    "ModelOptions",
+    "ModelUnusable",
+    "Problem",
+    "RequestFailed",
+    "Runtime",
+    "Sampling",
+    "Scored",
+    "SelfCheck",
+    "ServerSettings",
+    "Settings",
+    "SettingsInvalid",
+    "Started",
+    "TextPrompt",
+    "Timeouts",
+    "TokenLogprobs",
+    "TokenPrompt",
+    "Tokenizer",
+    "run_models",
+    "run_runtime",
+]
