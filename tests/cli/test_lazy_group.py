@@ -50,7 +50,7 @@ main(sys.argv[1:], standalone_mode=False)
     assert "httpx2" not in modules
 
 
-def test_a_misspelt_command_is_told_which_are_alike() -> None:
+def test_an_error_for_a_misspelt_command_names_those_that_are_alike() -> None:
     outcome = CliRunner().invoke(cli.main, ["serv"])
     assert outcome.exit_code == 2
     assert "'serve'" in outcome.output

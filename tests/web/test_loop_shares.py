@@ -1,5 +1,5 @@
-"""Tenants share the event loop: a flood of one begins at a bounded pace beside others. Requests take
-as long as the test says, by a virtual clock."""
+"""Tenants share the event loop: a flood of one begins at a bounded pace beside others. Requests
+take as long as the test says, by a virtual clock."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ async def test_a_tenant_alone_waits_for_nothing(autojump_clock: MockClock) -> No
     assert len(world.began["flood"]) > 5 * 0.1 / 0.002
 
 
-async def test_a_flood_beside_others_takes_its_share_of_the_loop(autojump_clock: MockClock) -> None:
+async def test_a_flood_takes_its_share_of_the_loop(autojump_clock: MockClock) -> None:
     world = await flooded("other")
     assert len(world.began["flood"]) * world.costs_s == pytest.approx(20 * SHARE + BURST_S, rel=0.1)
 
 
-async def test_others_begin_at_once_beside_a_flood(autojump_clock: MockClock) -> None:
+async def test_others_begin_at_once_during_a_flood(autojump_clock: MockClock) -> None:
     world = World(0.01)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.stay, "stream")
@@ -176,7 +176,7 @@ async def test_a_cancellation_reaches_metered_work(autojump_clock: MockClock) ->
     assert scope.cancelled_caught and ended
 
 
-async def test_errors_of_one_key_wait_beside_a_request_of_another(
+async def test_errors_of_one_key_wait_during_a_request_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over real sockets, where no time at all is left to a tenant beside others."""
