@@ -3,6 +3,8 @@ take as long as the test says, by a virtual clock."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -47,17 +49,24 @@ class World:
         await trio.sleep_forever()
 
 
-async def flooded(*others: str, costs_s: float = 0.01, seconds: float = 20.0) -> World:
-    """Return a world where one tenant floods with five clients, beside others with a request."""
-    world = World(costs_s)
+@asynccontextmanager
+async def with_others(world: World, *others: str) -> AsyncIterator[trio.Nursery]:
+    """A nursery in which each of the others has one request in progress."""
     async with trio.open_nursery() as nursery:
         for other in others:
             nursery.start_soon(world.stay, other)
         await wait_all_tasks_blocked()
+        yield nursery
+        nursery.cancel_scope.cancel(reason="the test")
+
+
+async def flooded(*others: str, costs_s: float = 0.01, seconds: float = 20.0) -> World:
+    """Return a world where one tenant floods with five clients, beside others with a request."""
+    world = World(costs_s)
+    async with with_others(world, *others) as nursery:
         for _ in range(5):
             nursery.start_soon(world.flood, "flood")
         await trio.sleep(seconds)
-        nursery.cancel_scope.cancel(reason="the test")
     return world
 
 
@@ -73,8 +82,7 @@ async def test_a_flood_takes_its_share_of_the_loop(autojump_clock: MockClock) ->
 
 async def test_others_begin_at_once_during_a_flood(autojump_clock: MockClock) -> None:
     world = World(0.01)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.stay, "stream")
+    async with with_others(world, "stream") as nursery:
         for _ in range(20):
             nursery.start_soon(world.flood, "flood")
         await trio.sleep(5)
@@ -82,7 +90,6 @@ async def test_others_begin_at_once_during_a_flood(autojump_clock: MockClock) ->
         for _ in range(4):
             await world.ask("other")
         assert trio.current_time() == began
-        nursery.cancel_scope.cancel(reason="the test")
 
 
 async def test_requests_of_one_tenant_begin_in_their_order(autojump_clock: MockClock) -> None:
@@ -92,44 +99,44 @@ async def test_requests_of_one_tenant_begin_in_their_order(autojump_clock: MockC
         await world.ask("many")
         order.append(number)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.stay, "other")
-        await wait_all_tasks_blocked()
+    async with with_others(world, "other") as nursery:
         for number in range(6):
             nursery.start_soon(numbered, number)
             await wait_all_tasks_blocked()
         await trio.sleep(60)
-        nursery.cancel_scope.cancel(reason="the test")
     assert order == sorted(order) and len(order) == 6
 
 
 async def test_a_supervisor_never_waits(autojump_clock: MockClock) -> None:
     world = World(1.0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.stay, "other")
-        await wait_all_tasks_blocked()
+    async with with_others(world, "other"):
         await world.ask("many")
         began = trio.current_time()
         await world.ask("many", waits=False)
         assert trio.current_time() == began
         await world.ask("many")
         assert trio.current_time() - began == pytest.approx((MAX_DEBT_S - BURST_S) / SHARE)
-        nursery.cancel_scope.cancel(reason="the test")
 
 
 async def test_whoever_leaves_while_it_waits_is_forgotten(autojump_clock: MockClock) -> None:
     world = World(1.0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.stay, "other")
-        await wait_all_tasks_blocked()
+    async with with_others(world, "other"):
         await world.ask("many")
         with trio.move_on_after(0.5):
             await world.ask("many")
         assert set(world.shares._accounts) == {"other", "many"}
         await trio.sleep(MAX_DEBT_S / SHARE)
         await world.ask("many", waits=False)
-        nursery.cancel_scope.cancel(reason="the test")
     assert world.shares._in_progress == 1  # That of "other", which never ends.
+
+
+async def test_tenants_that_come_once_are_forgotten(autojump_clock: MockClock) -> None:
+    """Without keys each address is a tenant."""
+    world = World(0.01)
+    for address in range(100):
+        await world.ask(str(address))
+        await trio.sleep(1)
+    assert len(world.shares._accounts) == 1
 
 
 async def test_a_meter_counts_the_time_on_the_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors, head_of
 from trouper.web.http.current_request import at_hand, meter_of
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.guard import HEALTH_PATHS
 from trouper.web.http.loop_shares import metered
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.paced_body import PacedBody, PacedRequest
@@ -68,8 +69,6 @@ from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
 LARGE_RESPONSE = 2**16
-NEVER_WAIT = ("/livez", "/readyz")
-"""Paths that answer a supervisor, who may have the address of a client that floods."""
 KEY_REMOVED = http_problem(401, "the API key that created this batch is not accepted any more", "invalid_api_key")
 
 
@@ -207,7 +206,7 @@ class HttpEdge:
         CURRENT_REQUEST.set(self._service.request_id)
         await self._key_file.look(trio.current_time())
         key = self._service.key  # Found before the body is awaited: the file of keys may change meanwhile.
-        await self._service.begin_turn(waits=request.path not in NEVER_WAIT)
+        await self._service.begin_turn(waits=request.path not in HEALTH_PATHS)
         if self._service.batch_owner is not None:
             problem = KEY_REMOVED if key is None else self._missing_right(key)
             return None if problem is None else self._refused(problem)

@@ -61,8 +61,8 @@ STEPS_OF_A_BODY = 8
 wait for it."""
 REFUSALS = {431: "the head of the request is too large"}
 """Why a request is refused before an app sees it, by the status."""
-HEALTH = (b"/livez", b"/readyz")
-"""Paths that are answered also beyond --max-connections."""
+HEALTH_PATHS = ("/livez", "/readyz")
+"""Paths that a supervisor asks: answered also beyond --max-connections, and without a turn."""
 WRITER = "trouper.writer"
 """Key of the connection's `SocketWriter` in the state of a request, where its app may write directly."""
 
@@ -196,7 +196,7 @@ class PlainHttp(H11Protocol):
             raise Refused(NOT_HTTP1)
         if (problem := self._excess()) is not None:
             self._ends = True
-            if event.target.partition(b"?")[0] not in HEALTH:
+            if event.target.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
                 raise Refused(problem)
 
     async def _create_stream(self, request: h11.Request) -> None:

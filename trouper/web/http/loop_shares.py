@@ -84,7 +84,7 @@ class LoopShares:
     async def begin(self, tenant: str, meter: Meter, *, waits: bool) -> None:
         """Count a request of a tenant, after its turn has come if it `waits`. `end` must follow,
         unless this raises."""
-        account = self._accounts.setdefault(tenant, Account(self._clock()))
+        account = self._accounts.get(tenant) or self._open(tenant)
         account.in_progress += 1
         self._in_progress += 1
         try:
@@ -97,6 +97,15 @@ class LoopShares:
             raise
         meter.account, meter.prepaid_s = account, account.expected_s
         account.charge(meter.prepaid_s, self._clock())
+
+    def _open(self, tenant: str) -> Account:
+        """Open an account, and forget those of tenants that have no request and owe nothing."""
+        now = self._clock()
+        for other, account in [*self._accounts.items()]:
+            if not account.in_progress and not account.owed(now):
+                del self._accounts[other]
+        account = self._accounts[tenant] = Account(now)
+        return account
 
     def _delay_s(self, account: Account) -> float:
         """Return the seconds after which a request of the account may begin; 0.0: now."""
@@ -116,12 +125,9 @@ class LoopShares:
         account.expected_s += WEIGHT * (meter.spent_s - account.expected_s)
 
     def end(self, tenant: str) -> None:
-        """Forget a request, and a tenant that has none and owes nothing."""
-        account = self._accounts[tenant]
-        account.in_progress -= 1
+        """Count a request no more."""
+        self._accounts[tenant].in_progress -= 1
         self._in_progress -= 1
-        if not account.in_progress and not account.owed(self._clock()):
-            del self._accounts[tenant]
 
 
 @coroutine
