@@ -151,6 +151,17 @@ def driven(**settings: Any) -> DrivenCore:
     return DrivenCore(disk=False, viewed=False, prefill_step_size=64, **settings)
 
 
+def decode_stream() -> DrivenCore:
+    """Return a core whose only tenant has decoded for a while, and where prefill takes long."""
+    core = driven()
+    core.arrive(20, max_tokens=20_000, tenant="stream")
+    core.until_decoding()
+    for _ in range(40):
+        core.step()
+    core.prefill_s = 0.09
+    return core
+
+
 def test_a_step_is_split_between_tenants_before_it_is_split_between_prompts() -> None:
     core = driven()
     for seed in range(7):
@@ -164,12 +175,7 @@ def test_a_step_is_split_between_tenants_before_it_is_split_between_prompts() ->
 
 def test_prefill_takes_its_share_of_the_time_beside_streams_of_others_once_its_credit_is_spent() -> None:
     """Two tenants: half of the time each."""
-    core = driven()
-    core.arrive(20, max_tokens=20_000, tenant="stream")
-    core.until_decoding()
-    for _ in range(40):
-        core.step()
-    core.prefill_s = 0.09
+    core = decode_stream()
     core.arrive(100_000, max_tokens=1, seed=1, tenant="long")
     on_credit = int(CREDIT_S / 0.05)
     assert prefilled(core, on_credit)["long"] > 60 * on_credit, "in each step"
@@ -182,12 +188,7 @@ def test_prefill_takes_its_share_of_the_time_beside_streams_of_others_once_its_c
 
 def test_prompts_whose_clients_leave_at_once_take_their_share_at_most() -> None:
     """A client that leaves had its tenant's credit back, and paid nothing for the step at hand."""
-    core = driven()
-    core.arrive(20, max_tokens=20_000, tenant="stream")
-    core.until_decoding()
-    for _ in range(40):
-        core.step()
-    core.prefill_s = 0.09
+    core = decode_stream()
 
     def with_prefill(steps: int) -> int:
         begun = len(core.plans)

@@ -9,8 +9,8 @@ While requests of one tenant alone run or wait, nothing here has an effect. Othe
 - **Prefill**: a step's tokens are split between tenants before they are split between prompts. While
   others decode, a tenant prefills on credit: each second gives every tenant its share of a second, up
   to `CREDIT_S`, and prefill takes what it lasted. Credit outlasts requests, and the moments without
-  others. So long prompts of a tenant that seldom sends some
-  are not slowed down, and one that always sends some takes its share of the time.
+  others. So long prompts of a tenant that seldom sends some are not slowed down, and one that
+  always sends some takes its share of the time.
 
 Batches have no share: they yield to all others (`batch_yielding.py`). Among themselves they take turns.
 
@@ -143,8 +143,10 @@ class TenantShares:
         tenants = self._planned.get(plan.step, {})
         for step in [step for step in self._planned if step <= plan.step]:
             del self._planned[step]
+        if not (tenants or self._credit_s):
+            return
         present = self.present | {*tenants.values()}
-        for tenant in present | self._credit_s.keys():
+        for tenant in [*self._credit_s]:  # Others have full credit, which does not grow.
             self._change_credit(tenant, seconds / max(1, len(present)))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         prefill_s = max(0.0, seconds - decode_s) if plan.decode else seconds
