@@ -35,7 +35,7 @@ if not TYPE_CHECKING:  # To a checker every name would exist.
     def __getattr__(name: str) -> Any:
         """Import the public names when the first is used (PEP 562).
 
-        They take a second, for which the help of a command and each completion would wait.
+        The import takes a second, which the help of a command and each completion would add.
         `from trouper import MODULE` asks here, too, before the module is imported.
         """
         if find_spec(f"trouper.{name}") is None:

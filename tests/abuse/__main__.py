@@ -20,11 +20,8 @@ import trio
 
 from tests.abuse.asking import Ask, chat
 from tests.abuse.listed import HONEST, Abuse, Kind, named
-from tests.abuse.playing import WITHIN, Memory, Played, Stage, faults, server, staged
-from tests.families import FAMILIES, save
+from tests.abuse.playing import EXTRA_S, WITHIN, Memory, Played, Stage, faults, server, staged, tiny_model
 
-MOST_S = 0.5
-"""Beyond what honest requests cause, a pause of the stream may be so long."""
 EVERY = 4
 """So many abuses between two turns of honest requests."""
 MODEL_FLAGS = ("--cache-memory", "16MB")
@@ -53,7 +50,7 @@ def judged(abuse: Abuse, played: Played, honest_s: float, before: Memory) -> Lin
     wrong = list(dict.fromkeys(faults(abuse, played.heard)))
     if played.broken:
         wrong.append(f"the stream broke: {played.broken}")
-    if played.gap_s > honest_s + MOST_S:
+    if played.gap_s > honest_s + EXTRA_S:
         wrong.append(f"a gap of {played.gap_s:.2f} s")
     for name, now, then in (
         ("the process", played.memory.process, before.process),
@@ -109,7 +106,7 @@ def main() -> int:
     names = sys.argv[1:]
     with TemporaryDirectory() as scratch:
         tiny = names[:1] == ["--tiny"]
-        model = save("llama", Path(scratch), {**FAMILIES["llama"], "max_position_embeddings": 32768}) if tiny else None
+        model = tiny_model(Path(scratch)) if tiny else None
         lines = trio.run(play, named(names[tiny:]), model)
     bad = [line for line in lines if line.wrong]
     print(f"{len(lines)} abuses, {len(bad)} of them hurt somebody")

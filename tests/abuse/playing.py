@@ -15,6 +15,7 @@ import trio
 
 from tests.abuse.asking import COMPLETIONS, Ask, Heard, ask
 from tests.abuse.listed import Abuse
+from tests.families import FAMILIES, save
 from tests.test_process import free_port, serving
 from tests.web.serving import post
 
@@ -24,6 +25,8 @@ QUIET_S = 1.0
 BACK_S = 45.0
 """Memory may take so long to come back: releases that gain nothing are up to 40 s apart."""
 WITHIN = 1.10
+EXTRA_S = 0.5
+"""Beyond what honest requests cause, a pause of a stream may be so long."""
 LIMITS = ("--request-timeout-s", "900", "--queue-timeout-s", "300", "--first-token-timeout-s", "300")
 """The stream and what is played beside it take longer here than the defaults allow."""
 
@@ -34,6 +37,11 @@ def server(model: Path | None, *flags: str) -> Iterator[tuple[int, psutil.Proces
     port = free_port()
     with serving(model, port, *LIMITS, *flags, stderr=DEVNULL) as process:
         yield port, psutil.Process(_pid(process))
+
+
+def tiny_model(directory: Path) -> Path:
+    """Save a tiny random model whose context has room for the prompts of abuses."""
+    return save("llama", directory, {**FAMILIES["llama"], "max_position_embeddings": 32768})
 
 
 def _pid(process: Popen[str]) -> int:
@@ -103,6 +111,22 @@ class Memory:
         heard = await ask(port, Ask(bytes, "/health", method="GET"))
         return cls(process.memory_info().rss, json.loads(heard.body)["memory"]["active_bytes"])
 
+    @classmethod
+    async def back(
+        cls,
+        port: int,
+        process: psutil.Process,
+        before: Self,
+        seconds: float = BACK_S,
+    ) -> Self:
+        """Return it when no more is in use than may be left behind, or after so many seconds."""
+        memory = await cls.of(port, process)
+        with trio.move_on_after(seconds):
+            while memory.exceeds(before):
+                await trio.sleep(0.5)
+                memory = await cls.of(port, process)
+        return memory
+
 
 @attrs.frozen
 class Played:
@@ -142,15 +166,11 @@ class Stage:
         took = trio.current_time() - began
         await trio.sleep(QUIET_S)
         gap, broken, self._stream.broken = self._stream.longest(), self._stream.broken, ""
-        memory = await self.memory()
-        with trio.move_on_after(BACK_S):
-            while before is not None and memory.exceeds(before):
-                await trio.sleep(0.5)
-                memory = await self.memory()
+        if before is None:
+            memory = await Memory.of(self.port, self._process)
+        else:
+            memory = await Memory.back(self.port, self._process, before)
         return Played(tuple(heard), gap, took, memory, broken)
-
-    async def memory(self) -> Memory:
-        return await Memory.of(self.port, self._process)
 
 
 @asynccontextmanager

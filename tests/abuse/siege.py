@@ -2,9 +2,9 @@
 abuses at once, and hostile model directories and adapters, beside several streams.
 
 First the same number of clients sends honest requests, for the longest pause that such a load
-causes. Then all requests of the abuses are sent, then every hostile directory is asked for and every
-hostile adapter is loaded. Exits 1 if a stream paused for `EXTRA_S` longer than beside honest clients
-or broke, memory did not come back, the server ended, or an answer was no clear error.
+causes. Then all requests of the abuses are sent, then every hostile directory is asked for and
+every hostile adapter is loaded. Exits 1 if a stream paused for `EXTRA_S` longer than beside honest
+clients or broke, memory did not come back, the server ended, or an answer was no clear error.
 """
 
 # ruff: noqa: T201
@@ -27,13 +27,11 @@ import trio
 from tests.abuse.__main__ import MODEL_FLAGS
 from tests.abuse.asking import CHAT, Ask, Heard, ask, chat, of
 from tests.abuse.listed import HONEST, Abuse, named
-from tests.abuse.playing import WITHIN, Memory, Stream, faults, server
-from tests.families import FAMILIES, save
+from tests.abuse.playing import EXTRA_S, WITHIN, Memory, Stream, faults, server, tiny_model
 from tests.hostile.directories import Case, build, remove
+from trouper.protocol.problems import INTERNAL
 
 CLIENTS = 6
-EXTRA_S = 0.5
-"""A pause of a stream may be longer by so much than that which honest clients cause."""
 ASKS, ROUNDS = 8, 2
 """Requests of one abuse at most, of which some have hundreds, and rounds of all requests."""
 HONEST_S = 15.0
@@ -42,7 +40,6 @@ SHORTAGE = ("system_shortage", "too_many_connections", "request_memory_full", "q
 """Codes with which a server under limits may refuse anything."""
 FLAGS = (*MODEL_FLAGS, "--grammar-timeout-s", "2")
 """Grammars of one client are compiled one by one, and some forty of the abuses are slow."""
-SIZE = {"max_position_embeddings": 32768}
 
 
 @attrs.define
@@ -103,31 +100,26 @@ class Siege:
             wish = Ask(of(model=str(case.path), messages=messages, max_tokens=1), CHAT)
         heard = await ask(self.port, wish)
         self.statuses[heard.status] += 1
-        if heard.status >= 300 and not heard.problem.get("message"):
-            self.wrong.append(f"{case.name}: {heard.status} {heard.body[:200]!r}")
-        if heard.status == 0 or (heard.status == 500 and heard.problem.get("code") == "internal"):
+        has_message = heard.status < 300 or bool(heard.problem.get("message"))
+        if heard.status in (0, INTERNAL.status) or not has_message:
             self.wrong.append(f"{case.name}: {heard.status} {heard.body[:200]!r}")
 
-    async def back(self, before: Memory) -> Memory:
-        """Return the memory when it is what it was, or after `BACK_S`."""
-        memory = await Memory.of(self.port, self.process)
-        with trio.move_on_after(BACK_S):
-            while memory.exceeds(before):
-                await trio.sleep(0.5)
-                memory = await Memory.of(self.port, self.process)
-        return memory
-
-    def note(self, phase: str, gap_s: float, honest_s: float, memory: Memory, before: Memory) -> None:
+    async def end(self, phase: str, honest_s: float, before: Memory) -> None:
+        """Print what a phase did, and note what was wrong."""
+        gap_s = self.longest()
+        memory = await Memory.back(self.port, self.process, before, BACK_S)
+        answers = dict(sorted(self.statuses.items()))
         print(
             f"{phase}: longest pause {gap_s:.2f} s, beside honest clients {honest_s:.2f}; process "
-            f"{memory.process / 1e6:.0f} MB, before {before.process / 1e6:.0f}; answers {dict(sorted(self.statuses.items()))}",
+            f"{memory.process / 1e6:.0f} MB, before {before.process / 1e6:.0f}; answers {answers}",
             flush=True,
         )
         if gap_s > honest_s + EXTRA_S:
             self.wrong.append(f"{phase}: a pause of {gap_s:.2f} s")
         if memory.exceeds(before):
             self.wrong.append(f"{phase}: memory {memory}, before {before}, may be {WITHIN} of it")
-        self.wrong += [f"{phase}: a stream broke: {stream.broken}" for stream in self.streams if stream.broken]
+        broken = [stream.broken for stream in self.streams if stream.broken]
+        self.wrong += [f"{phase}: a stream broke: {what}" for what in broken]
         self.statuses.clear()
 
 
@@ -137,18 +129,16 @@ async def play(siege: Siege, cases: Sequence[Case]) -> None:
         for stream in siege.streams:
             nursery.start_soon(stream.run)
             await stream.hears()
-        await siege.honest()  # Also warms up, and a body of 2 MB has the heaps options back.
+        await siege.honest()  # Also warms up, and a body of 2 MB has the heaps given back.
         await ask(siege.port, Ask(chat(user="x" * 2 * 10**6)))
         honest_s = await siege.honest()
         before = await Memory.of(siege.port, siege.process)
         await siege.send(jobs)
-        gap_s = siege.longest()
-        siege.note(f"{len(jobs)} requests", gap_s, honest_s, await siege.back(before), before)
+        await siege.end(f"{len(jobs)} requests", honest_s, before)
         siege.longest()
         for case in cases:
             await siege.load(case)
-        gap_s = siege.longest()
-        siege.note(f"{len(cases)} directories and adapters", gap_s, honest_s, await siege.back(before), before)
+        await siege.end(f"{len(cases)} directories and adapters", honest_s, before)
         nursery.cancel_scope.cancel()
 
 
@@ -165,7 +155,7 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (options.descriptors, options.descriptors))
     with TemporaryDirectory() as scratch:
         root = Path(scratch)
-        tiny = save("llama", root / "tiny", {**FAMILIES["llama"], **SIZE})
+        tiny = tiny_model(root / "tiny")
         (tiny / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
         cases = build(root / "hostile", tiny)
         flags = ("--models-from", str(root / "hostile"), "--adapters-from", str(root / "hostile"))

@@ -20,8 +20,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import trio
 
-from tests.abuse.playing import server
-from tests.families import FAMILIES, save
+from tests.abuse.playing import server, tiny_model
 from tests.tenants.honest import Honest, Tally
 from tests.tenants.hostile import Took
 
@@ -115,8 +114,7 @@ def main() -> int:
         keys = Path(scratch) / "keys"
         keys.touch(0o600)
         keys.write_text(KEYS)
-        config = {**FAMILIES["llama"], "max_position_embeddings": 32768}
-        model = save("llama", Path(scratch) / "model", config) if given.tiny else None
+        model = tiny_model(Path(scratch) / "model") if given.tiny else None
         flags = ("--api-key-file", str(keys), "--no-ssd", "--batch-dir", f"{scratch}/batches")
         with server(model, *flags) as (port, process):
             found = trio.run(play, port, process, given.minutes * 60, given.streams, given.only)
