@@ -13,6 +13,7 @@ from typing import Any, cast
 import attrs
 import pytest
 import trio
+import trio.testing
 from hypercorn.config import Config
 
 from tests.fakes import FakeEngine
@@ -140,6 +141,8 @@ async def test_where_only_spare_descriptors_are_left_a_request_is_refused_in_wor
     async with all_busy(2, spare=10) as (served, _):
         monkeypatch.setattr(server, "is_spare", lambda descriptor: True)
         assert (await exchange(served, get("/livez")))[0] == 200
+        await eventually(lambda: served.connections == 2)
+        await trio.testing.wait_all_tasks_blocked()  # Otherwise that connection may give way.
         status, headers, body = await exchange(served, post("/v1/completions", STREAM))
         assert (status, headers["connection"]) == (503, "close")
         assert b'"code":"system_shortage"' in body and b"ulimit -n" in body
