@@ -150,7 +150,7 @@ def test_a_package_from_elsewhere_is_not_the_copy(scratch: Scratch) -> None:
     [
         ("    return 2 + number", "the nearest line is 2: return 2 * number"),
         ("def half(number: float)", "the nearest line is 5: def half(number: int) -> int:"),
-        ("number: int", "2 times, not once; make it longer: it begins in lines 1, 5"),
+        ("number: int", "2 times, not once; name its function: it begins in lines [1, 5]"),
         ("€€€€", "no line is like it"),
     ],
 )
@@ -160,6 +160,23 @@ def test_a_stale_fragment_says_where_it_may_be(scratch: Scratch, checkout: Path,
         scratch.play(one)
     assert said in str(caught.value)
     assert [said in fault for fault in faults(one, checkout)] == [True]
+
+
+def test_neither_layout_nor_comments_matter() -> None:
+    source = "def both(\n    first,  # One.\n    second,\n):\n    return [\n        first,\n        second,\n    ]\n"
+    mutated = mutant(old="return [first, second]", new="return []").applied(source)
+    assert mutated.endswith("):\n    return []\n")
+
+
+def test_a_fragment_counts_in_its_function_alone() -> None:
+    source = "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 1\n"
+    assert mutant(old="1", new="2", function="A.g").applied(source) == "return 2".join(source.rsplit("return 1", 1))
+    with pytest.raises(Stale, match=r"numbers.py A.h has its fragment 0 times"):
+        mutant(old="1", new="2", function="A.h").applied(source)
+
+
+def test_a_part_of_a_string_is_compared_as_text() -> None:
+    assert mutant(old="%x", new="%d").applied("HEAD = b'%x'\n") == "HEAD = b'%d'\n"
 
 
 def test_what_is_wrong_with_an_entry_is_told_without_playing_it(checkout: Path) -> None:
