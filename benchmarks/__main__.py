@@ -1,4 +1,5 @@
-"""`just bench`: Trouper against the bare loop and against mlx_lm.server, through HTTP, side by side in one run."""
+"""`just bench`: Trouper against the bare loop and against mlx_lm.server, through HTTP, side by side
+in one run."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
 def rates(server: servers.Server, streams: int, tokens: int, seed: int) -> Row:
     """Throughput, first token, gaps and CPU of so many streams at once."""
     cpu = server.cpu_s()
-    done = load.read_afterwards(server.port, [load.prompt(seed + k, 12) for k in range(streams)], tokens)
+    done = load.read_afterwards(
+        server.port, [load.prompt(seed + k, 12) for k in range(streams)], tokens
+    )
     gaps = [gap for one in done for gap in one.gaps_s]
     produced = sum(one.tokens for one in done)
     return {
@@ -49,15 +52,19 @@ def rates(server: servers.Server, streams: int, tokens: int, seed: int) -> Row:
 
 
 async def long_prompt(port: int, seed: int) -> Row:
-    """Four streams decode; a 600-word prompt arrives. The longest pause that one of them sees until it has its answer."""
+    """Four streams decode; a 600-word prompt arrives. The longest pause that one of them sees until
+    it has its answer."""
     running = [load.Stream() for _ in range(4)]
     late = load.Stream()
     async with trio.open_nursery() as nursery:
         for k, one in enumerate(running):
             nursery.start_soon(load.stream, port, load.prompt(seed + k, 12), 100, one)
-        while not all(len(one.times) > 8 or one.tokens for one in running):  # noqa: ASYNC110 - the streams only note times
+        # The streams only note times
+        while not all(len(one.times) > 8 or one.tokens for one in running):  # noqa: ASYNC110
             await trio.sleep(0.02)
-        await load.stream(port, " ".join(load.WORDS[(seed + k * 5) % 16] for k in range(600)), 4, late)
+        await load.stream(
+            port, " ".join(load.WORDS[(seed + k * 5) % 16] for k in range(600)), 4, late
+        )
     gaps = [
         b - a
         for one in running
@@ -96,13 +103,23 @@ def growth(server: servers.Server, requests: int = 2000) -> Row:
 
 
 def bare(model: Path, rows: int, prompt: int, tokens: int) -> Row:
-    command = [sys.executable, "-m", "benchmarks.bare", "bare", str(model), str(rows), str(prompt), str(tokens)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.bare",
+        "bare",
+        str(model),
+        str(rows),
+        str(prompt),
+        str(tokens),
+    ]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return dict(json.loads(out.strip().splitlines()[-1]))
 
 
 def compare(model: Path, streams: int, tokens: int, rounds: int, console: Console) -> Row:
-    """Each round measures all three one after another, so that what else the machine does hits them alike."""
+    """Each round measures all three one after another, so that what else the machine does hits them
+    alike."""
     results: dict[str, list[Row]] = {"bare": [], "trouper": [], "mlx_lm": []}
     for number in range(rounds):
         for name, opened in {
@@ -112,7 +129,9 @@ def compare(model: Path, streams: int, tokens: int, rounds: int, console: Consol
             with opened() as server:
                 rates(server, streams, 8, seed=1000)
                 results[name].append(rates(server, streams, tokens, seed=100 * number + streams))
-        results["bare"].append(bare(model, streams, int(results["trouper"][-1]["prompt_tokens"]), tokens))
+        results["bare"].append(
+            bare(model, streams, int(results["trouper"][-1]["prompt_tokens"]), tokens)
+        )
         console.print(f"  {model.name}, {streams} streams, round {number + 1} of {rounds}")
     row: Row = {"model": model.name, "streams": streams}
     for name, runs in results.items():
@@ -120,18 +139,38 @@ def compare(model: Path, streams: int, tokens: int, rounds: int, console: Consol
             row[f"{name}.{key}"] = statistics.median(run[key] for run in runs)
     pairs = list(zip(results["trouper"], results["mlx_lm"], results["bare"], strict=True))
     row["vs mlx_lm"] = statistics.median(t["tokens_per_s"] / m["tokens_per_s"] for t, m, _ in pairs)
-    row["decode vs bare"] = statistics.median(t["decode_tokens_per_s"] / b["tokens_per_s"] for t, _, b in pairs)
-    row["cpu beyond model ms"] = statistics.median(t["cpu_ms_per_token"] - b["cpu_ms_per_token"] for t, _, b in pairs)
+    row["decode vs bare"] = statistics.median(
+        t["decode_tokens_per_s"] / b["tokens_per_s"] for t, _, b in pairs
+    )
+    row["cpu beyond model ms"] = statistics.median(
+        t["cpu_ms_per_token"] - b["cpu_ms_per_token"] for t, _, b in pairs
+    )
     return row
 
 
 def show(rows: list[Row], console: Console) -> None:
-    columns = ["model", "streams", "bare.tokens_per_s", "trouper.tokens_per_s", "mlx_lm.tokens_per_s", "vs mlx_lm",
-               "trouper.decode_tokens_per_s", "decode vs bare", "trouper.ttft_s", "mlx_lm.ttft_s", "trouper.gap_p50_s",
-               "trouper.gap_p99_s", "trouper.gap_max_s", "mlx_lm.gap_max_s", "cpu beyond model ms"]  # fmt: skip
+    columns = [
+        "model",
+        "streams",
+        "bare.tokens_per_s",
+        "trouper.tokens_per_s",
+        "mlx_lm.tokens_per_s",
+        "vs mlx_lm",
+        "trouper.decode_tokens_per_s",
+        "decode vs bare",
+        "trouper.ttft_s",
+        "mlx_lm.ttft_s",
+        "trouper.gap_p50_s",
+        "trouper.gap_p99_s",
+        "trouper.gap_max_s",
+        "mlx_lm.gap_max_s",
+        "cpu beyond model ms",
+    ]
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(f"{row[c]:.3g}" if isinstance(row[c], float) else str(row[c]) for c in columns))
+        table.add_row(
+            *(f"{row[c]:.3g}" if isinstance(row[c], float) else str(row[c]) for c in columns)
+        )
     console.print(table)
 
 
@@ -152,10 +191,14 @@ def main() -> None:
         "rates": [],
     }
     if "rates" in wanted:
-        report["rates"] += [compare(model, n, options.tokens, options.rounds, console) for n in options.streams]
+        report["rates"] += [
+            compare(model, n, options.tokens, options.rounds, console) for n in options.streams
+        ]
     if "tiny" in wanted:
         tiny = servers.tiny_copy(servers.embedded())
-        report["rates"] += [compare(tiny, n, 4 * options.tokens, options.rounds, console) for n in options.streams]
+        report["rates"] += [
+            compare(tiny, n, 4 * options.tokens, options.rounds, console) for n in options.streams
+        ]
     if report["rates"]:
         show(report["rates"], console)
     if "long" in wanted:
@@ -164,8 +207,12 @@ def main() -> None:
             "mlx_lm": partial(servers.mlx_lm, model),
         }.items():
             with opened() as server:
-                report[f"long prompt, {name}"] = [run(long_prompt, server.port, 50 * k) for k in range(options.rounds)]
-            console.print(f"a 600-word prompt among 4 streams, {name}: {report[f'long prompt, {name}']}")
+                report[f"long prompt, {name}"] = [
+                    run(long_prompt, server.port, 50 * k) for k in range(options.rounds)
+                ]
+            console.print(
+                f"a 600-word prompt among 4 streams, {name}: {report[f'long prompt, {name}']}"
+            )
     with servers.trouper(model) as server:
         if "idle" in wanted:
             report["idle_cpu_percent"] = idle(server)
@@ -173,7 +220,8 @@ def main() -> None:
         if "growth" in wanted:
             report["growth"] = growth(server)
             console.print(
-                f"after {report['growth']['requests']} short requests: {report['growth']['growth_mb']:+.1f} MB resident"
+                f"after {report['growth']['requests']} short requests: "
+                f"{report['growth']['growth_mb']:+.1f} MB resident"
             )
     options.out.write_text(json.dumps(report, indent=1))
     console.print(f"written to {options.out}")

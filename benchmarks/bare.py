@@ -1,8 +1,9 @@
-"""Loops without a server. `python -m benchmarks.bare LOOP MODEL ROWS PROMPT TOKENS` prints a line of JSON; without the numbers, one for
-each line `ROWS PROMPT TOKENS` that it reads, over one loaded model.
+"""Loops without a server. `python -m benchmarks.bare LOOP MODEL ROWS PROMPT TOKENS` prints a line
+of JSON; without the numbers, one for each line `ROWS PROMPT TOKENS` that it reads, over one loaded
+model.
 
-LOOP: `bare`, the model and argmax, nothing else; `batch`, mlx-lm's BatchGenerator; `engine`, Trouper without HTTP. Decoding only: from
-the first token of all rows on.
+LOOP: `bare`, the model and argmax, nothing else; `batch`, mlx-lm's BatchGenerator; `engine`,
+Trouper without HTTP. Decoding only: from the first token of all rows on.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from trouper.protocol.sampling import Sampling
 SPARE_BYTES = 8_000_000_000
 """Bound of the buffers that MLX keeps: servers are measured on the same device."""
 GREEDY = Sampling(temperature=0)
-"""As the loops and the servers beside it: noise for a large vocabulary takes longer than two layers do on a CPU."""
+"""As the loops and the servers beside it: noise for a large vocabulary takes longer than two layers
+do on a CPU."""
 Measured = tuple[float, float]
 """Seconds by the clock, and of CPU, for TOKENS tokens of each row."""
 
@@ -93,7 +95,11 @@ async def _engine(model: str, rows: int, prompt: int, tokens: int) -> Measured:
     """From the moment when all rows have 8 tokens, to that when the first has `tokens` more."""
     counts, marks = [0] * rows, list[float]()
     settings = Settings(
-        model=model, no_ssd=True, completion_batch_size=max(rows, 8), max_queue_size=256, speculation="off"
+        model=model,
+        no_ssd=True,
+        completion_batch_size=max(rows, 8),
+        max_queue_size=256,
+        speculation="off",
     )
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(partial(run_runtime, settings))
@@ -102,9 +108,12 @@ async def _engine(model: str, rows: int, prompt: int, tokens: int) -> Measured:
             dice = random.Random(row)
             ids = tuple(dice.randrange(1000, 40000) for _ in range(prompt))
             request = Generate(
-                request_id=f"row{row}", prompt=TokenPrompt(ids), max_tokens=tokens + 200, ignore_eos=True,
+                request_id=f"row{row}",
+                prompt=TokenPrompt(ids),
+                max_tokens=tokens + 200,
+                ignore_eos=True,
                 sampling=GREEDY,
-            )  # fmt: skip
+            )
             with await runtime.submit(request) as answer:
                 async for delta in answer:
                     counts[row] += len(delta.tokens)
@@ -122,7 +131,11 @@ async def _engine(model: str, rows: int, prompt: int, tokens: int) -> Measured:
     return measured
 
 
-LOOPS: dict[str, Callable[[str, int, int, int], Measured]] = {"bare": bare, "batch": batch, "engine": engine}
+LOOPS: dict[str, Callable[[str, int, int, int], Measured]] = {
+    "bare": bare,
+    "batch": batch,
+    "engine": engine,
+}
 
 
 def main() -> None:
@@ -134,7 +147,10 @@ def main() -> None:
         seconds, used = LOOPS[loop](path, rows, prompt, tokens)
         mx.clear_cache()
         made = rows * tokens
-        print(json.dumps({"tokens_per_s": made / seconds, "cpu_ms_per_token": used / made * 1000}), flush=True)
+        print(
+            json.dumps({"tokens_per_s": made / seconds, "cpu_ms_per_token": used / made * 1000}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Blocks of KV: what storing and restoring a prefix costs, by layout and block size. `python -m benchmarks.blocks`.
+"""Blocks of KV: what storing and restoring a prefix costs, by layout and block size. `python -m
+benchmarks.blocks`.
 
-In copies of the same bytes by NumPy, into memory that was touched before. SmolLM2's shape in float32: 46 KB a token.
+In copies of the same bytes by NumPy, into memory that was touched before. SmolLM2's shape in
+float32: 46 KB a token.
 """
 
 from __future__ import annotations
@@ -36,18 +38,24 @@ class Tokens:
     name = "(tokens, features)"
 
     def store(self, buffers: Buffers, size: int, tokens: int) -> list[mx.array]:
-        parts = [buffer[0, :, :tokens].transpose(1, 0, 2).reshape(tokens, HEADS * DIM) for buffer in buffers]
+        parts = [
+            buffer[0, :, :tokens].transpose(1, 0, 2).reshape(tokens, HEADS * DIM)
+            for buffer in buffers
+        ]
         run = mx.concatenate(parts, 1)
         return [mx.contiguous(run[at : at + size]) for at in range(0, tokens, size)]
 
     def restore(self, blocks: list[mx.array], buffers: Buffers, tokens: int) -> None:
-        parts = mx.concatenate(blocks).reshape(tokens, len(buffers), HEADS, DIM).transpose(1, 2, 0, 3)
+        parts = (
+            mx.concatenate(blocks).reshape(tokens, len(buffers), HEADS, DIM).transpose(1, 2, 0, 3)
+        )
         for place, buffer in enumerate(buffers):
             buffer[1, :, :tokens] = parts[place]
 
 
 class Planes:
-    """A block is (layers * sides * heads, tokens, dim): a head's tokens side by side, as in the slots."""
+    """A block is (layers * sides * heads, tokens, dim): a head's tokens side by side, as in the
+    slots."""
 
     name = "(planes, tokens, dim)"
 
@@ -67,7 +75,10 @@ class PlanesAtOnce(Planes):
     name = "(planes, tokens, dim), each block on its own"
 
     def store(self, buffers: Buffers, size: int, tokens: int) -> list[mx.array]:
-        return [mx.concatenate([buffer[0, :, at : at + size] for buffer in buffers]) for at in range(0, tokens, size)]
+        return [
+            mx.concatenate([buffer[0, :, at : at + size] for buffer in buffers])
+            for at in range(0, tokens, size)
+        ]
 
 
 class Layers(Planes):
@@ -76,7 +87,11 @@ class Layers(Planes):
     name = "(heads, tokens, dim) a layer and side"
 
     def store(self, buffers: Buffers, size: int, tokens: int) -> list[mx.array]:
-        return [mx.contiguous(buffer[0, :, at : at + size]) for buffer in buffers for at in range(0, tokens, size)]
+        return [
+            mx.contiguous(buffer[0, :, at : at + size])
+            for buffer in buffers
+            for at in range(0, tokens, size)
+        ]
 
     def restore(self, blocks: list[mx.array], buffers: Buffers, tokens: int) -> None:
         each = len(blocks) // len(buffers)
@@ -103,7 +118,9 @@ def copies(tokens: int) -> tuple[float, float]:
     return seconds(lambda: np.copyto(target, source)), seconds(source.copy)
 
 
-def measure(layout: Tokens | Planes, size: int, tokens: int, buffers: Buffers) -> tuple[float, float]:
+def measure(
+    layout: Tokens | Planes, size: int, tokens: int, buffers: Buffers
+) -> tuple[float, float]:
     blocks: list[mx.array] = []
 
     def store() -> None:
@@ -118,13 +135,16 @@ def measure(layout: Tokens | Planes, size: int, tokens: int, buffers: Buffers) -
 
 
 def through_the_engine(size: int, tokens: int) -> tuple[float, float]:
-    """The same by the engine's own parts, with the embedded model: slots found, lengths checked, buffers in use."""
+    """The same by the engine's own parts, with the embedded model: slots found, lengths checked,
+    buffers in use."""
     model = load(Settings(), lambda _: None).model
     rows = SlotRows(model, by_caches(model), PLAIN)
     blocks = BlockStore(rows.copies)
     for row in range(SLOTS):
         rows.open(RowId(row))
-    parts = [mx.random.normal((*shape.dims[:1], tokens, DIM)) for shape in rows.copies.layout.sliceable]
+    parts = [
+        mx.random.normal((*shape.dims[:1], tokens, DIM)) for shape in rows.copies.layout.sliceable
+    ]
     rows.write(RowId(0), parts, tokens)
     rows.advance(RowId(0), tokens)
     rows.start()
@@ -154,7 +174,10 @@ def main() -> None:
     mx.eval(buffers)
     for tokens in (512, 4096):
         touched, fresh = copies(tokens)
-        print(f"\n{tokens} tokens: one copy {touched * 1000:.1f} ms, into fresh memory {fresh / touched:.2f} copies")
+        print(
+            f"\n{tokens} tokens: one copy {touched * 1000:.1f} ms, into fresh memory "
+            f"{fresh / touched:.2f} copies"
+        )
         for layout in LAYOUTS:
             for size in (16, 32, 64, 128):
                 stored, restored = measure(layout, size, tokens, buffers)

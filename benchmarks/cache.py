@@ -1,6 +1,8 @@
-"""`python -m benchmarks.cache`: what the prefix cache is worth, through HTTP, each figure beside the one it is compared to.
+"""`python -m benchmarks.cache`: what the prefix cache is worth, through HTTP, each figure beside
+the one it is compared to.
 
-Times to the first token (TTFT) are from the client's request, in seconds; each ratio is of medians of one run.
+Times to the first token (TTFT) are from the client's request, in seconds; each ratio is of medians
+of one run.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ ROOM = ("--max-prompt-tokens", "8000", "--first-token-timeout-s", "0")
 
 def words(count: int, seed: int) -> str:
     """About 1.2 tokens a word, different from the first one on for each seed."""
-    return f"{seed} begins here: " + " ".join(load.WORDS[(seed * 7 + k * k + k * seed) % 16] for k in range(count))
+    return f"{seed} begins here: " + " ".join(
+        load.WORDS[(seed * 7 + k * k + k * seed) % 16] for k in range(count)
+    )
 
 
 def ttft(port: int, prompt: str, tokens: int = 2) -> float:
@@ -42,13 +46,17 @@ def health(port: int) -> Row:
 
 
 def shared_system_prompt(model: Path, rounds: int) -> Row:
-    """One user, and 0.3 s later five more with the same 600-word system prompt and their own question."""
+    """One user, and 0.3 s later five more with the same 600-word system prompt and their own
+    question."""
     rows: list[Row] = []
     for k in range(rounds):
         with servers.trouper(model) as server:
-            ttft(server.port, words(600, 900 + k))  # Speeds are measured: a server that has just started is careful.
+            # Speeds are measured: a server that has just started is careful.
+            ttft(server.port, words(600, 900 + k))
             cold = ttft(server.port, words(600, 100 + k))
-            rows.append({"cold_s": cold, "followers_s": trio.run(_six, server.port, words(600, 200 + k))})
+            rows.append(
+                {"cold_s": cold, "followers_s": trio.run(_six, server.port, words(600, 200 + k))}
+            )
     worst = [max(row["followers_s"]) / row["cold_s"] for row in rows]
     return {"runs": rows, "worst follower / cold": statistics.median(worst)}
 
@@ -58,7 +66,13 @@ async def _six(port: int, system: str) -> list[float]:
 
     async def user(k: int, after_s: float) -> None:
         await trio.sleep(after_s)
-        await load.stream(port, f"{system} Question {k}: what is a {load.WORDS[k]}?", 8, streams[k], ignore_eos=True)
+        await load.stream(
+            port,
+            f"{system} Question {k}: what is a {load.WORDS[k]}?",
+            8,
+            streams[k],
+            ignore_eos=True,
+        )
 
     async with trio.open_nursery() as nursery:
         for k in range(6):
@@ -67,23 +81,36 @@ async def _six(port: int, system: str) -> list[float]:
 
 
 def same_again(model: Path, rounds: int) -> Row:
-    """The same 600-word prompt again, against a cold prompt as short as what is left to compute: one token."""
+    """The same 600-word prompt again, against a cold prompt as short as what is left to compute:
+    one token."""
     with servers.trouper(model) as server:
         short = [ttft(server.port, f"{load.WORDS[k % 16]}") for k in range(rounds + 2)][2:]
         cold, warm = [], []
         for k in range(rounds):
             cold.append(ttft(server.port, words(600, 300 + k)))
             warm.append(ttft(server.port, words(600, 300 + k)))
-    row = {"cold_s": statistics.median(cold), "warm_s": statistics.median(warm), "short_s": statistics.median(short)}
-    return row | {"warm / short": row["warm_s"] / row["short_s"], "warm / cold": row["warm_s"] / row["cold_s"]}
+    row = {
+        "cold_s": statistics.median(cold),
+        "warm_s": statistics.median(warm),
+        "short_s": statistics.median(short),
+    }
+    return row | {
+        "warm / short": row["warm_s"] / row["short_s"],
+        "warm / cold": row["warm_s"] / row["cold_s"],
+    }
 
 
 def from_disk(model: Path, lengths: list[int], rounds: int) -> list[Row]:
-    """After a restart: a prefix from SSD against RAM, and against computing it with a cache of nothing."""
+    """After a restart: a prefix from SSD against RAM, and against computing it with a cache of
+    nothing."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         disk = Path(name) / "blocks"
-        prompts = {(length, k): words(length, 400 + 10 * k + length) for length in lengths for k in range(rounds)}
+        prompts = {
+            (length, k): words(length, 400 + 10 * k + length)
+            for length in lengths
+            for k in range(rounds)
+        }
         with servers.trouper(model, *ROOM, disk=disk) as server:
             cold = {key: ttft(server.port, prompt) for key, prompt in prompts.items()}
             ram = {key: ttft(server.port, prompt + " More") for key, prompt in prompts.items()}
@@ -97,7 +124,10 @@ def from_disk(model: Path, lengths: list[int], rounds: int) -> list[Row]:
                 name: statistics.median(times[length, k] for k in range(rounds))
                 for name, times in {"cold_s": cold, "ram_s": ram, "ssd_s": ssd}.items()
             }
-            one |= {"ssd / ram": one["ssd_s"] / one["ram_s"], "ssd / cold": one["ssd_s"] / one["cold_s"]}
+            one |= {
+                "ssd / ram": one["ssd_s"] / one["ram_s"],
+                "ssd / cold": one["ssd_s"] / one["cold_s"],
+            }
             rows.append({"words": length, **one, "blocks read in all": read})
     return rows
 
@@ -110,7 +140,8 @@ def until_written(port: int) -> None:
 
 
 def while_writing(model: Path, rounds: int) -> Row:
-    """8 streams decode after 8 long prompts, whose blocks are written meanwhile; with a disk and without, in turn."""
+    """8 streams decode after 8 long prompts, whose blocks are written meanwhile; with a disk and
+    without, in turn."""
     rates: dict[str, list[float]] = {"no disk": [], "disk": []}
     written = 0
     for k in range(rounds):
@@ -126,8 +157,11 @@ def while_writing(model: Path, rounds: int) -> Row:
     return {"tokens_per_s": rates, "disk / no disk": ratio, "written_mb": written / 1e6}
 
 
-def report(work: Mapping[str, Callable[[], Any]], only: Sequence[str] | None, out: Path, **settings: Any) -> None:
-    """Run what is named, or all; print each result, and write all of them with the settings to `out`."""
+def report(
+    work: Mapping[str, Callable[[], Any]], only: Sequence[str] | None, out: Path, **settings: Any
+) -> None:
+    """Run what is named, or all; print each result, and write all of them with the settings to
+    `out`."""
     console, results = Console(width=160), dict[str, Any](settings)
     for name, run in work.items():
         if only is None or name in only:
@@ -139,7 +173,9 @@ def report(work: Mapping[str, Callable[[], Any]], only: Sequence[str] | None, ou
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[30, 60, 120, 250, 500, 3300], help="words")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[30, 60, 120, 250, 500, 3300], help="words"
+    )
     parser.add_argument("--only", nargs="+", choices=["shared", "again", "disk", "writing"])
     parser.add_argument("--out", type=Path, default=Path("bench-cache.json"))
     options = parser.parse_args()

@@ -1,8 +1,11 @@
-"""`just bench-connections`: what clients cost that are connected and do nothing, and clients that never read.
+"""`just bench-connections`: what clients cost that are connected and do nothing, and clients that
+never read.
 
-200 streams of a model of two layers, in turns: all of them read; and 20 of them never do, beside 1,000 idle connections. The rate is
-that of the streams that read in both, so a ratio of 1 means that the others cost them nothing. The server's CPU time for a token, of its
-event loop and of all threads, says the same, and varies less on a busy machine. The clients run in a process of their own.
+200 streams of a model of two layers, in turns: all of them read; and 20 of them never do, beside
+1,000 idle connections. The rate is that of the streams that read in both, so a ratio of 1 means
+that the others cost them nothing. The server's CPU time for a token, of its event loop and of all
+threads, says the same, and varies less on a busy machine. The clients run in a process of their
+own.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from benchmarks.edge import thread_cpu_s
 
 Row = dict[str, Any]
 SMALL_BUFFER = 4096
-"""Bytes that the socket of a client that never reads takes, so that the server's side is full soon."""
+"""Bytes that the socket of a client that never reads takes, so that the server's side is full
+soon."""
 
 
 def connect(port: int, buffer: int | None = None) -> socket.socket:
@@ -40,9 +44,18 @@ def connect(port: int, buffer: int | None = None) -> socket.socket:
 
 def request(text: str, max_tokens: int) -> bytes:
     body = json.dumps(  # As those that are read: a row that draws its tokens costs the engine more.
-        {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+        {
+            "prompt": text,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+        }
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -56,8 +69,9 @@ class Case:
 
 
 def client(port: int, seed: int, case: Case) -> None:
-    """The process of all clients: prints a line once the server has its idle connections, and the rate of the streams that are read in
-    every case. It waits for a line before the streams, and at the end."""
+    """The process of all clients: prints a line once the server has its idle connections, and the
+    rate of the streams that are read in every case. It waits for a line before the streams, and at
+    the end."""
     with ExitStack() as stack:
         for _ in range(case.idle):
             stack.enter_context(connect(port))
@@ -72,7 +86,12 @@ def client(port: int, seed: int, case: Case) -> None:
             one.sendall(request(load.prompt(seed + 500 + k, 12), case.tokens))
         texts = [load.prompt(seed + k, 12) for k in range(case.streams - case.unread)]
         done = load.read_afterwards(port, texts, case.tokens, ignore_eos=True)
-        print(json.dumps({"tokens_per_s": load.decode_rate(done[: case.streams - case.streams // 10])}), flush=True)
+        print(
+            json.dumps(
+                {"tokens_per_s": load.decode_rate(done[: case.streams - case.streams // 10])}
+            ),
+            flush=True,
+        )
         sys.stdin.readline()
 
 
@@ -90,8 +109,14 @@ def measure(server: servers.Server, seed: int, case: Case) -> Row:
     row = dict(json.loads(process.stdout.readline()), resident_mb=most / 1e6)
     after, produced = thread_cpu_s(server.process.pid), case.streams * case.tokens
     process.communicate()
-    used = {thread: (seconds - before.get(thread, 0.0)) / produced * 1e6 for thread, seconds in after.items()}
-    return row | {"loop_us_per_token": used[server.process.pid], "cpu_us_per_token": sum(used.values())}
+    used = {
+        thread: (seconds - before.get(thread, 0.0)) / produced * 1e6
+        for thread, seconds in after.items()
+    }
+    return row | {
+        "loop_us_per_token": used[server.process.pid],
+        "cpu_us_per_token": sum(used.values()),
+    }
 
 
 def main() -> None:
@@ -123,7 +148,9 @@ def main() -> None:
         "idle and unread": Case(chosen.streams, unread, chosen.idle, chosen.tokens),
     }
     made: dict[str, list[Row]] = {name: [] for name in cases}
-    with servers.trouper(servers.tiny_copy(servers.embedded()), "--speculation", "off", *flags) as server:
+    with servers.trouper(
+        servers.tiny_copy(servers.embedded()), "--speculation", "off", *flags
+    ) as server:
         measure(server, 1, Case(chosen.streams, 0, 0, 50))
         for turn in range(chosen.rounds):
             for k, name in enumerate(sorted(cases, reverse=bool(turn % 2))):
@@ -133,10 +160,13 @@ def main() -> None:
     pairs = list(zip(made["idle and unread"], made["all read"], strict=True))
     for key in ("tokens_per_s", "loop_us_per_token", "cpu_us_per_token"):
         console.print(
-            f"{key} beside idle and unread connections: {paired.interval([b[key] / a[key] for b, a in pairs])}"
+            f"{key} beside idle and unread connections: "
+            f"{paired.interval([b[key] / a[key] for b, a in pairs])}"
         )
     for name, rows in made.items():
-        console.print(name, {key: round(statistics.median(row[key] for row in rows), 1) for key in rows[0]})
+        console.print(
+            name, {key: round(statistics.median(row[key] for row in rows), 1) for key in rows[0]}
+        )
     if chosen.json:
         chosen.json.write_text(json.dumps(made, indent=1))
 

@@ -1,10 +1,12 @@
 """A draft model against what the cost of its passes predicts: `python -m benchmarks.draft_model`.
 
-The model drafts for itself, so every draft is right, and each step brings all drafted tokens and one more. Its rate should then be
-that of one pass of each kind: `drafts` passes of the draft model and one that verifies. These are timed on the engine's rows alone,
-without sampling, scheduler and streams, in turns with the server's whole way. `--draft-layers` drafts with the first layers instead.
-On a machine that others use, `--cpu-time` with OPENBLAS_NUM_THREADS=1 compares seconds of this process in place of seconds: both sides then
-pay for the same work, whoever interrupts it. On a GPU it says nothing.
+The model drafts for itself, so every draft is right, and each step brings all drafted tokens and
+one more. Its rate should then be that of one pass of each kind: `drafts` passes of the draft model
+and one that verifies. These are timed on the engine's rows alone, without sampling, scheduler and
+streams, in turns with the server's whole way. `--draft-layers` drafts with the first layers
+instead. On a machine that others use, `--cpu-time` with OPENBLAS_NUM_THREADS=1 compares seconds of
+this process in place of seconds: both sides then pay for the same work, whoever interrupts it. On a
+GPU it says nothing.
 """
 
 from __future__ import annotations
@@ -53,16 +55,20 @@ class Always(Speculation):
 
 
 class Passes:
-    """Bare passes over rows of a model and its draft model, as long as those of the server in the middle of their answers."""
+    """Bare passes over rows of a model and its draft model, as long as those of the server in the
+    middle of their answers."""
 
     def __init__(self, loaded: EvaluatedModel, rows: int, drafts: int, tokens: int) -> None:
         draft = loaded.model if loaded.draft is None else loaded.draft.model
-        made, _ = rows_for(loaded.model, PLAIN, 0, of_device(), loaded.card.capabilities, draft=draft)
+        made, _ = rows_for(
+            loaded.model, PLAIN, 0, of_device(), loaded.card.capabilities, draft=draft
+        )
         assert isinstance(made, SlotRows) and made.draft is not None
         self._rows, self._draft, self._drafts = made, made.draft, drafts
         self.ids = [RowId(place) for place in range(rows)]
         prompts = {
-            row: [*loaded.tokenizer.encode(TASKS[TASK](NAMES[row])), *range(3, 3 + tokens // 2)] for row in self.ids
+            row: [*loaded.tokenizer.encode(TASKS[TASK](NAMES[row])), *range(3, 3 + tokens // 2)]
+            for row in self.ids
         }
         self._rows.make_room([len(prompt) for prompt in prompts.values()])
         for row, prompt in prompts.items():
@@ -78,7 +84,9 @@ class Passes:
         before = dict(self._draft.lengths)
         began = clock()
         self._draft.propose(
-            {row: [5] for row in self.ids}, dict.fromkeys(self.ids, self._drafts), lambda tokens: tokens
+            {row: [5] for row in self.ids},
+            dict.fromkeys(self.ids, self._drafts),
+            lambda tokens: tokens,
         )
         drafted = clock()
         self._draft.lengths.update(before)
@@ -89,16 +97,23 @@ class Passes:
         return (drafted - began) / self._drafts, verified - drafted
 
 
-async def steady_rate(runtime: Runtime, rows: int, tokens: int, how: WhatDrafts, clock: Clock) -> float:
-    """Tokens a second that clients get while all rows decode: from the last one's first tokens to the first one's last."""
+async def steady_rate(
+    runtime: Runtime, rows: int, tokens: int, how: WhatDrafts, clock: Clock
+) -> float:
+    """Tokens a second that clients get while all rows decode: from the last one's first tokens to
+    the first one's last."""
     heard: list[list[tuple[float, int]]] = [[] for _ in range(rows)]
 
     async def one(row: int) -> None:
         prompt = TextPrompt(TASKS[TASK](NAMES[row]))
         request = Generate(
-            request_id=f"{how} {row}", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=tokens,
-            ignore_eos=True, speculation=how,
-        )  # fmt: skip
+            request_id=f"{how} {row}",
+            prompt=prompt,
+            sampling=Sampling(temperature=0),
+            max_tokens=tokens,
+            ignore_eos=True,
+            speculation=how,
+        )
         with await runtime.submit(request) as answer:
             async for delta in answer:
                 heard[row].append((clock(), len(delta.tokens)))
@@ -107,7 +122,9 @@ async def steady_rate(runtime: Runtime, rows: int, tokens: int, how: WhatDrafts,
         for row in range(rows):
             nursery.start_soon(one, row)
     began, ended = max(events[0][0] for events in heard), min(events[-1][0] for events in heard)
-    return sum(count for events in heard for at, count in events if began < at <= ended) / (ended - began)
+    return sum(count for events in heard for at, count in events if began < at <= ended) / (
+        ended - began
+    )
 
 
 async def compare(runtime: Runtime, passes: Passes, options: argparse.Namespace, rows: int) -> None:
@@ -126,22 +143,29 @@ async def compare(runtime: Runtime, passes: Passes, options: argparse.Namespace,
     predicted = rows * (1 + right) / (options.drafts * one + verified)
     rate = statistics.median(rates)
     print(
-        f"{rows:2} rows: a draft pass {1000 * one:.1f} ms, a verification of {options.drafts + 1} tokens {1000 * verified:.1f} ms, "
-        f"{accepted} of {drafted} drafted tokens right; predicted {predicted:.1f} tok/s, measured {rate:.1f}, "
+        f"{rows:2} rows: a draft pass {1000 * one:.1f} ms, a verification of {options.drafts + 1} "
+        f"tokens {1000 * verified:.1f} ms, "
+        f"{accepted} of {drafted} drafted tokens right; predicted {predicted:.1f} tok/s, measured "
+        f"{rate:.1f}, "
         f"{rate / predicted:.2f} of that; without drafts {statistics.median(plain):.1f}",
         flush=True,
     )
 
 
 async def run(options: argparse.Namespace, model: str, draft: str) -> None:
-    own = None if draft == model else draft  # A model that drafts for itself need not be read twice here.
+    # A model that drafts for itself need not be read twice here.
+    own = None if draft == model else draft
     loaded = load(Settings(model=model, draft_model=own, no_ssd=True), lambda _: None)
-    settings = Settings(model=model, draft_model=draft, spec_draft_tokens=options.drafts, no_ssd=True, gather_ms=20)
+    settings = Settings(
+        model=model, draft_model=draft, spec_draft_tokens=options.drafts, no_ssd=True, gather_ms=20
+    )
     with patch.object(core, "Speculation", Always):
         async with trio.open_nursery() as nursery:
             runtime: Runtime = await nursery.start(run_runtime, settings)
             for rows in options.rows:
-                await compare(runtime, Passes(loaded, rows, options.drafts, options.tokens), options, rows)
+                await compare(
+                    runtime, Passes(loaded, rows, options.drafts, options.tokens), options, rows
+                )
             await runtime.drain(10)
 
 

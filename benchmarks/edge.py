@@ -1,7 +1,9 @@
-"""`just bench-edge`: what the event loop costs a token: the CPU time of its thread over the tokens of so many streams, through HTTP.
+"""`just bench-edge`: what the event loop costs a token: the CPU time of its thread over the tokens
+of so many streams, through HTTP.
 
-The model has two layers, so that the device is no limit. The clients run in processes of their own (`--clients`), and report the
-rate; the figure of the loop is the server's own thread time, so that a busy machine changes it little.
+The model has two layers, so that the device is no limit. The clients run in processes of their own
+(`--clients`), and report the rate; the figure of the loop is the server's own thread time, so that
+a busy machine changes it little.
 """
 
 from __future__ import annotations
@@ -37,22 +39,30 @@ def thread_cpu_s(pid: int) -> dict[int, float]:
 
 def _together(port: int, first: int, count: int, tokens: int, model: str | None) -> list[Stream]:
     texts = [load.prompt(first + k, 12) for k in range(count)]
-    return load.read_afterwards(port, texts, tokens, ignore_eos=True, **{"model": model} if model else {})
+    return load.read_afterwards(
+        port, texts, tokens, ignore_eos=True, **{"model": model} if model else {}
+    )
 
 
 def client() -> None:
-    """One process of clients: for each line `PORT FIRST COUNT TOKENS MODEL`, in JSON, it prints tokens and the seconds that they took."""
+    """One process of clients: for each line `PORT FIRST COUNT TOKENS MODEL`, in JSON, it prints
+    tokens and the seconds that they took."""
     for line in sys.stdin:
         began, used = time.perf_counter(), time.process_time()
         done = _together(*json.loads(line))
         seconds = time.perf_counter() - began
         times = [(one.times, one.tokens) for one in done]
-        report = {"seconds": seconds, "cpu_share": (time.process_time() - used) / seconds, "times": times}
+        report = {
+            "seconds": seconds,
+            "cpu_share": (time.process_time() - used) / seconds,
+            "times": times,
+        }
         print(json.dumps(report), flush=True)
 
 
 class Clients:
-    """Processes of clients, which wait for work: to start one takes seconds on some machines, longer than what is measured."""
+    """Processes of clients, which wait for work: to start one takes seconds on some machines,
+    longer than what is measured."""
 
     def __init__(self, processes: int) -> None:
         command = [sys.executable, "-m", "benchmarks.edge", "--client"]
@@ -71,11 +81,16 @@ class Clients:
     def together(self, server: servers.Server, streams: int, tokens: int, seed: int) -> list[Row]:
         """What each process reports that had a part of the streams."""
         count = len(self._running)
-        parts = [(process, streams // count + (k < streams % count)) for k, process in enumerate(self._running)]
+        parts = [
+            (process, streams // count + (k < streams % count))
+            for k, process in enumerate(self._running)
+        ]
         working = [(process, part) for process, part in parts if part]
         for k, (process, part) in enumerate(working):
             assert process.stdin
-            process.stdin.write(json.dumps((server.port, seed + 1000 * k, part, tokens, server.model)) + "\n")
+            process.stdin.write(
+                json.dumps((server.port, seed + 1000 * k, part, tokens, server.model)) + "\n"
+            )
             process.stdin.flush()
         return [json.loads(process.stdout.readline()) for process, _ in working if process.stdout]
 
@@ -86,14 +101,20 @@ def measure(server: servers.Server, streams: int, tokens: int, clients: Clients,
     seconds = time.perf_counter() - began
     after = thread_cpu_s(server.process.pid)
     used = {thread: after[thread] - before.get(thread, 0.0) for thread in after}
-    made = [Stream(times=times, tokens=count) for report in reports for times, count in report["times"]]
+    made = [
+        Stream(times=times, tokens=count) for report in reports for times, count in report["times"]
+    ]
     produced = sum(one.tokens for one in made)
     loop = used.pop(server.process.pid)
     return {
-        "streams": streams, "loop_us_per_token": loop / produced * 1e6, "loop_share": loop / seconds,
-        "other_us_per_token": sum(used.values()) / produced * 1e6, "decode_tokens_per_s": load.decode_rate(made),
-        "fewest_tokens": min(one.tokens for one in made), "client_share": max(report["cpu_share"] for report in reports),
-    }  # fmt: skip
+        "streams": streams,
+        "loop_us_per_token": loop / produced * 1e6,
+        "loop_share": loop / seconds,
+        "other_us_per_token": sum(used.values()) / produced * 1e6,
+        "decode_tokens_per_s": load.decode_rate(made),
+        "fewest_tokens": min(one.tokens for one in made),
+        "client_share": max(report["cpu_share"] for report in reports),
+    }
 
 
 def main() -> None:
@@ -117,10 +138,18 @@ def main() -> None:
     with Clients(chosen.clients) as clients, servers.trouper(model, *flags) as server:
         measure(server, max(chosen.streams), 16, clients, 1)
         for streams in chosen.streams:
-            rounds = [measure(server, streams, chosen.tokens, clients, 7 * n + streams) for n in range(chosen.rounds)]
+            rounds = [
+                measure(server, streams, chosen.tokens, clients, 7 * n + streams)
+                for n in range(chosen.rounds)
+            ]
             row = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
             made.append(row)
-            console.print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
+            console.print(
+                {
+                    key: round(value, 3) if isinstance(value, float) else value
+                    for key, value in row.items()
+                }
+            )
     if chosen.json:
         chosen.json.write_text(json.dumps(made, indent=1))
 

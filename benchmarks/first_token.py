@@ -1,7 +1,9 @@
-"""`just bench-first-token`: the first token of one short prompt on an idle server, beside a bare prefill of as many tokens.
+"""`just bench-first-token`: the first token of one short prompt on an idle server, beside a bare
+prefill of as many tokens.
 
-Both are asked in turns, so that a slow moment of the machine meets both. The server's time is that of a client: connecting, tokenizing,
-scheduling, prefill, and the first event on the socket. Prompts share nothing.
+Both are asked in turns, so that a slow moment of the machine meets both. The server's time is that
+of a client: connecting, tokenizing, scheduling, prefill, and the first event on the socket. Prompts
+share nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from benchmarks import load, servers
 from trouper.cli.commands.bench.load import Stream
 
 PAUSE_S = 0.3
-"""Pause between turns: BLAS's threads look for more work for some time, and would take a core from the other one."""
+"""Pause between turns: BLAS's threads look for more work for some time, and would take a core from
+the other one."""
 BARE = "from benchmarks.first_token import bare; bare()"
 
 
 def bare() -> None:
-    """Prefill a prompt of as many tokens as each line of standard input says, and print the seconds."""
+    """Prefill a prompt of as many tokens as each line of standard input says, and print the
+    seconds."""
     import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 
     # isort: split
@@ -53,7 +57,9 @@ async def _ask(port: int, seed: int, words: int) -> Stream:
 def measure(server: servers.Server, model: Path, words: int, rounds: int) -> dict[str, Any]:
     command = [sys.executable, "-c", BARE, str(model)]
     pairs: list[tuple[float, float]] = []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for seed in range(rounds + 3):
@@ -66,9 +72,11 @@ def measure(server: servers.Server, model: Path, words: int, rounds: int) -> dic
     pairs = pairs[3:]  # The first ones warm both up.
     served, alone = (statistics.median(times) for times in zip(*pairs, strict=True))
     return {
-        "prompt_tokens": asked.prompt_tokens, "first_token_ms": served * 1e3, "bare_prefill_ms": alone * 1e3,
+        "prompt_tokens": asked.prompt_tokens,
+        "first_token_ms": served * 1e3,
+        "bare_prefill_ms": alone * 1e3,
         "beyond 1.05 of bare, ms": (served - 1.05 * alone) * 1e3,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -78,7 +86,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    model, console, made = Path(chosen.model) if chosen.model else servers.embedded(), Console(), list[dict[str, Any]]()
+    model, console, made = (
+        Path(chosen.model) if chosen.model else servers.embedded(),
+        Console(),
+        list[dict[str, Any]](),
+    )
     with servers.trouper(model) as server:
         for words in chosen.words:
             made.append(measure(server, model, words, chosen.rounds))

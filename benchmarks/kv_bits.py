@@ -1,7 +1,9 @@
-"""Quantized KV of live rows: decode steps, bytes and divergence against plain. `python -m benchmarks.kv_bits`.
+"""Quantized KV of live rows: decode steps, bytes and divergence against plain. `python -m
+benchmarks.kv_bits`.
 
-Steps of SmolLM2-135M over random KV, in steps with plain KV at the same rows and context. "dequantize" is
-what the engine does; "quantized matmul" is mlx-lm's attention over packed values, for comparison.
+Steps of SmolLM2-135M over random KV, in steps with plain KV at the same rows and context.
+"dequantize" is what the engine does; "quantized matmul" is mlx-lm's attention over packed values,
+for comparison.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def fill(model: nn.Module, caches: Sequence[FullSlots], rows: int, tokens: int) 
     some = [mx.random.normal((rows, heads, 256, dim)).astype(shape.dtype) for _ in range(2)]
     for cache in caches:
         for first in range(0, tokens, 256):
-            cache.begin(Region(0, np.full(rows, first, np.int32), np.full(rows, 256, np.int32), 256))
+            cache.begin(
+                Region(0, np.full(rows, first, np.int32), np.full(rows, 256, np.int32), 256)
+            )
             cache.update_and_fetch(*some)
             cache.finish()
         mx.eval(cache.state())
@@ -81,7 +85,9 @@ def step_s(model: nn.Module, caches: Sequence[FullSlots], rows: int, tokens: int
     times = []
     for step in range(STEPS + 1):
         began = time.perf_counter()
-        best = mx.argmax(forward(model, caches, mx.ones((rows, 1), mx.int32), tokens + step)[:, -1], -1)
+        best = mx.argmax(
+            forward(model, caches, mx.ones((rows, 1), mx.int32), tokens + step)[:, -1], -1
+        )
         mx.eval(best, [cache.state() for cache in caches])
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
@@ -105,15 +111,19 @@ class Divergence:
     same_best: float
 
 
-def divergence(model: nn.Module, tokens: Sequence[int], kv: KvFormat, chunk: int = 64) -> Divergence:
+def divergence(
+    model: nn.Module, tokens: Sequence[int], kv: KvFormat, chunk: int = 64
+) -> Divergence:
     """KL(plain || quantized) in nats a token."""
     plain, quantized = slot_caches(model, PLAIN), slot_caches(model, kv)
-    kl, same = [], []
+    kl, same = [], []  # type: ignore[var-annotated]
     for first in range(0, len(tokens), chunk):
         some = mx.array([tokens[first : first + chunk]])
-        wanted, got = (log_softmax(forward(model, caches, some, first)) for caches in (plain, quantized))
-        kl += (mx.exp(wanted) * (wanted - got)).sum(-1).reshape(-1).tolist()  # type: ignore[operator]
-        same += (mx.argmax(wanted, -1) == mx.argmax(got, -1)).reshape(-1).tolist()  # type: ignore[operator]
+        wanted, got = (
+            log_softmax(forward(model, caches, some, first)) for caches in (plain, quantized)
+        )
+        kl += (mx.exp(wanted) * (wanted - got)).sum(-1).reshape(-1).tolist()  # type: ignore[arg-type]
+        same += (mx.argmax(wanted, -1) == mx.argmax(got, -1)).reshape(-1).tolist()  # type: ignore[arg-type]
     return Divergence(statistics.mean(kl), statistics.mean(same))
 
 
@@ -125,7 +135,10 @@ def log_softmax(logits: mx.array) -> mx.array:
 def text() -> str:
     """English that every checkout has."""
     root = Path(__file__).parents[1]
-    return "\n".join(path.read_text(encoding="utf-8") for path in (root / "README.md", *sorted(root.glob("docs/*.md"))))
+    return "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in (root / "README.md", *sorted(root.glob("docs/*.md")))
+    )
 
 
 def main() -> None:
@@ -136,12 +149,16 @@ def main() -> None:
     bfloat16 = sum(int(np.prod(shape.dims)) for shape in shapes) * 2
     tokens = loaded.tokenizer.encode(text())[:TOKENS]
     print(
-        f"{plain.token_bytes} bytes a token plain ({shapes[0].dtype}), {bfloat16} in bfloat16; {len(tokens)} tokens of text"
+        f"{plain.token_bytes} bytes a token plain ({shapes[0].dtype}), {bfloat16} in bfloat16; "
+        f"{len(tokens)} tokens of text"
     )
     for name, kv in FORMATS.items():
         far = divergence(model, tokens, kv)
         size = layout_of(model, kv).token_bytes / bfloat16
-        print(f"{name}: {size:.3f} of bfloat16's bytes, mean KL {far.mean_kl:.1e}, same best token {far.same_best:.1%}")
+        print(
+            f"{name}: {size:.3f} of bfloat16's bytes, mean KL {far.mean_kl:.1e}, same best token "
+            f"{far.same_best:.1%}"
+        )
     print(f"decode steps on {device.name()}, in plain steps")
     most = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
     for rows in (1, 8, 32):

@@ -1,8 +1,10 @@
-"""`just bench-limited`: mixed requests on a server whose memory for KV is a tenth of what they would hold, through HTTP.
+"""`just bench-limited`: mixed requests on a server whose memory for KV is a tenth of what they
+would hold, through HTTP.
 
-Three runs of the same requests: without a limit; with it; with it and `kill -9` when half of the answers have come, after which the
-next server gets the requests that were not answered. The bytes of rows and cached blocks are looked at in the server, after
-each step of the engine. The model has two layers and the embedded model's vocabulary, unless `--model` names one.
+Three runs of the same requests: without a limit; with it; with it and `kill -9` when half of the
+answers have come, after which the next server gets the requests that were not answered. The bytes
+of rows and cached blocks are looked at in the server, after each step of the engine. The model has
+two layers and the embedded model's vocabulary, unless `--model` names one.
 """
 
 from __future__ import annotations
@@ -31,9 +33,19 @@ from benchmarks.long_rows import token_bytes_of, tokens
 from trouper.cli.commands.bench.load import Stream
 
 FLAGS = (
-    "--first-token-timeout-s", "0", "--queue-timeout-s", "0", "--max-queue-size", "1000", "--speculation", "off",
-    "--self-check", "fast", "--completion-batch-size", "200",
-)  # fmt: skip
+    "--first-token-timeout-s",
+    "0",
+    "--queue-timeout-s",
+    "0",
+    "--max-queue-size",
+    "1000",
+    "--speculation",
+    "off",
+    "--self-check",
+    "fast",
+    "--completion-batch-size",
+    "200",
+)
 TENTH = 10
 
 
@@ -56,7 +68,10 @@ class Run:
 def wishes(count: int, longest: int) -> list[Wish]:
     """Lengths of prompts are spread evenly over orders of magnitude."""
     dice = random.Random(5)
-    return [Wish(number, int(100 * (longest / 100) ** dice.random()), dice.randint(20, 200)) for number in range(count)]
+    return [
+        Wish(number, int(100 * (longest / 100) ** dice.random()), dice.randint(20, 200))
+        for number in range(count)
+    ]
 
 
 async def ask(port: int, wish: Wish, run: Run) -> None:
@@ -73,7 +88,9 @@ async def ask(port: int, wish: Wish, run: Run) -> None:
         run.failed[wish.number] = f"{one.tokens} of {wish.answer} tokens"
 
 
-async def ask_all(server: servers.Server, wanted: list[Wish], run: Run, *, kill_after: int | None = None) -> None:
+async def ask_all(
+    server: servers.Server, wanted: list[Wish], run: Run, *, kill_after: int | None = None
+) -> None:
     began = time.perf_counter()
     async with trio.open_nursery() as nursery:
         for wish in wanted:
@@ -90,9 +107,20 @@ def watched(model: Path, report: Path, disk: Path, *flags: str) -> Iterator[serv
     """A server that writes the largest bytes of rows and blocks to `report`."""
     port = servers.free_port()
     command = [
-        sys.executable, "-m", "benchmarks.watched_server", str(report), "serve", "--model", str(model), "--port", str(port),
-        "--ssd-cache-dir", str(disk), *FLAGS, *flags,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "benchmarks.watched_server",
+        str(report),
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--ssd-cache-dir",
+        str(disk),
+        *FLAGS,
+        *flags,
+    ]
     with servers.serving("trouper", command, port) as server:
         yield server
 
@@ -100,18 +128,29 @@ def watched(model: Path, report: Path, disk: Path, *flags: str) -> Iterator[serv
 def preemptions(port: int) -> int:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
-    return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_preemptions_total")))
+    return int(
+        sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("vllm:num_preemptions_total")
+        )
+    )
 
 
 def row_of(run: Run, report: Path, limit: int | None) -> dict[str, Any]:
     seen = json.loads(report.read_text())
     made = sum(one.tokens for one in run.answered.values())
     return {
-        "answered": len(run.answered), "failed": len(run.failed), "seconds": run.seconds, "tokens_per_s": made / run.seconds,
+        "answered": len(run.answered),
+        "failed": len(run.failed),
+        "seconds": run.seconds,
+        "tokens_per_s": made / run.seconds,
         "ttft_median_s": statistics.median(one.ttft_s for one in run.answered.values()),
-        "steps": seen["steps"], "largest_mb": seen["largest"] / 1e6, "limit_mb": None if limit is None else limit / 1e6,
+        "steps": seen["steps"],
+        "largest_mb": seen["largest"] / 1e6,
+        "limit_mb": None if limit is None else limit / 1e6,
         "of the limit": None if limit is None else seen["largest"] / limit,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -127,7 +166,12 @@ def main() -> None:
 
     def note(case: str, row: dict[str, Any]) -> None:
         rows.append({"case": case} | row)
-        console.print({key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()})
+        console.print(
+            {
+                key: round(value, 3) if isinstance(value, float) else value
+                for key, value in rows[-1].items()
+            }
+        )
         if chosen.json:
             chosen.json.write_text(json.dumps(rows, indent=1))
 
@@ -136,21 +180,40 @@ def main() -> None:
         with watched(model, report, disk, "--cache-memory", "0") as server:
             trio.run(ask_all, server, wanted, run)
         note("no limit", row_of(run, report, None))
-        limit = sum(wish.prompt + wish.answer for wish in wanted) * token_bytes_of(model, small=False) // TENTH
+        limit = (
+            sum(wish.prompt + wish.answer for wish in wanted)
+            * token_bytes_of(model, small=False)
+            // TENTH
+        )
         for kill in (False, True):
             shutil.rmtree(disk, ignore_errors=True)
             run, flags = Run(), ("--kv-memory", str(limit))
             with suppress(RuntimeError), watched(model, report, disk, *flags) as server:
-                trio.run(partial(ask_all, server, wanted, run, kill_after=len(wanted) // 2 if kill else None))
+                trio.run(
+                    partial(
+                        ask_all, server, wanted, run, kill_after=len(wanted) // 2 if kill else None
+                    )
+                )
                 if not kill:
-                    note("a tenth", row_of(run, report, limit) | {"preemptions": preemptions(server.port)})
+                    note(
+                        "a tenth",
+                        row_of(run, report, limit) | {"preemptions": preemptions(server.port)},
+                    )
             if kill:
                 lost = len(run.failed)
                 run.failed.clear()
                 with watched(model, report, disk, *flags) as server:
-                    trio.run(ask_all, server, [wish for wish in wanted if wish.number not in run.answered], run)
-                    note("a tenth, killed at half", row_of(run, report, limit)
-                         | {"lost": lost, "preemptions": preemptions(server.port)})  # fmt: skip
+                    trio.run(
+                        ask_all,
+                        server,
+                        [wish for wish in wanted if wish.number not in run.answered],
+                        run,
+                    )
+                    note(
+                        "a tenth, killed at half",
+                        row_of(run, report, limit)
+                        | {"lost": lost, "preemptions": preemptions(server.port)},
+                    )
 
 
 if __name__ == "__main__":

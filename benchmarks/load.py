@@ -1,4 +1,5 @@
-"""Clients: streams over raw sockets, so that the load costs as little as possible on the machine it shares."""
+"""Clients: streams over raw sockets, so that the load costs as little as possible on the machine it
+shares."""
 
 from __future__ import annotations
 
@@ -27,11 +28,20 @@ def prompt(seed: int, words: int) -> str:
 
 def _request(text: str, max_tokens: int, more: dict[str, object]) -> bytes:
     body = json.dumps(
-        {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True, "logit_bias": None}
+        {
+            "prompt": text,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "logit_bias": None,
+        }
         | {"stream_options": {"include_usage": True}}
         | more
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -48,9 +58,12 @@ async def stream(port: int, text: str, max_tokens: int, stream: Stream, **more: 
     return stream
 
 
-def read_afterwards(port: int, texts: Sequence[str], max_tokens: int, **more: object) -> list[Stream]:
-    """Streamed completions at a time, without tasks: while they run, bytes and their times are kept, and JSON is read once all have
-    ended. So a client takes little of the cores that it shares with the server."""
+def read_afterwards(
+    port: int, texts: Sequence[str], max_tokens: int, **more: object
+) -> list[Stream]:
+    """Streamed completions at a time, without tasks: while they run, bytes and their times are
+    kept, and JSON is read once all have ended. So a client takes little of the cores that it shares
+    with the server."""
     streams, arrived = [Stream() for _ in texts], [list[tuple[float, bytes]]() for _ in texts]
     with selectors.DefaultSelector() as selector:
         for k, text in enumerate(texts):
@@ -103,4 +116,6 @@ def decode_rate(streams: list[Stream]) -> float:
 
 def throughput(streams: list[Stream]) -> float:
     """Tokens a second from the first request to the last token, prefill included."""
-    return sum(s.tokens for s in streams) / (max(s.times[-1] for s in streams) - min(s.sent for s in streams))
+    return sum(s.tokens for s in streams) / (
+        max(s.times[-1] for s in streams) - min(s.sent for s in streams)
+    )

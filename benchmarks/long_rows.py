@@ -1,11 +1,13 @@
-"""`just bench-long-rows`: long rows beside short ones, through HTTP: what a step takes, and what memory holds.
+"""`just bench-long-rows`: long rows beside short ones, through HTTP: what a step takes, and what
+memory holds.
 
-For each mix: the time between the tokens of the short streams alone, and while the long rows decode beside them; the most
-memory that the device had in use, beside the weights and what the rows hold. `equal`: rates of rows of the same length.
-`gaps`: the longest pause of streams after their 200th token on a fresh server, as a multiple of the median.
-`question`: eight streams, a long prompt, and two seconds later a question of fifty words: the longest pause of the streams, and
-the question's first token, beside what it takes among the streams alone.
-A model is made with random weights (`--shape 4b`), or given (`--model DIR`); default: the embedded one.
+For each mix: the time between the tokens of the short streams alone, and while the long rows decode
+beside them; the most memory that the device had in use, beside the weights and what the rows hold.
+`equal`: rates of rows of the same length. `gaps`: the longest pause of streams after their 200th
+token on a fresh server, as a multiple of the median. `question`: eight streams, a long prompt, and
+two seconds later a question of fifty words: the longest pause of the streams, and the question's
+first token, beside what it takes among the streams alone. A model is made with random weights
+(`--shape 4b`), or given (`--model DIR`); default: the embedded one.
 """
 
 from __future__ import annotations
@@ -29,9 +31,19 @@ from trouper.cli.commands.bench.load import Stream
 
 Row = dict[str, Any]
 FLAGS = (
-    "--cache-memory", "0", "--completion-batch-size", "128", "--max-prompt-tokens", "131072", "--first-token-timeout-s", "0",
-    "--speculation", "off", "--self-check", "fast",
-)  # fmt: skip
+    "--cache-memory",
+    "0",
+    "--completion-batch-size",
+    "128",
+    "--max-prompt-tokens",
+    "131072",
+    "--first-token-timeout-s",
+    "0",
+    "--speculation",
+    "off",
+    "--self-check",
+    "fast",
+)
 SETTLED = 40
 """Tokens of every stream before a window of time begins."""
 
@@ -82,9 +94,12 @@ def intervals(streams: Sequence[Stream], start: float, stop: float) -> list[floa
     return found
 
 
-async def mix(port: int, short: tuple[int, int], long: tuple[int, int], weights: int, token_bytes: int) -> Row:
-    """`short`, `long`: number of rows, and tokens of each prompt. The short streams alone are measured before and again after the
-    long rows: while a long prompt prefills they grow, and `ratio` compares with streams of the same length."""
+async def mix(
+    port: int, short: tuple[int, int], long: tuple[int, int], weights: int, token_bytes: int
+) -> Row:
+    """`short`, `long`: number of rows, and tokens of each prompt. The short streams alone are
+    measured before and again after the long rows: while a long prompt prefills they grow, and
+    `ratio` compares with streams of the same length."""
     async with trio.open_nursery() as nursery:
         stage = Stage(port, nursery)
         nursery.start_soon(stage.watch)
@@ -112,17 +127,25 @@ async def mix(port: int, short: tuple[int, int], long: tuple[int, int], weights:
         after = intervals(streams, start, time.perf_counter())
         nursery.cancel_scope.cancel()
     return {
-        "alone_ms": statistics.median(alone) * 1e3, "beside_ms": statistics.median(beside) * 1e3,
-        "alone_again_ms": statistics.median(after) * 1e3, "short_tokens": short[1] + grown // short[0],
-        "ratio": statistics.median(beside) / statistics.median(after), "long_ms": long_s * 1e3,
-        "longest_gap_ms": max(beside) * 1e3, "peak_gb": stage.peak_bytes / 1e9, "weights_gb": weights / 1e9,
+        "alone_ms": statistics.median(alone) * 1e3,
+        "beside_ms": statistics.median(beside) * 1e3,
+        "alone_again_ms": statistics.median(after) * 1e3,
+        "short_tokens": short[1] + grown // short[0],
+        "ratio": statistics.median(beside) / statistics.median(after),
+        "long_ms": long_s * 1e3,
+        "longest_gap_ms": max(beside) * 1e3,
+        "peak_gb": stage.peak_bytes / 1e9,
+        "weights_gb": weights / 1e9,
         "rows_hold_gb": held * token_bytes / 1e9,
         "peak beyond weights / rows hold": (stage.peak_bytes - weights) / (held * token_bytes),
-    }  # fmt: skip
+    }
 
 
-async def window(port: int, rows: int, prompt: int, answer: int, counts: tuple[int, int]) -> list[float]:
-    """Seconds between the tokens of rows that are equal, from the one number of tokens of every row to the other."""
+async def window(
+    port: int, rows: int, prompt: int, answer: int, counts: tuple[int, int]
+) -> list[float]:
+    """Seconds between the tokens of rows that are equal, from the one number of tokens of every row
+    to the other."""
     async with trio.open_nursery() as nursery:
         streams = Stage(port, nursery).begin(rows, prompt, answer)
         await until(streams, counts[0])
@@ -147,8 +170,11 @@ async def equal(port: int, rows: int, answer: int = 200) -> Row:
 async def gaps(port: int, rows: int, answer: int = 900) -> Row:
     found = await window(port, rows, 100, answer, (200, answer - 10))
     worst = sorted(found)[-5 * rows :: rows] if rows else []
-    return {"median_ms": statistics.median(found) * 1e3, "longest / median": max(found) / statistics.median(found),
-            "longest_ms": [round(gap * 1e3, 1) for gap in worst]}  # fmt: skip
+    return {
+        "median_ms": statistics.median(found) * 1e3,
+        "longest / median": max(found) / statistics.median(found),
+        "longest_ms": [round(gap * 1e3, 1) for gap in worst],
+    }
 
 
 async def question(port: int, prompt: int, words: int = 50) -> Row:
@@ -166,9 +192,14 @@ async def question(port: int, prompt: int, words: int = 50) -> Row:
         stop = time.perf_counter()
         found = intervals(streams, start, stop)
         nursery.cancel_scope.cancel()
-    return {"longest_gap_ms": max(found) * 1e3, "median_ms": statistics.median(found) * 1e3,
-            "question_s": among_all, "question_among_streams_s": among_streams, "prompt_prefilling": prefilling,
-            "prompt_s": long[0].times[0] - start}  # fmt: skip
+    return {
+        "longest_gap_ms": max(found) * 1e3,
+        "median_ms": statistics.median(found) * 1e3,
+        "question_s": among_all,
+        "question_among_streams_s": among_streams,
+        "prompt_prefilling": prefilling,
+        "prompt_s": long[0].times[0] - start,
+    }
 
 
 async def first_token(stage: Stage, words: int) -> float:
@@ -197,7 +228,13 @@ def token_bytes_of(model: Path, *, small: bool) -> int:
     config = json.loads((model / "config.json").read_text())
     heads = config["num_attention_heads"]
     dim = config.get("head_dim") or config["hidden_size"] // heads
-    return int(2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * dim * (2 if small else 4))
+    return int(
+        2
+        * config["num_hidden_layers"]
+        * config.get("num_key_value_heads", heads)
+        * dim
+        * (2 if small else 4)
+    )
 
 
 def parts_of(text: str) -> tuple[int, int]:
@@ -209,11 +246,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model")
     parser.add_argument("--shape", help="random weights of benchmarks.models.SHAPES")
-    parser.add_argument("--tokenizer", help="directory of a tokenizer; default: the embedded model's")
+    parser.add_argument(
+        "--tokenizer", help="directory of a tokenizer; default: the embedded model's"
+    )
     parser.add_argument("--mix", action="append", default=[], help="as in 31x500+1x20000")
     parser.add_argument("--equal", type=int, nargs="*", default=[])
     parser.add_argument("--gaps", type=int, nargs="*", default=[])
-    parser.add_argument("--question", type=int, nargs="*", default=[], help="tokens of the long prompt")
+    parser.add_argument(
+        "--question", type=int, nargs="*", default=[], help="tokens of the long prompt"
+    )
     parser.add_argument("--bytes", type=int, default=4, choices=(2, 4), help="of a number in KV")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -222,7 +263,12 @@ def main() -> None:
 
     def note(**row: Any) -> None:
         made.append(row)
-        console.print({key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()})
+        console.print(
+            {
+                key: round(value, 2) if isinstance(value, float) else value
+                for key, value in row.items()
+            }
+        )
         if chosen.json:
             chosen.json.write_text(json.dumps(made, indent=1))
 

@@ -1,4 +1,5 @@
-"""What the prefix index costs: keys, look-up and insertion by length of the prompt. `python -m benchmarks.lookup`.
+"""What the prefix index costs: keys, look-up and insertion by length of the prompt. `python -m
+benchmarks.lookup`.
 
 The best of some rounds: on a machine that others use, the others are noise that only adds.
 """
@@ -92,13 +93,24 @@ def measure(length: int, block_size: int) -> Cost:
         bytes_ms=fastest_ms(lambda: token_bytes(prompt)),
         keys_ms=fastest_ms(lambda: index.chain(tokens).key(blocks - 1)),
         lookup_ms=fastest_ms(lambda: index.match(chain, length - 1)),
-        miss_ms=fastest_ms(lambda: (empty := new_index(block_size)).match(empty.chain(tokens), length - 1)),
+        miss_ms=fastest_ms(
+            lambda: (empty := new_index(block_size)).match(empty.chain(tokens), length - 1)
+        ),
         insert_ms=fastest_ms(lambda: insert(new_index(block_size), tokens)),
     )
 
 
 def show(costs: Sequence[Cost], block_size: int) -> None:
-    table = Table("tokens", "as bytes", "keys", "look-up", "keys + look-up", "µs a token", "a miss", "insertion")
+    table = Table(
+        "tokens",
+        "as bytes",
+        "keys",
+        "look-up",
+        "keys + look-up",
+        "µs a token",
+        "a miss",
+        "insertion",
+    )
     for column in table.columns:
         column.justify = "right"
     for cost in costs:

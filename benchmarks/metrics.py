@@ -1,8 +1,9 @@
-"""What it costs to be measured, with an engine that computes nothing, so that all the time is the server's own. `just bench-metrics`.
+"""What it costs to be measured, with an engine that computes nothing, so that all the time is the
+server's own. `just bench-metrics`.
 
-Steps of many fast streams with and without their observation, rounds of both one after the other; the median of the rounds'
-ratios, where 1 is no cost. Then what a scrape takes, and what the end of a request does. All of it is CPU time of the one thread, which
-neighbours disturb less.
+Steps of many fast streams with and without their observation, rounds of both one after the other;
+the median of the rounds' ratios, where 1 is no cost. Then what a scrape takes, and what the end of
+a request does. All of it is CPU time of the one thread, which neighbours disturb less.
 """
 
 from __future__ import annotations
@@ -33,9 +34,18 @@ from trouper.web.metrics.collector import FamilyCollector, Metrics
 from trouper.web.observability.access_log import log_record
 
 RECORD = RequestRecord(
-    request_id="a", model="fake", endpoint="/v1/chat/completions", reason="stop", prompt_tokens=9, generated_tokens=99,
-    arrived_at=1.0, admitted_at=1.1, first_token_at=1.2, last_token_at=2.0, ended_at=2.0,
-)  # fmt: skip
+    request_id="a",
+    model="fake",
+    endpoint="/v1/chat/completions",
+    reason="stop",
+    prompt_tokens=9,
+    generated_tokens=99,
+    arrived_at=1.0,
+    admitted_at=1.1,
+    first_token_at=1.2,
+    last_token_at=2.0,
+    ended_at=2.0,
+)
 
 
 def main() -> None:
@@ -48,7 +58,9 @@ def main() -> None:
 
 
 async def measure(rounds: int, streams: int, tokens: int) -> None:
-    settings = Settings(no_ssd=True, gather_ms=0, completion_batch_size=streams, request_timeout_s=0)
+    settings = Settings(
+        no_ssd=True, gather_ms=0, completion_batch_size=streams, request_timeout_s=0
+    )
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=FakeEngine()))
         ratios, rates = [], []
@@ -57,8 +69,14 @@ async def measure(rounds: int, streams: int, tokens: int) -> None:
             observed = await streamed(runtime, streams, tokens, observed=True)
             ratios.append(observed / plain)
             rates.append(streams * tokens / observed)
-        said = f"{statistics.median(ratios):.3f} of the time without ({min(ratios):.3f} to {max(ratios):.3f})"
-        print(f"{streams} streams, {statistics.median(rates):.0f} tokens a second in the middle: {said}")
+        said = (
+            f"{statistics.median(ratios):.3f} of the time without ({min(ratios):.3f} to "
+            f"{max(ratios):.3f})"
+        )
+        print(
+            f"{streams} streams, {statistics.median(rates):.0f} tokens a second in the middle: "
+            f"{said}"
+        )
         tell_step(streams)
         tell_scrape(runtime)
         tell_end()
@@ -79,8 +97,15 @@ async def streamed(runtime: Runtime, streams: int, tokens: int, *, observed: boo
         return time.thread_time() - began
 
 
-async def stream(runtime: Runtime, number: int, tokens: int, told: list[RequestRecord] | None) -> None:
-    request = Generate(request_id=str(number), prompt=TokenPrompt((number + 1,)), max_tokens=tokens, ignore_eos=True)
+async def stream(
+    runtime: Runtime, number: int, tokens: int, told: list[RequestRecord] | None
+) -> None:
+    request = Generate(
+        request_id=str(number),
+        prompt=TokenPrompt((number + 1,)),
+        max_tokens=tokens,
+        ignore_eos=True,
+    )
     with await runtime.submit(request, None if told is None else told.append) as answer:
         async for _ in answer:
             pass
@@ -103,9 +128,14 @@ def tell_scrape(runtime: Runtime) -> None:
     metrics = Metrics(OneModel(runtime).entries)
     metrics.requests.observe(RECORD)
     whole = median_s(lambda: generate_latest(metrics), 50)
-    longest = max(median_s(partial(generate_latest, FamilyCollector((one,))), 50) for one in metrics.collect())
+    longest = max(
+        median_s(partial(generate_latest, FamilyCollector((one,))), 50) for one in metrics.collect()
+    )
     size = len(generate_latest(metrics))
-    print(f"a scrape of one model: {1e3 * whole:.2f} ms, {1e3 * longest:.2f} of it at once at most, {size} bytes")
+    print(
+        f"a scrape of one model: {1e3 * whole:.2f} ms, {1e3 * longest:.2f} of it at once at most, "
+        f"{size} bytes"
+    )
 
 
 def tell_end() -> None:
@@ -118,7 +148,10 @@ def tell_end() -> None:
     log.propagate = False
     counted = median_s(partial(metrics.requests.observe, RECORD), 500)
     logged = median_s(partial(log_record, RECORD), 500)
-    print(f"the end of a request: counted in {1e6 * counted:.0f} us, logged as JSON in {1e6 * logged:.0f} us")
+    print(
+        f"the end of a request: counted in {1e6 * counted:.0f} us, logged as JSON in "
+        f"{1e6 * logged:.0f} us"
+    )
 
 
 def median_s(call: Callable[[], object], times: int) -> float:

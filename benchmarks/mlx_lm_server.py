@@ -1,4 +1,5 @@
-"""mlx_lm.server as a program: `python -m benchmarks.mlx_lm_server BLAS FLAGS`; BLAS: see benchmarks.blas. Its sockets get a longer queue."""
+"""mlx_lm.server as a program: `python -m benchmarks.mlx_lm_server BLAS FLAGS`; BLAS: see
+benchmarks.blas. Its sockets get a longer queue."""
 
 from __future__ import annotations
 

@@ -31,8 +31,15 @@ def save_tiny(source: str, target: str) -> None:
     config = json.loads((Path(source) / "config.json").read_text())
     config.pop("quantization", None)
     config.pop("quantization_config", None)
-    config |= {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2,
-               "num_key_value_heads": 1, "head_dim": 32, "layer_types": None}  # fmt: skip
+    config |= {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "layer_types": None,
+    }
     mx.random.seed(0)
     _save(llama.Model(llama.ModelArgs.from_dict(config)), config, Path(source), Path(target))
 
@@ -44,7 +51,12 @@ def save_truncated(source: str, target: str, layers: int) -> None:
     config.pop("quantization", None)
     config.pop("quantization_config", None)
     model.model.layers = model.model.layers[:layers]
-    _save(model, config | {"num_hidden_layers": layers, "layer_types": None}, Path(source), Path(target))
+    _save(
+        model,
+        config | {"num_hidden_layers": layers, "layer_types": None},
+        Path(source),
+        Path(target),
+    )
 
 
 SHAPES = {
@@ -56,18 +68,25 @@ SHAPES = {
     "32b": (5120, 25600, 64, 64, 8, 128, "bfloat16"),
     "30b-a3b": (2048, 6144, 48, 32, 4, 128, "bfloat16"),
 }
-"""Of Qwen3's models, and one for CPUs: hidden, inner, layers, heads, KV heads, their size, type. 0.1b divides by two and by
-four, which the embedded model does not."""
+"""Of Qwen3's models, and one for CPUs: hidden, inner, layers, heads, KV heads, their size, type.
+0.1b divides by two and by four, which the embedded model does not."""
 EXPERTS = {
-    "30b-a3b": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
-                "mlp_only_layers": [], "norm_topk_prob": True},
-}  # fmt: skip
+    "30b-a3b": {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+}
 """What a shape with experts has besides."""
 
 
 def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
-    """Random weights of a shape, with the tokenizer of `source`; quantized in groups of 64, if `bits` is 4 or 8. All layers have the same: drawing and writing 60 GB of
-    different ones takes minutes, and speed does not depend on what they are."""
+    """Random weights of a shape, with the tokenizer of `source`; quantized in groups of 64, if
+    `bits` is 4 or 8. All layers have the same: drawing and writing 60 GB of different ones takes
+    minutes, and speed does not depend on what they are."""
     layers = SHAPES[shape][2]
     model, config = _drawn(shape, layers=1)
     if bits < 16:
@@ -96,10 +115,23 @@ def _drawn(shape: str, layers: int) -> tuple[nn.Module, dict[str, Any]]:
     hidden, inner, _, heads, kv_heads, head_dim, dtype = SHAPES[shape]
     experts = EXPERTS.get(shape, {})
     module = qwen3_moe if experts else qwen3
-    config = {"model_type": "qwen3_moe" if experts else "qwen3", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-6,
-              "rope_theta": 1e6, "vocab_size": 49152, "max_position_embeddings": 131_072, "tie_word_embeddings": True,
-              "bos_token_id": 1, "eos_token_id": 2, **experts}  # fmt: skip
+    config = {
+        "model_type": "qwen3_moe" if experts else "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "vocab_size": 49152,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **experts,
+    }
     mx.random.seed(0)
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     model.set_dtype(getattr(mx, dtype))
@@ -112,7 +144,10 @@ def _copy_layer(first: Path, layers: int) -> None:
     length = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]
     for layer in range(1, layers):
-        own = {name.replace(".layers.0.", f".layers.{layer}."): tensor for name, tensor in header.items()}
+        own = {
+            name.replace(".layers.0.", f".layers.{layer}."): tensor
+            for name, tensor in header.items()
+        }
         text = json.dumps(own).encode()
         text += b" " * (-len(text) % 8)
         with first.with_name(f"model-{layer:03}.safetensors").open("wb") as file:
@@ -123,7 +158,11 @@ def _copy_layer(first: Path, layers: int) -> None:
 def _save(model: llama.Model, config: dict[str, Any], source: Path, target: Path) -> None:
     scratch = target.with_suffix(".part")
     scratch.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(str(scratch / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    mx.save_safetensors(
+        str(scratch / "model.safetensors"),
+        dict(tree_flatten(model.parameters())),
+        {"format": "mlx"},
+    )
     _finish(config, source, scratch, target)
 
 

@@ -1,9 +1,10 @@
 """What an MTP head is worth, and what a useless one costs: `python -m benchmarks.mtp_head`.
 
-A qwen3_5 of 102 million random parameters whose next token follows from the last one (`benchmarks/copying.py`), with a head that is
-right or a random one. The same requests in turns: with the head, on the same server without drafts, and on a server that has left
-the head out. Decoding only, from the first token of all on. Tokens are compared, too. CPU seconds of the process tell more than its rate on a
-machine that does something else besides.
+A qwen3_5 of 102 million random parameters whose next token follows from the last one
+(`benchmarks/copying.py`), with a head that is right or a random one. The same requests in turns:
+with the head, on the same server without drafts, and on a server that has left the head out.
+Decoding only, from the first token of all on. Tokens are compared, too. CPU seconds of the process
+tell more than its rate on a machine that does something else besides.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ FAMILY, TASK = "qwen3_5", "copy"
 
 
 def save(directory: Path, kind: str) -> str:
-    """The copying model with a head. A right one takes the embedding, which is as loud as in the model, and adds what its layer says."""
+    """The copying model with a head. A right one takes the embedding, which is as loud as in the
+    model, and adds what its layer says."""
     config = CONFIGS[FAMILY]
     path = save_copying(FAMILY, directory / kind)
     model = mx.load(str(path / "model.safetensors"))
@@ -61,13 +63,24 @@ async def compare(headed: Runtime, bare: Runtime, rows: int, options: argparse.N
             said[name].append(await ask(runtime, TASK, rows, options.tokens, how))  # type: ignore[arg-type]
             cpu[name].append(time.process_time() - began)
     after = headed.health().scheduler.speculation
-    assert {each.tokens for each in said["mtp"]} == {each.tokens for each in said["no head"]}, "other tokens"
-    rates = {name: statistics.median(each.rate for each in each_said) for name, each_said in said.items()}
+    assert {each.tokens for each in said["mtp"]} == {each.tokens for each in said["no head"]}, (
+        "other tokens"
+    )
+    rates = {
+        name: statistics.median(each.rate for each in each_said) for name, each_said in said.items()
+    }
+    cpu_seconds = [
+        f"{name} {statistics.median(seconds):.2f} (least {min(seconds):.2f})"
+        for name, seconds in cpu.items()
+    ]
     print(
-        f"{rows:2} rows, {options.head} head: {rates['mtp']:.1f} tok/s, without drafts {rates['off']:.1f}, without the head "
-        f"{rates['no head']:.1f} ({rates['mtp'] / rates['no head']:.3f}, {rates['off'] / rates['no head']:.3f}); CPU seconds "
-        f"{', '.join(f'{name} {statistics.median(seconds):.2f} (least {min(seconds):.2f})' for name, seconds in cpu.items())}; "
-        f"{after.accepted - before.accepted} of {after.drafted - before.drafted} drafted tokens right, in "
+        f"{rows:2} rows, {options.head} head: {rates['mtp']:.1f} tok/s, without drafts "
+        f"{rates['off']:.1f}, without the head "
+        f"{rates['no head']:.1f} ({rates['mtp'] / rates['no head']:.3f}, "
+        f"{rates['off'] / rates['no head']:.3f}); CPU seconds "
+        f"{', '.join(cpu_seconds)}; "
+        f"{after.accepted - before.accepted} of {after.drafted - before.drafted} drafted tokens "
+        "right, in "
         f"{after.steps - before.steps} steps",
         flush=True,
     )
@@ -77,7 +90,9 @@ async def run(options: argparse.Namespace) -> None:
     with TemporaryDirectory() as directory:
         model = save(Path(directory), options.head)
         async with trio.open_nursery() as nursery:
-            headed: Runtime = await nursery.start(run_runtime, Settings(model=model, no_ssd=True, gather_ms=20))
+            headed: Runtime = await nursery.start(
+                run_runtime, Settings(model=model, no_ssd=True, gather_ms=20)
+            )
             bare: Runtime = await nursery.start(
                 run_runtime, Settings(model=model, no_ssd=True, gather_ms=20, speculation="off")
             )

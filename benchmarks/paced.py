@@ -1,6 +1,8 @@
-"""A server whose engine computes nothing but takes its time, with rows that always decode: what is left is the server itself.
+"""A server whose engine computes nothing but takes its time, with rows that always decode: what is
+left is the server itself.
 
-For `just bench-page --cpu`, in a process of its own: `python -m benchmarks.paced ROWS`. It says its address, and goes on until killed.
+For `just bench-page --cpu`, in a process of its own: `python -m benchmarks.paced ROWS`. It says its
+address, and goes on until killed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ async def step(_: object) -> None:
 
 async def ask(runtime: Runtime, row: int) -> None:
     for number in count():
-        request = generate(f"row{row}-{number}", tokens=20 + row, max_tokens=TOKENS, ignore_eos=True)
+        request = generate(
+            f"row{row}-{number}", tokens=20 + row, max_tokens=TOKENS, ignore_eos=True
+        )
         with await runtime.submit(request) as answer:
             async for _ in answer:
                 pass

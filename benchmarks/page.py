@@ -1,15 +1,18 @@
 """`just bench-page`: what the live page costs, and how fast it is there.
 
-Speed of 8 streams with the page open in Chromium on this machine, which then paints with the same cores, against an empty tab in
-front of it. The streams go on all the time, and the tabs are exchanged every few seconds: so each window is compared with the one
-beside it, since what else this machine does (a shared one is up to half as fast for minutes) is alike in both. Drafts are off:
-what they are worth changes from window to window.
+Speed of 8 streams with the page open in Chromium on this machine, which then paints with the same
+cores, against an empty tab in front of it. The streams go on all the time, and the tabs are
+exchanged every few seconds: so each window is compared with the one beside it, since what else this
+machine does (a shared one is up to half as fast for minutes) is alike in both. Drafts are off: what
+they are worth changes from window to window.
 
-A window of a shared machine still differs from the next by 6 %, a step from the next by little more. So the same run is also asked
-what the page's frames (one a second) add to the step that each falls into and to the next, against the steps around these two:
-that is as sure after minutes as the windows are after hours, and misses only what an open page would cost between its frames.
+A window of a shared machine still differs from the next by 6 %, a step from the next by little
+more. So the same run is also asked what the page's frames (one a second) add to the step that each
+falls into and to the next, against the steps around these two: that is as sure after minutes as the
+windows are after hours, and misses only what an open page would cost between its frames.
 
-`--cpu` asks what a busy machine does not spoil: CPU seconds of the browser and of a server whose engine computes nothing.
+`--cpu` asks what a busy machine does not spoil: CPU seconds of the browser and of a server whose
+engine computes nothing.
 """
 
 from __future__ import annotations
@@ -40,10 +43,11 @@ from trouper.web.live.feed import TICK_S, Feed
 Row = dict[str, Any]
 LOADS = 9
 LOADED_S = 3.0
-"""A browser compiles and keeps what it has loaded for a while; that is not what an open page costs."""
+"""A browser compiles and keeps what it has loaded for a while; that is not what an open page
+costs."""
 WINDOW_S, SETTLED_S, LEAST_STEPS = 5.0, 0.8, 8
-"""A tab is in front for so long; the first part goes to painting all of it anew, which is not asked here; of the rest so many
-steps of the model must be known."""
+"""A tab is in front for so long; the first part goes to painting all of it anew, which is not asked
+here; of the rest so many steps of the model must be known."""
 APART_S = 0.02
 """Tokens of one step reach their clients within less, those of two do not."""
 KEPT = 0.98
@@ -61,8 +65,8 @@ return shown && page.loadEventEnd && {loaded_s: page.loadEventEnd / 1000, shown_
 
 
 def loads(browser: Browser, url: str) -> Row:
-    """Seconds from asking for the page until it was loaded, and until it showed the server's first figures. The browser's
-    cache is emptied before each."""
+    """Seconds from asking for the page until it was loaded, and until it showed the server's first
+    figures. The browser's cache is emptied before each."""
     seen: list[Row] = []
     for _ in range(LOADS):
         browser.open("about:blank")
@@ -117,7 +121,8 @@ def cpu_s(process: psutil.Process) -> float:
 
 @attrs.frozen
 class Window:
-    """What was seen while one tab was in front, but for its first moments. Times by one clock, in seconds."""
+    """What was seen while one tab was in front, but for its first moments. Times by one clock, in
+    seconds."""
 
     begun: float
     ended: float
@@ -132,9 +137,14 @@ class Window:
         return (len(self.steps) - 1) / (self.steps[-1] - self.steps[0])
 
     def added(self, frames: list[float]) -> Iterator[float]:
-        """Seconds that each frame of the page added to its step and the next, beyond the two steps before and after these."""
+        """Seconds that each frame of the page added to its step and the next, beyond the two steps
+        before and after these."""
         taken = [after - before for before, after in pairwise(self.steps)]
-        within = [bisect_left(self.steps, frame) - 1 for frame in frames if self.begun <= frame <= self.ended]
+        within = [
+            bisect_left(self.steps, frame) - 1
+            for frame in frames
+            if self.begun <= frame <= self.ended
+        ]
         for place in within:
             near = range(place - 2, place + 4)
             alone = not any(other in near for other in within if other != place)
@@ -143,7 +153,9 @@ class Window:
                 yield sum(spent[2:4]) - sum(spent[:2] + spent[4:]) / 2
 
 
-async def toggled(server: servers.Server, browser: Browser, options: argparse.Namespace) -> list[Window]:
+async def toggled(
+    server: servers.Server, browser: Browser, options: argparse.Namespace
+) -> list[Window]:
     """One after another, of tabs in front: empty, page, page, empty, and so on."""
     page, empty = browser.driver.window_handles
     streams: list[load.Stream] = []
@@ -162,7 +174,9 @@ async def toggled(server: servers.Server, browser: Browser, options: argparse.Na
         with trio.move_on_after(60 * options.minutes):
             for tab in cycle((empty, page, page, empty)):
                 chosen = {"targetId": tab}
-                await trio.to_thread.run_sync(browser.driver.execute_cdp_cmd, "Target.activateTarget", chosen)
+                await trio.to_thread.run_sync(
+                    browser.driver.execute_cdp_cmd, "Target.activateTarget", chosen
+                )
                 looks.append(time.perf_counter())
                 await trio.sleep(WINDOW_S)
         nursery.cancel_scope.cancel()
@@ -174,12 +188,15 @@ async def toggled(server: servers.Server, browser: Browser, options: argparse.Na
 def window(moments: list[float], begun: list[float], start: float, stop: float) -> Window:
     """Of no steps if a stream began in it: a prefill is not what is asked."""
     spoilt = any(start <= moment <= stop for moment in begun)
-    return Window(start, stop, [] if spoilt else [moment for moment in moments if start <= moment <= stop])
+    return Window(
+        start, stop, [] if spoilt else [moment for moment in moments if start <= moment <= stop]
+    )
 
 
 def fours(windows: list[Window]) -> list[float]:
-    """Ratios of speeds, page to empty tab, each of four windows beside each other. They are alike in what else the machine does,
-    and a step that takes longer and longer as its rows grow cancels."""
+    """Ratios of speeds, page to empty tab, each of four windows beside each other. They are alike
+    in what else the machine does, and a step that takes longer and longer as its rows grow
+    cancels."""
     speeds = [one.speed for one in windows]
     together = zip(*(speeds[first::4] for first in range(4)), strict=False)
     return [((b * c) / (a * d)) ** 0.5 for a, b, c, d in together if a and b and c and d]
@@ -197,13 +214,22 @@ def steps(streams: list[load.Stream]) -> list[float]:
 def say(streams: int, ratios: list[float], added: list[float], frames_a_second: float) -> Row:
     by_windows = paired.interval(ratios)
     a_frame = paired.mean(added)
-    by_frames = paired.Interval(*(1 - frames_a_second * one for one in (a_frame.high, a_frame.mean, a_frame.low)))
-    print(f"{streams} streams, speed with the page in front / an empty tab in front, 95 % intervals:")
+    by_frames = paired.Interval(
+        *(1 - frames_a_second * one for one in (a_frame.high, a_frame.mean, a_frame.low))
+    )
+    print(
+        f"{streams} streams, speed with the page in front / an empty tab in front, 95 % intervals:"
+    )
     for found, how in (
         (by_windows, f"{len(ratios)} times four windows"),
-        (by_frames, f"{len(added)} frames, which add {1e3 * a_frame.mean:.1f} ms each, {frames_a_second:.2f} a second"),
+        (
+            by_frames,
+            f"{len(added)} frames, which add {1e3 * a_frame.mean:.1f} ms each, {frames_a_second:.2f} a second",
+        ),
     ):
-        holds = "holds" if found.low > KEPT else "does not hold" if found.high < KEPT else "undecided"
+        holds = (
+            "holds" if found.low > KEPT else "does not hold" if found.high < KEPT else "undecided"
+        )
         print(f"  {found} by {how}; less than {100 * (1 - KEPT):.0f} % lost: {holds}")
     return {
         "by_windows": attrs.asdict(by_windows),
@@ -217,19 +243,34 @@ def cpu_report(options: argparse.Namespace) -> Row:
     """CPU seconds a minute of browser and server, with the page and with an empty tab, in turns."""
     command = [sys.executable, "-m", "benchmarks.paced", str(options.streams)]
     seen: list[tuple[str, float, float]] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, chromium(told=False) as browser:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        chromium(told=False) as browser,
+    ):
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip().removesuffix("v1")
-            served, driver = psutil.Process(process.pid), psutil.Process(browser.driver.service.process.pid)
+            served, driver = (
+                psutil.Process(process.pid),
+                psutil.Process(browser.driver.service.process.pid),
+            )
             for name in ("closed", "page") * 2:
                 browser.open(url if name == "page" else "about:blank")
                 time.sleep(2 * LOADED_S)
                 before, began = (cpu_s(driver), cpu_s(served)), time.monotonic()
                 time.sleep(options.seconds)
                 minutes = (time.monotonic() - began) / 60
-                seen.append((name, (cpu_s(driver) - before[0]) / minutes, (cpu_s(served) - before[1]) / minutes))
-                print(f"  {name}: browser {seen[-1][1]:.2f} s, server {seen[-1][2]:.2f} s of CPU a minute", flush=True)
+                seen.append(
+                    (
+                        name,
+                        (cpu_s(driver) - before[0]) / minutes,
+                        (cpu_s(served) - before[1]) / minutes,
+                    )
+                )
+                print(
+                    f"  {name}: browser {seen[-1][1]:.2f} s, server {seen[-1][2]:.2f} s of CPU a minute",
+                    flush=True,
+                )
         finally:
             process.kill()
     mean = {
@@ -237,7 +278,10 @@ def cpu_report(options: argparse.Namespace) -> Row:
         for name in ("closed", "page")
         for who in (1, 2)
     }
-    more = {who: mean["page", place] - mean["closed", place] for who, place in (("browser", 1), ("server", 2))}
+    more = {
+        who: mean["page", place] - mean["closed", place]
+        for who, place in (("browser", 1), ("server", 2))
+    }
     print(
         f"{options.streams} rows, page beyond an empty tab: browser {more['browser']:.2f} s, server {more['server']:.2f} s a minute"
     )
@@ -249,10 +293,16 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=1500, help="of each answer")
     parser.add_argument("--minutes", type=float, default=10, help="of streams")
-    parser.add_argument("--cpu", action="store_true", help="CPU seconds only, which a busy machine does not spoil")
-    parser.add_argument("--seconds", type=float, default=60, help="of each of the four turns of --cpu")
     parser.add_argument(
-        "--tiny", action="store_true", help="a model of two layers: there the runtime is what is measured"
+        "--cpu", action="store_true", help="CPU seconds only, which a busy machine does not spoil"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="of each of the four turns of --cpu"
+    )
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="a model of two layers: there the runtime is what is measured",
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -265,7 +315,9 @@ def whole(options: argparse.Namespace) -> Row:
     model = servers.embedded()
     model = servers.tiny_copy(model) if options.tiny else model
     took = trio.run(snapshot_s, options.streams)
-    print(f"one snapshot of {options.streams} rows: {1e6 * took:.0f} us, {100 * took / TICK_S:.2f} % of a core")
+    print(
+        f"one snapshot of {options.streams} rows: {1e6 * took:.0f} us, {100 * took / TICK_S:.2f} % of a core"
+    )
     flags = ("--cache-memory", "0", "--speculation", "off")
     with servers.trouper(model, *flags) as server, chromium(told=False) as browser:
         browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": FRAMES})
@@ -284,7 +336,12 @@ def whole(options: argparse.Namespace) -> Row:
     shown = [one for place, one in enumerate(windows) if place % 4 in (1, 2)]
     painted = sum(one.begun <= frame <= one.ended for one in shown for frame in frames)
     added = [one for each in shown for one in each.added(frames)]
-    return report | say(options.streams, fours(windows), added, painted / sum(one.ended - one.begun for one in shown))
+    return report | say(
+        options.streams,
+        fours(windows),
+        added,
+        painted / sum(one.ended - one.begun for one in shown),
+    )
 
 
 if __name__ == "__main__":

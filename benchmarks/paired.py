@@ -29,12 +29,17 @@ def interval(ratios: Sequence[float], confidence: float = 0.95) -> Interval:
 
 def mean(values: Sequence[float], confidence: float = 0.95) -> Interval:
     middle = statistics.fmean(values)
-    half = quantile(0.5 + confidence / 2, len(values) - 1) * statistics.stdev(values) / sqrt(len(values))
+    half = (
+        quantile(0.5 + confidence / 2, len(values) - 1)
+        * statistics.stdev(values)
+        / sqrt(len(values))
+    )
     return Interval(middle - half, middle, middle + half)
 
 
 def quantile(p: float, freedom: int) -> float:
-    """Of Student's t, from the normal one by Abramowitz and Stegun 26.7.5: to a hundredth from 4 degrees of freedom on."""
+    """Of Student's t, from the normal one by Abramowitz and Stegun 26.7.5: to a hundredth from 4
+    degrees of freedom on."""
     z = statistics.NormalDist().inv_cdf(p)
     terms = (
         z,
@@ -42,4 +47,4 @@ def quantile(p: float, freedom: int) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return sum(term / freedom**k for k, term in enumerate(terms))
+    return sum(term / freedom**k for k, term in enumerate(terms))  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""A peer's server as a program, run by the interpreter of its own environment: `PYTHON -m benchmarks.peer_server BLAS ENTRY FLAGS`.
+"""A peer's server as a program, run by the interpreter of its own environment: `PYTHON -m
+benchmarks.peer_server BLAS ENTRY FLAGS`.
 
 BLAS: see benchmarks.blas; ENTRY: the function behind the peer's command, as in `vllm_mlx.cli:main`.
 """

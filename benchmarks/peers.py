@@ -1,5 +1,5 @@
-"""Servers of other packages, each in an environment of its own (benchmarks.throughput says how to make them), since they want other versions
-of mlx-lm than Trouper does.
+"""Servers of other packages, each in an environment of its own (benchmarks.throughput says how to
+make them), since they want other versions of mlx-lm than Trouper does.
 
 `scipy-openblas32` lies there unused where a peer is measured with the BLAS of MLX's wheel.
 """
@@ -31,7 +31,8 @@ class Peer:
 
 
 PEERS = {
-    # Without --continuous-batching it runs one request at a time, and its help says that one stream is slower with it.
+    # Without --continuous-batching it runs one request at a time, and its help says that one stream
+    # is slower with it.
     "vllm_mlx": Peer(
         "vllm_mlx.cli:main",
         ("--offline", "--disable-prefix-cache", "--timeout", "86400", "--max-num-seqs", "128"),
@@ -39,11 +40,20 @@ PEERS = {
     ),
     "rapid_mlx": Peer(
         "rapid_mlx.cli:cli_entrypoint",
-        ("--no-preflight", "--disable-model-downloads", "--disable-disk-caches", "--timeout", "86400", "--max-num-seqs", "128",
-         "--completion-batch-size", "128"),
+        (
+            "--no-preflight",
+            "--disable-model-downloads",
+            "--disable-disk-caches",
+            "--timeout",
+            "86400",
+            "--max-num-seqs",
+            "128",
+            "--completion-batch-size",
+            "128",
+        ),
         environment={"RAPID_MLX_TELEMETRY": "0", "RAPID_MLX_DISABLE_VERSION_CHECK": "1"},
     ),
-}  # fmt: skip
+}
 SUBJECTS = {peer + suffix: (peer, blas) for peer in PEERS for suffix, blas in SUFFIXES.items()}
 
 
@@ -54,12 +64,14 @@ def flag(peer: str) -> str:
 
 @contextmanager
 def serving(subject: str, python: str, model: Path, streams: int) -> Iterator[servers.Server]:
-    """`python`: the interpreter of the peer's environment; `streams`: the most that will be measured."""
+    """`python`: the interpreter of the peer's environment; `streams`: the most that will be
+    measured."""
     name, blas = SUBJECTS[subject]
     peer, port = PEERS[name], servers.free_port()
     batching = peer.batching if streams > 1 else ()
     command = [python, "-m", "benchmarks.peer_server", blas, peer.entry, "serve", str(model)]
-    with tempfile.TemporaryDirectory() as home:  # They keep caches and state there, which would help the next run.
+    # They keep caches and state there, which would help the next run.
+    with tempfile.TemporaryDirectory() as home:
         environment = peer.environment | {"HOME": home}
         command += ["--host", "127.0.0.1", "--port", str(port), *peer.flags, *batching]
         with servers.serving(subject, command, port, environment, model=str(model)) as server:
@@ -68,12 +80,16 @@ def serving(subject: str, python: str, model: Path, streams: int) -> Iterator[se
 
 @contextmanager
 def endless_copy(model: Path) -> Iterator[Path]:
-    """`model` with another token for the end of an answer: the last one of its vocabulary, which is the rarest.
+    """`model` with another token for the end of an answer: the last one of its vocabulary, which is
+    the rarest.
 
-    No other server knows `ignore_eos` on this endpoint, and an answer that ends early says nothing about a rate. The weights are links.
-    The directory's name says nothing, since vllm-mlx gives models other ends by their names.
+    No other server knows `ignore_eos` on this endpoint, and an answer that ends early says nothing
+    about a rate. The weights are links. The directory's name says nothing, since vllm-mlx gives
+    models other ends by their names.
     """
-    vocabulary: dict[str, int] = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    vocabulary: dict[str, int] = json.loads((model / "tokenizer.json").read_text())["model"][
+        "vocab"
+    ]
     rarest = max(vocabulary, key=vocabulary.__getitem__)
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "model"

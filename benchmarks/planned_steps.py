@@ -1,5 +1,6 @@
-"""An engine over a model with random weights, whose steps are planned here. `python -m benchmarks.planned_steps SHAPE` reads lines
-`PROMPTS ROWS` (two lists, in JSON) and prints for each a line of what such passes take, in milliseconds, and of how many primitives decode steps have, for
+"""An engine over a model with random weights, whose steps are planned here. `python -m
+benchmarks.planned_steps SHAPE` reads lines `PROMPTS ROWS` (two lists, in JSON) and prints for each
+a line of what such passes take, in milliseconds, and of how many primitives decode steps have, for
 `benchmarks.launching`."""
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from trouper.protocol.sampling import Sampling
 STEPS = 60
 """Number of decode steps of a measurement."""
 PREPARING = 4
-"""Number of passes of each kind before its first measurement: kernels are compiled, and the pass is."""
+"""Number of passes of each kind before its first measurement: kernels are compiled, and the pass
+is."""
 PAUSE_S = 0.3
 """Pause before a prompt, as in `bench-first-token`: the caches of an idle server are cold."""
 
@@ -52,8 +54,9 @@ class Steps:
         return took * 1000
 
     def decoding(self, count: int) -> dict[str, float]:
-        """Milliseconds of the median step of so many rows, each launched before the one before is read, as the engine's thread does, and of
-        the longest step while they joined; and primitives of a step, which MLX instantiates and sends."""
+        """Milliseconds of the median step of so many rows, each launched before the one before is
+        read, as the engine's thread does, and of the longest step while they joined; and primitives
+        of a step, which MLX instantiates and sends."""
         engine, rows, joining = self._engine, list[RowId](), list[float]()
         for length in range(count):
             row, plan = self._admitted(30 + length, rows)
@@ -73,9 +76,10 @@ class Steps:
         primitives = self._primitives(rows)
         self._drop(rows)
         return {
-            f"{count} rows": statistics.median(times) * 1000, f"longest, {count} join": max(joining) * 1000,
+            f"{count} rows": statistics.median(times) * 1000,
+            f"longest, {count} join": max(joining) * 1000,
             f"primitives, {count} rows": primitives,
-        }  # fmt: skip
+        }
 
     def _primitives(self, rows: Sequence[RowId]) -> int:
         sent, usual = list[int](), mx.async_eval
@@ -94,7 +98,12 @@ class Steps:
         """A new row, and the plan that computes its prompt beside rows that decode."""
         self._rows += 1
         row = RowId(self._rows)
-        prompt = np.random.default_rng(self._rows).integers(1000, self._vocabulary - 1, tokens).astype("<i4").tobytes()
+        prompt = (
+            np.random.default_rng(self._rows)
+            .integers(1000, self._vocabulary - 1, tokens)
+            .astype("<i4")
+            .tobytes()
+        )
         admit = Admit(row, prompt, Sampling(temperature=0.0))
         return row, Plan(0, admit=(admit,), decode=tuple(decoding), prefill=(Chunk(row, tokens),))
 

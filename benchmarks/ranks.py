@@ -1,11 +1,14 @@
-"""A model split over ranks: the server through HTTP, our engine, and a bare loop, on the same ranks. `python -m benchmarks.ranks`.
+"""A model split over ranks: the server through HTTP, our engine, and a bare loop, on the same
+ranks. `python -m benchmarks.ranks`.
 
-`bare`: the model and argmax, over rows of different lengths, or equally long ones. `engine`: our engine without a server, each
-rank making the same plans for itself. `server`: `trouper launch`, streams over HTTP, with the control link. server / bare is
-what serving costs; server / engine is what scheduler, control link and HTTP cost together, so the link costs less than that.
+`bare`: the model and argmax, over rows of different lengths, or equally long ones. `engine`: our
+engine without a server, each rank making the same plans for itself. `server`: `trouper launch`,
+streams over HTTP, with the control link. server / bare is what serving costs; server / engine is
+what scheduler, control link and HTTP cost together, so the link costs less than that.
 
 On two NVIDIA GPUs, with a model that one would not hold well, made there with random weights:
-    python -m benchmarks.ranks --backend nccl --shape 32b --tokenizer DIR --streams 1 8 32 --tokens 128
+    python -m benchmarks.ranks --backend nccl --shape 32b --tokenizer DIR --streams 1 8 32 --tokens
+    128
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ def main() -> None:
         print(f"round {number + 1} of {options.rounds}: {json.dumps(rounds[-1])}", flush=True)
     table = [row(rounds, streams) for streams in options.streams]
     print(
-        f"{model.name}, {options.ranks} ranks by {options.backend}, {platform.processor() or platform.machine()}; tokens a second"
+        f"{model.name}, {options.ranks} ranks by {options.backend}, "
+        f"{platform.processor() or platform.machine()}; tokens a second"
     )
     print("| streams | " + " | ".join((*KINDS, *RATIOS)) + " |")
     print("|---" * (1 + len(KINDS) + len(RATIOS)) + "|")
@@ -57,24 +61,34 @@ def main() -> None:
         ratios = " | ".join(f"{one[ratio]:.3f}" for ratio in RATIOS)
         print(f"| {one['streams']} | {kinds} | {ratios} |")
     if options.out:
-        options.out.write_text(json.dumps({"model": model.name, "rounds": rounds, "table": table}, indent=1))
+        options.out.write_text(
+            json.dumps({"model": model.name, "rounds": rounds, "table": table}, indent=1)
+        )
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="A directory")
     parser.add_argument(
-        "--shape", default="0.1b", help="Without --model: of random weights, made once (benchmarks/models.py)"
+        "--shape",
+        default="0.1b",
+        help="Without --model: of random weights, made once (benchmarks/models.py)",
     )
     parser.add_argument(
-        "--tokenizer", type=Path, help="Directory of a tokenizer for --shape; default: the embedded model's"
+        "--tokenizer",
+        type=Path,
+        help="Directory of a tokenizer for --shape; default: the embedded model's",
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--backend", choices=["ring", "nccl"], default="ring")
     parser.add_argument("--streams", type=int, nargs="+", default=[8])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3, help="Of each measurement in the life of a process")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="Of each measurement in the life of a process"
+    )
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -83,19 +97,28 @@ def row(rounds: list[dict[str, Any]], streams: int) -> dict[str, float]:
     """Medians; ratios within a round, since what else a machine does changes between them."""
     rates = [{kind: float(one[kind][str(streams)]) for kind in KINDS} for one in rounds]
     medians = {kind: statistics.median(one[kind] for one in rates) for kind in KINDS}
-    ratios = {ratio: statistics.median(one[of] / one[to] for one in rates) for ratio, (of, to) in RATIOS.items()}
+    ratios = {
+        ratio: statistics.median(one[of] / one[to] for one in rates)
+        for ratio, (of, to) in RATIOS.items()
+    }
     return {"streams": streams, **medians, **ratios}
 
 
 def without_server(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    spec = {"model": str(model), "streams": options.streams, "prompt": 2 * WORDS, "tokens": options.tokens}
+    spec = {
+        "model": str(model),
+        "streams": options.streams,
+        "prompt": 2 * WORDS,
+        "tokens": options.tokens,
+    }
     spec["rounds"] = options.repeats
     said = run_ranks(options.ranks, options.backend, ["benchmarks.ranks_bare", json.dumps(spec)])
     return dict(json.loads(said.strip().splitlines()[-1]))
 
 
 def with_server(model: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Of one server, for each number of streams the median of some rates while all of them decode."""
+    """Of one server, for each number of streams the median of some rates while all of them
+    decode."""
     rates: dict[str, list[float]] = {}
     with serving(model, options) as port:
         for streams in options.streams:
@@ -113,7 +136,9 @@ async def streaming(port: int, streams: int, tokens: int, seed: int) -> float:
     async with trio.open_nursery() as nursery:
         for k, one in enumerate(some):
             text = load.prompt(seed + k, WORDS)
-            nursery.start_soon(lambda text=text, one=one: load.stream(port, text, tokens, one, ignore_eos=True))
+            nursery.start_soon(
+                lambda text=text, one=one: load.stream(port, text, tokens, one, ignore_eos=True)
+            )
     return load.decode_rate(some)
 
 
@@ -132,8 +157,18 @@ def serving(model: Path, options: argparse.Namespace) -> Iterator[int]:
         "--restarts",
         "0",
     ]
-    serve = ["serve", "--model", str(model), "--port", str(port), "--no-ssd", "--request-timeout-s", "0"]
-    serve += ["--speculation", "off"]  # Random weights repeat themselves: what drafts are worth is not asked here.
+    serve = [
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--no-ssd",
+        "--request-timeout-s",
+        "0",
+    ]
+    # Random weights repeat themselves: what drafts are worth is not asked here.
+    serve += ["--speculation", "off"]
     began = time.perf_counter()
     with servers.serving("trouper", [*launch, "--", *serve], port):
         print(f"the server answers after {time.perf_counter() - began:.0f} s", flush=True)
@@ -143,7 +178,10 @@ def serving(model: Path, options: argparse.Namespace) -> Iterator[int]:
 def random_model(shape: str, tokenizer: Path) -> Path:
     target = servers.made_models() / f"random-{shape}"
     if not target.is_dir():
-        code = f"from benchmarks.models import save_random; save_random({shape!r}, {str(tokenizer)!r}, {str(target)!r})"
+        code = (
+            f"from benchmarks.models import save_random; save_random({shape!r}, "
+            f"{str(tokenizer)!r}, {str(target)!r})"
+        )
         subprocess.run([sys.executable, "-c", code], check=True)
     return target
 

@@ -1,9 +1,11 @@
-"""What ranks do without a server: `python -m benchmarks.ranks_bare SPEC` on each of them; rank 0 prints JSON.
+"""What ranks do without a server: `python -m benchmarks.ranks_bare SPEC` on each of them; rank 0
+prints JSON.
 
-`bare`: the model and argmax, with mlx-lm's batch cache, of rows that differ in length, as a server's do; `bare, equal`: of
-rows equally long, whose attention needs no mask, and which some kernels are made for. `engine`: our engine with the rows of
-`bare`, each rank making the same plans for itself, so that nothing is sent but tensors. All on the same ranks in one life,
-turn by turn: tokens a second, for each number of rows the median of the rounds.
+`bare`: the model and argmax, with mlx-lm's batch cache, of rows that differ in length, as a
+server's do; `bare, equal`: of rows equally long, whose attention needs no mask, and which some
+kernels are made for. `engine`: our engine with the rows of `bare`, each rank making the same plans
+for itself, so that nothing is sent but tensors. All on the same ranks in one life, turn by turn:
+tokens a second, for each number of rows the median of the rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Load:
     def prompts(self, equal: bool) -> list[list[int]]:
         """Other lengths in each round: what kernels were prepared for one round serves no other."""
         random = np.random.RandomState(self.seed)
-        lengths = [self.prompt + (0 if equal else int(random.randint(0, 16))) for _ in range(self.rows)]
+        lengths = [
+            self.prompt + (0 if equal else int(random.randint(0, 16))) for _ in range(self.rows)
+        ]
         return [random.randint(1000, 40000, length).tolist() for length in lengths]
 
 
@@ -84,7 +88,10 @@ def engine(loaded: EvaluatedModel, group: RankGroup, load: Load) -> float:
     own = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, group=group)
     rows = tuple(RowId(row) for row in range(load.rows))
     prompts = load.prompts(equal=False)
-    admit = tuple(Admit(row, np.array(one, "<i4").tobytes(), GREEDY) for row, one in zip(rows, prompts, strict=True))
+    admit = tuple(
+        Admit(row, np.array(one, "<i4").tobytes(), GREEDY)
+        for row, one in zip(rows, prompts, strict=True)
+    )
     chunks = tuple(Chunk(row, len(one)) for row, one in zip(rows, prompts, strict=True))
     own.collect(own.launch(Plan(0, admit=admit, prefill=chunks)))
     step, ahead = 0, device.runs_ahead()
@@ -119,11 +126,16 @@ def main() -> None:
             rates["engine"].setdefault(rows, []).append(engine(loaded, group, one))
             if group.leads:
                 said = ", ".join(f"{kind} {some[rows][-1]:.1f}" for kind, some in rates.items())
-                print(f"{time.perf_counter() - began:4.0f} s: {rows} rows, {said}", file=sys.stderr, flush=True)
+                print(
+                    f"{time.perf_counter() - began:4.0f} s: {rows} rows, {said}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     if group.leads:
         print(
             json.dumps(
-                {kind: medians(some) for kind, some in rates.items()} | {"weights_bytes": loaded.card.weights_bytes}
+                {kind: medians(some) for kind, some in rates.items()}
+                | {"weights_bytes": loaded.card.weights_bytes}
             )
         )
 

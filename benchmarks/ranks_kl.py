@@ -1,11 +1,14 @@
-"""What splitting does to a bfloat16 model's answers: mean KL against one rank. `python -m benchmarks.ranks_kl`.
+"""What splitting does to a bfloat16 model's answers: mean KL against one rank. `python -m
+benchmarks.ranks_kl`.
 
-For each number of ranks: parts added in the model's own type (--tp-reduce-dtype native), in float32 (float32), and, to see
-what is left to gain, products and sums both in float32, which no server would pay for. For scale, what bfloat16 itself
-does: one rank in bfloat16 against one in float32. The same tokens for all: English, as many as asked for.
+For each number of ranks: parts added in the model's own type (--tp-reduce-dtype native), in float32
+(float32), and, to see what is left to gain, products and sums both in float32, which no server
+would pay for. For scale, what bfloat16 itself does: one rank in bfloat16 against one in float32.
+The same tokens for all: English, as many as asked for.
 
-Where heads do not divide, a model of mlx-lm's llama gets heads of zeros, which add nothing: so the embedded one, with its 9
-heads and 3 KV heads, is split over two ranks, too. A server refuses that: those heads would cost as much as others.
+Where heads do not divide, a model of mlx-lm's llama gets heads of zeros, which add nothing: so the
+embedded one, with its 9 heads and 3 KV heads, is split over two ranks, too. A server refuses that:
+those heads would cost as much as others.
 """
 
 from __future__ import annotations
@@ -51,8 +54,14 @@ class Float32Part(nn.Module):
 
 
 def products_in_float32(model: nn.Module, group: RankGroup) -> None:
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, ShardedToAllLinear)]
-    model.update_modules(tree_unflatten([(name, Float32Part(layer, group)) for name, layer in layers]))
+    layers = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, ShardedToAllLinear)
+    ]
+    model.update_modules(
+        tree_unflatten([(name, Float32Part(layer, group)) for name, layer in layers])
+    )
 
 
 def with_heads_of_zeros(model: nn.Module, config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
@@ -69,7 +78,11 @@ def with_heads_of_zeros(model: nn.Module, config: Mapping[str, Any], ranks: int)
         attention.o_proj.weight = mx.pad(attention.o_proj.weight, [(0, 0), (0, queries * dim)])
         attention.n_heads += queries
         attention.n_kv_heads += more
-    return {**config, "num_attention_heads": heads + queries, "num_key_value_heads": kv_heads + more}
+    return {
+        **config,
+        "num_attention_heads": heads + queries,
+        "num_key_value_heads": kv_heads + more,
+    }
 
 
 SUMS: dict[str, Callable[[nn.Module, RankGroup], None]] = {
@@ -112,12 +125,23 @@ def main() -> None:
 
         def logprobs(ranks: int, dtype: str, sums: str = "native") -> np.ndarray:
             target = Path(scratch) / f"{ranks} {dtype} {sums}.npy"
-            arguments = ["benchmarks.ranks_kl", "rank", options.model, str(options.tokens), dtype, sums, str(target)]
+            arguments = [
+                "benchmarks.ranks_kl",
+                "rank",
+                options.model,
+                str(options.tokens),
+                dtype,
+                sums,
+                str(target),
+            ]
             run_ranks(ranks, options.backend, arguments)
             return np.load(target)
 
         whole = logprobs(1, "bfloat16")
-        print(f"| {options.model or 'SmolLM2-135M-Instruct'}, {len(whole)} tokens | mean KL | same best token |")
+        print(
+            f"| {options.model or 'SmolLM2-135M-Instruct'}, {len(whole)} tokens | mean KL | same "
+            "best token |"
+        )
         print("|---|---|---|")
         tell("one rank, bfloat16 against float32", logprobs(1, "float32"), whole)
         for ranks in options.ranks:

@@ -1,7 +1,9 @@
-"""What the control link adds to a step, on rank 0 and on a follower: `python -m benchmarks.ranks_link [ROWS]`.
+"""What the control link adds to a step, on rank 0 and on a follower: `python -m
+benchmarks.ranks_link [ROWS]`.
 
-The ledger's digest, the plan's bytes and back, a round trip on loopback, and the engine's own digests, against decode steps of
-the embedded model by one rank. All but the round trip is CPU time, turn by turn, so a busy machine does not matter.
+The ledger's digest, the plan's bytes and back, a round trip on loopback, and the engine's own
+digests, against decode steps of the embedded model by one rank. All but the round trip is CPU time,
+turn by turn, so a busy machine does not matter.
 """
 
 from __future__ import annotations
@@ -82,7 +84,12 @@ def main() -> None:
     link, rows = Link(ledger), tuple(RowId(row) for row in range(count))
     random = np.random.RandomState(0)
     admit = tuple(
-        Admit(row, random.randint(1000, 40000, PROMPT).astype("<i4").tobytes(), Sampling(temperature=0)) for row in rows
+        Admit(
+            row,
+            random.randint(1000, 40000, PROMPT).astype("<i4").tobytes(),
+            Sampling(temperature=0),
+        )
+        for row in rows
     )
 
     def step() -> Stepped:
@@ -102,10 +109,12 @@ def main() -> None:
     step_ms, send_ms, compare_ms = map(statistics.median, (steps, sending, comparing))
     trip_ms = trio.run(round_trip_ms, len(encode(link.plan)))
     print(
-        f"{count} rows: a step {step_ms:.1f} ms of CPU; the plan's digest and bytes, there and back, {send_ms:.3f} ms"
+        f"{count} rows: a step {step_ms:.1f} ms of CPU; the plan's digest and bytes, there and "
+        f"back, {send_ms:.3f} ms"
     )
     print(
-        f"the engine's digest {compare_ms:.3f} ms; {len(encode(link.plan))} bytes there and back on loopback {trip_ms:.3f} ms"
+        f"the engine's digest {compare_ms:.3f} ms; {len(encode(link.plan))} bytes there and back "
+        f"on loopback {trip_ms:.3f} ms"
     )
     print(f"together {(send_ms + compare_ms + trip_ms) / step_ms:.2%} of the step")
 

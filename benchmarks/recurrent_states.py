@@ -1,7 +1,9 @@
-"""What it costs to take recurrent state back: `python -m benchmarks.recurrent_states [HYBRID...]`, shapes of `benchmarks/copying.py`.
+"""What it costs to take recurrent state back: `python -m benchmarks.recurrent_states [HYBRID...]`,
+shapes of `benchmarks/copying.py`.
 
-A plain step, a pass that verifies drafts, the repeated recurrent layers after it, and a second pass over the model without its head,
-which would give the same states. Medians, in milliseconds and in plain steps.
+A plain step, a pass that verifies drafts, the repeated recurrent layers after it, and a second pass
+over the model without its head, which would give the same states. Medians, in milliseconds and in
+plain steps.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Measured:
 
     def __init__(self, model: nn.Module, rows: int) -> None:
         self.model, self.num_rows = model, rows
-        self.rows = SlotRows(model, guessed(model), PLAIN, Drafting(tokens=DRAFT).slack, of_device())
+        self.rows = SlotRows(
+            model, guessed(model), PLAIN, Drafting(tokens=DRAFT).slack, of_device()
+        )
         for row in map(RowId, range(rows)):
             self.rows.open(row, PROMPT)
             self.rows.prefill({row: [*range(1, PROMPT)]})
@@ -60,7 +64,9 @@ class Measured:
 
     def verify(self) -> float:
         tokens = mx.array([[5] * TOKENS] * self.num_rows)
-        return timed(lambda: mx.eval(self.rows.verify(tokens, np.full(self.num_rows, TOKENS, np.int32))))
+        return timed(
+            lambda: mx.eval(self.rows.verify(tokens, np.full(self.num_rows, TOKENS, np.int32)))
+        )
 
     def states(self, accepted: Ints) -> float:
         """The states alone, after a pass of which each row keeps so many draft tokens."""
@@ -68,7 +74,9 @@ class Measured:
         return timed(lambda: self.rows.accepted(accepted))
 
     def all_right(self) -> float:
-        return self.verify() + timed(lambda: self.rows.accepted(np.full(self.num_rows, DRAFT, np.int32)))
+        return self.verify() + timed(
+            lambda: self.rows.accepted(np.full(self.num_rows, DRAFT, np.int32))
+        )
 
     def second_pass(self, tokens: int) -> float:
         """All of the model but its head, over its own caches."""
@@ -96,7 +104,10 @@ def measure(name: str, rows: int) -> None:
         "a second pass over all": median_ms(lambda: of.second_pass(TOKENS)),
     }
     print(f"{name}, {rows} rows: plain {plain:.1f} ms; ", end="")
-    print("; ".join(f"{what} {ms:.1f} ms = {ms / plain:.2f}" for what, ms in results.items()), flush=True)
+    print(
+        "; ".join(f"{what} {ms:.1f} ms = {ms / plain:.2f}" for what, ms in results.items()),
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
-"""A recorded session or a published trace is replayed against a server: hit rate, first-token percentiles, errors.
+"""A recorded session or a published trace is replayed against a server: hit rate, first-token
+percentiles, errors.
 
 just bench-replay benchmarks/traces/agents.jsonl
 just bench-replay toolagent_trace.jsonl --requests 200 --lengths 0.05 --time 4
 
-The file is JSON Lines, in Mooncake's format or with texts (`benchmarks/traces/format.py`). A request comes at its time, whatever became of others (an open
-loop); a turn of a session comes not before its time, nor before the one before it has been answered and its delay is over. The server is one process with --model, or the
-embedded model, with flags after `--`; or the one at --url. On a smaller machine --lengths scales prompts and answers, --time the time between requests.
+The file is JSON Lines, in Mooncake's format or with texts (`benchmarks/traces/format.py`). A
+request comes at its time, whatever became of others (an open loop); a turn of a session comes not
+before its time, nor before the one before it has been answered and its delay is over. The server is
+one process with --model, or the embedded model, with flags after `--`; or the one at --url. On a
+smaller machine --lengths scales prompts and answers, --time the time between requests.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ SHARES = (0.5, 0.9, 0.99)
 
 @attrs.define
 class Played:
-    """What became of one request. Times in seconds; `first_s`: to its first text; `late_s`: sent so much after its time."""
+    """What became of one request. Times in seconds; `first_s`: to its first text; `late_s`: sent so
+    much after its time."""
 
     turn: int
     late_s: float = 0.0
@@ -53,14 +57,21 @@ class Played:
 
 def body_of(request: Request, model: str | None) -> tuple[str, dict[str, Any]]:
     """Path and body of a streamed request of exactly the recorded length."""
-    body: dict[str, Any] = {"max_tokens": request.max_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    body: dict[str, Any] = {
+        "max_tokens": request.max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
     body |= {"stream_options": {"include_usage": True}} | ({"model": model} if model else {})
     if isinstance(request.prompt, list) and request.prompt and isinstance(request.prompt[0], dict):
         return "/v1/chat/completions", body | {"messages": request.prompt}
     return "/v1/completions", body | {"prompt": request.prompt}
 
 
-async def ask(client: httpx2.AsyncClient, request: Request, played: Played, model: str | None) -> None:
+async def ask(
+    client: httpx2.AsyncClient, request: Request, played: Played, model: str | None
+) -> None:
     """One request, to the end of its stream."""
     path, body = body_of(request, model)
     began, times = time.perf_counter(), list[float]()
@@ -84,7 +95,10 @@ def _take(event: dict[str, Any], played: Played, times: list[float]) -> None:
     if "error" in event:
         played.error = str(event["error"].get("code"))
     if usage := event.get("usage"):
-        played.prompt_tokens, played.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        played.prompt_tokens, played.output_tokens = (
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+        )
         played.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     if any(_text(choice) for choice in event.get("choices", ())):
         times.append(time.perf_counter())
@@ -104,9 +118,9 @@ async def replay(url: str, requests: Sequence[Request], model: str | None = None
     async def session(asked: Sequence[Request], client: httpx2.AsyncClient) -> None:
         for number, request in enumerate(asked):
             due = began + request.at_s
-            if (
-                number
-            ):  # Its time is the earliest: the answer before it may take longer here than where it was recorded.
+            # Its time is the earliest: the answer before it may take longer here than where it was
+            # recorded.
+            if number:
                 due = max(due, trio.current_time() + request.delay_s)
             await trio.sleep_until(due)
             one = Played(number, trio.current_time() - due, known_tokens=request.known_tokens)
@@ -123,7 +137,8 @@ async def replay(url: str, requests: Sequence[Request], model: str | None = None
 
 
 def summary(played: Sequence[Played], seconds: float) -> dict[str, Any]:
-    """Figures of all requests; percentiles of first tokens also for first turns and for later ones."""
+    """Figures of all requests; percentiles of first tokens also for first turns and for later
+    ones."""
     answered = [one for one in played if not one.error]
     prompts = sum(one.prompt_tokens for one in answered)
     known = [one for one in answered if one.known_tokens is not None]
@@ -136,13 +151,17 @@ def summary(played: Sequence[Played], seconds: float) -> dict[str, Any]:
         "output tokens": sum(one.output_tokens for one in answered),
         "output tokens a second": round(sum(one.output_tokens for one in answered) / seconds, 2),
         "hit rate": _part(sum(one.cached_tokens for one in answered), prompts),
-        "hit rate, at most": _part(sum(one.known_tokens or 0 for one in known), sum(one.prompt_tokens for one in known)),
+        "hit rate, at most": _part(
+            sum(one.known_tokens or 0 for one in known), sum(one.prompt_tokens for one in known)
+        ),
         "first token, s": _quantiles([one.first_s for one in answered]),
-        "first token of first turns, s": _quantiles([one.first_s for one in answered if not one.turn]),
+        "first token of first turns, s": _quantiles(
+            [one.first_s for one in answered if not one.turn]
+        ),
         "first token of later turns, s": _quantiles([one.first_s for one in answered if one.turn]),
         "between texts, s": _quantiles([gap for one in answered for gap in one.gaps_s]),
         "whole answer, s": _quantiles([one.whole_s for one in answered]),
-    }  # fmt: skip
+    }
 
 
 def _part(part: int, whole: int) -> float | None:
@@ -172,34 +191,52 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """What follows `--` are flags of the server that is started."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
-        prog="just bench-replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="just bench-replay",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path)
     parser.add_argument("--url", help="a server that runs; else one is started")
-    parser.add_argument("--model", help="directory of the server that is started, or the name to ask for at --url")
+    parser.add_argument(
+        "--model", help="directory of the server that is started, or the name to ask for at --url"
+    )
     parser.add_argument("--requests", type=int, help="only so many")
     parser.add_argument(
-        "--lengths", type=float, default=1.0, help="scale of prompts, blocks and answers that have lengths"
+        "--lengths",
+        type=float,
+        default=1.0,
+        help="scale of prompts, blocks and answers that have lengths",
     )
     parser.add_argument("--time", type=float, default=1.0, help="how much faster requests come")
-    parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS, help="tokens of one of the trace's blocks")
+    parser.add_argument(
+        "--block-tokens", type=int, default=BLOCK_TOKENS, help="tokens of one of the trace's blocks"
+    )
     parser.add_argument("--out", type=Path, help="also as JSON")
     return parser.parse_args(arguments[:end], argparse.Namespace(flags=tuple(arguments[end + 1 :])))
 
 
 def main() -> int:
     options = parsed(sys.argv[1:])
-    requests = read(options.file, Scale(options.lengths, options.time, options.block_tokens, TOKENS), options.requests)
+    requests = read(
+        options.file,
+        Scale(options.lengths, options.time, options.block_tokens, TOKENS),
+        options.requests,
+    )
     with server(options) as url:
         began = time.perf_counter()
         played = trio.run(replay, url, requests, options.model if options.url else None)
         found = summary(played, time.perf_counter() - began)
     for name, value in found.items():
-        shown = "   ".join("-" if one is None else f"{one:.3f}" for one in value) if isinstance(value, list) else value
+        shown = (
+            "   ".join("-" if one is None else f"{one:.3f}" for one in value)
+            if isinstance(value, list)
+            else value
+        )
         print(f"{name:32} {shown}{'   (p50, p90, p99)' if isinstance(value, list) else ''}")
     if options.out:
         options.out.write_text(
-            json.dumps({"file": str(options.file), "command": sys.argv[1:]} | found, indent=2) + "\n"
+            json.dumps({"file": str(options.file), "command": sys.argv[1:]} | found, indent=2)
+            + "\n"
         )
     return int(bool(found["errors"]))
 

@@ -1,9 +1,11 @@
-"""Rerank: pairs in one request beside the same pairs in requests one by one, and beside the model's own pass over each prompt.
+"""Rerank: pairs in one request beside the same pairs in requests one by one, and beside the model's
+own pass over each prompt.
 
 python -m benchmarks.rerank --pairs 100 --words 40
 
-Each round has a query of its own, so that nothing but the instruction is cached from an earlier one. One by one, the later requests of a
-round find the query's part of the prompt in the cache, as those of a batch do, unless `--no-cache` says otherwise.
+Each round has a query of its own, so that nothing but the instruction is cached from an earlier
+one. One by one, the later requests of a round find the query's part of the prompt in the cache, as
+those of a batch do, unless `--no-cache` says otherwise.
 """
 
 from __future__ import annotations
@@ -53,25 +55,37 @@ WORDS = [
 
 def texts(count: int, words: int, dice: random.Random) -> list[str]:
     """Texts of half as many to one and a half times as many words."""
-    return [" ".join(dice.choices(WORDS, k=dice.randint(words // 2, words * 3 // 2))) for _ in range(count)]
+    return [
+        " ".join(dice.choices(WORDS, k=dice.randint(words // 2, words * 3 // 2)))
+        for _ in range(count)
+    ]
 
 
-def direct(loaded: EvaluatedModel, query: str, documents: Sequence[str]) -> tuple[float, list[float]]:
+def direct(
+    loaded: EvaluatedModel, query: str, documents: Sequence[str]
+) -> tuple[float, list[float]]:
     """Seconds and scores of the model alone: one pass over each prompt."""
     tokenizer = loaded.tokenizer
     yes, no = answer_tokens(tokenizer)
     began, scores = time.perf_counter(), []
-    for generate in pairs_to_generate([Pair(query, one) for one in documents], ScoringParameters(), "", (yes, no)):
+    for generate in pairs_to_generate(
+        [Pair(query, one) for one in documents], ScoringParameters(), "", (yes, no)
+    ):
         assert isinstance(generate.prompt, ChatPrompt)
         prompt = tokenizer.encode_chat(generate.prompt.messages, **generate.prompt.template_kwargs)
-        body = loaded.model(mx.array([prompt]), cache=make_prompt_cache(loaded.model))[0, -1].astype(mx.float32)
+        body = loaded.model(mx.array([prompt]), cache=make_prompt_cache(loaded.model))[
+            0, -1
+        ].astype(mx.float32)
         margin = (body[yes] - body[no]).item()
         scores.append(1 / (1 + math.exp(-margin)))  # type: ignore[operator]
     return time.perf_counter() - began, scores
 
 
-def over_http(url: str, query: str, documents: Sequence[str], at_once: int) -> tuple[float, list[float], int, int]:
-    """Seconds, scores, prompt tokens and those of them that were cached, with so many documents in each request."""
+def over_http(
+    url: str, query: str, documents: Sequence[str], at_once: int
+) -> tuple[float, list[float], int, int]:
+    """Seconds, scores, prompt tokens and those of them that were cached, with so many documents in
+    each request."""
     scores, tokens, cached = [0.0] * len(documents), 0, 0
     with httpx2.Client(timeout=600) as client:
         began = time.perf_counter()
@@ -87,17 +101,23 @@ def over_http(url: str, query: str, documents: Sequence[str], at_once: int) -> t
 
 async def main(options: argparse.Namespace) -> None:
     loaded = load(Settings(model=options.model), lambda _: None)
-    settings = Settings(model=options.model, no_ssd=True, cache_memory=ByteSize(0) if options.no_cache else None)
+    settings = Settings(
+        model=options.model, no_ssd=True, cache_memory=ByteSize(0) if options.no_cache else None
+    )
     shutdown, dice = trio.Event(), random.Random(options.seed)
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(run_runtime, settings)
-        [url] = await nursery.start(partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown))
+        [url] = await nursery.start(
+            partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown)
+        )
         await trio.to_thread.run_sync(over_http, url, "warm up", texts(8, options.words, dice), 8)
         rates: dict[str, list[float]] = {}
         for number in range(options.rounds):
             query = f"{number}: " + " ".join(dice.choices(WORDS, k=options.query_words))
             documents = texts(options.pairs, options.words, dice)
-            together = await trio.to_thread.run_sync(over_http, url, f"a {query}", documents, options.pairs)
+            together = await trio.to_thread.run_sync(
+                over_http, url, f"a {query}", documents, options.pairs
+            )
             apart = await trio.to_thread.run_sync(over_http, url, f"b {query}", documents, 1)
             alone_s, alone = await trio.to_thread.run_sync(direct, loaded, f"a {query}", documents)
             off = max(abs(one - other) for one, other in zip(together[1], alone, strict=True))
@@ -108,7 +128,8 @@ async def main(options: argparse.Namespace) -> None:
             ):
                 rates.setdefault(name, []).append(options.pairs / seconds)
             print(
-                f"round {number}: {together[2]} prompt tokens, cached {together[3]} in one request and {apart[3]} one by one; "
+                f"round {number}: {together[2]} prompt tokens, cached {together[3]} in one request "
+                f"and {apart[3]} one by one; "
                 f"scores within {off:.1e} of the model alone",
                 flush=True,
             )
@@ -120,7 +141,9 @@ async def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--model", help="nothing: the embedded model")
     arguments.add_argument("--pairs", type=int, default=100)
     arguments.add_argument("--words", type=int, default=40, help="of a document, on average")

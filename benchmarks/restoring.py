@@ -1,4 +1,5 @@
-"""The stages of a restore from SSD, one by one and without a server: files to verified blocks, blocks to the engine, blocks to a row."""
+"""The stages of a restore from SSD, one by one and without a server: files to verified blocks,
+blocks to the engine, blocks to a row."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ ROW, BLOCK_TOKENS = RowId(0), 64
 
 
 class Restoring:
-    """A text of `nbytes` of KV in an empty cache directory, and an engine with a model of this config to restore it into."""
+    """A text of `nbytes` of KV in an empty cache directory, and an engine with a model of this
+    config to restore it into."""
 
     def __init__(self, config: dict[str, Any], directory: Path, nbytes: int) -> None:
         rows, _ = rows_for(build(config["model_type"], config=config), PLAIN, 0, of_device(), None)
@@ -53,7 +55,8 @@ class Restoring:
 
     def _pieces(self) -> Iterator[BlockData]:
         arrays = tuple(
-            mx.random.normal(shape.dims).astype(shape.dtype) for shape in self._rows.copies.layout.block(BLOCK_TOKENS)
+            mx.random.normal(shape.dims).astype(shape.dtype)
+            for shape in self._rows.copies.layout.block(BLOCK_TOKENS)
         )
         payload = readable(BlockArrays(BLOCK_TOKENS, arrays)).read()
         key = bytes(32)
@@ -69,9 +72,13 @@ class Restoring:
             parent = run[-1].key
 
     def stream(self) -> None:
-        """Files to the engine's arrays as the server does it: a run is read while the one before it is loaded."""
+        """Files to the engine's arrays as the server does it: a run is read while the one before it
+        is loaded."""
         with ThreadPoolExecutor(1) as reader:
-            at, ahead = 0, deque(reader.submit(self._store.read, *group) for group in self._groups[:1])
+            at, ahead = (
+                0,
+                deque(reader.submit(self._store.read, *group) for group in self._groups[:1]),
+            )
             for group in (*self._groups[1:], None):
                 blocks = ahead.popleft().result()
                 if group is not None:
@@ -86,7 +93,9 @@ class Restoring:
     def read(self) -> None:
         """Files to verified blocks."""
         self._data = []  # A step's data is freed before the next is read.
-        self._data = [block for name, refs in self._groups for block in self._store.read(name, refs)]
+        self._data = [
+            block for name, refs in self._groups for block in self._store.read(name, refs)
+        ]
 
     def evict(self) -> None:
         if self._blocks.members:

@@ -1,7 +1,9 @@
-"""`just bench-self-check`: what the self-check of a start costs, of a checkpoint or of a published shape with random weights.
+"""`just bench-self-check`: what the self-check of a start costs, of a checkpoint or of a published
+shape with random weights.
 
-A checkpoint (default: the embedded model) is loaded as a server does it, with --self-check off, fast with nothing remembered,
-fast again, and full. A shape (`--shape Qwen3-4B`) is made in memory, in the device's own precision, and only the check runs.
+A checkpoint (default: the embedded model) is loaded as a server does it, with --self-check off,
+fast with nothing remembered, fast again, and full. A shape (`--shape Qwen3-4B`) is made in memory,
+in the device's own precision, and only the check runs.
 """
 
 from __future__ import annotations
@@ -34,21 +36,39 @@ from trouper.protocol.capabilities import SelfCheck
 from trouper.protocol.settings import Settings, default_cache_dir
 
 assert MlxEngine  # What a server imports takes its time before, not within what is measured.
-CHECKPOINT_RUNS = (("off", "off"), ("fast, nothing remembered", "fast"), ("fast, remembered", "fast"), ("full", "full"))
+CHECKPOINT_RUNS = (
+    ("off", "off"),
+    ("fast, nothing remembered", "fast"),
+    ("fast, remembered", "fast"),
+    ("full", "full"),
+)
 SHAPE_RUNS = ("fast, first in this process", "fast, again")
 
 
 def of_checkpoint(model: str | None, table: Table, console: Console) -> None:
-    """In a cache directory of its own, so that nothing is remembered; the embedded model stays where it is."""
+    """In a cache directory of its own, so that nothing is remembered; the embedded model stays
+    where it is."""
     path = model or str(_embedded())
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         for name, mode in CHECKPOINT_RUNS:
             began = time.perf_counter()
-            card = model_loading.load(Settings(model=path, no_ssd=True, self_check=mode), lambda _: None).card
+            card = model_loading.load(
+                Settings(model=path, no_ssd=True, self_check=mode), lambda _: None
+            ).card
             took = time.perf_counter() - began
-            check = f"{card.self_check.seconds:.2f}" if mode != "off" and not card.self_check.remembered else "0"
-            table.add_row(card.architecture, name, check, f"{took:.2f}", ", ".join(card.capabilities.off) or "nothing")
+            check = (
+                f"{card.self_check.seconds:.2f}"
+                if mode != "off" and not card.self_check.remembered
+                else "0"
+            )
+            table.add_row(
+                card.architecture,
+                name,
+                check,
+                f"{took:.2f}",
+                ", ".join(card.capabilities.off) or "nothing",
+            )
             console.print(line_of(card.capabilities, card.self_check))
 
 
@@ -68,7 +88,9 @@ def of_shape(name: str, table: Table, console: Console) -> None:
         found = Check(model, config, int(config_vocabulary(config)), PLAIN, "fast").run()
         took = time.perf_counter() - began
         table.add_row(name, run, f"{took:.2f}", "-", ", ".join(found.capabilities.off) or "nothing")
-        console.print(line_of(found.capabilities, SelfCheck(mode="fast", checked=found.checked, seconds=took)))
+        console.print(
+            line_of(found.capabilities, SelfCheck(mode="fast", checked=found.checked, seconds=took))
+        )
 
 
 def config_vocabulary(config: Mapping[str, Any]) -> int:
@@ -93,8 +115,12 @@ def random_weights(config: Mapping[str, Any]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", help="directory of a checkpoint; default: the embedded model")
-    parser.add_argument("--shape", action="append", choices=sorted(FULL_SIZE), help="a published shape; repeatable")
+    parser.add_argument(
+        "model", nargs="?", help="directory of a checkpoint; default: the embedded model"
+    )
+    parser.add_argument(
+        "--shape", action="append", choices=sorted(FULL_SIZE), help="a published shape; repeatable"
+    )
     chosen = parser.parse_args()
     console, table = Console(), Table("model", "--self-check", "check s", "start s", "turned off")
     for shape in chosen.shape or ():

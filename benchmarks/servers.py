@@ -1,4 +1,5 @@
-"""The servers that are compared, each in a process of its own, on the same weights and the same BLAS."""
+"""The servers that are compared, each in a process of its own, on the same weights and the same
+BLAS."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ import psutil
 from trouper.protocol.settings import default_cache_dir
 
 START_S = 300.0
-"""Time limit for a server's start. On a machine that has run none yet a GPU's kernels are compiled: two minutes on an H100."""
+"""Time limit for a server's start. On a machine that has run none yet a GPU's kernels are compiled:
+two minutes on an H100."""
 
 
 @attrs.frozen
@@ -47,35 +49,46 @@ def made_models() -> Path:
 
 
 def float32_copy(source: Path) -> Path:
-    """The embedded model as a float32 directory: what Trouper computes with on CPU, for a server that does not convert."""
+    """The embedded model as a float32 directory: what Trouper computes with on CPU, for a server
+    that does not convert."""
     target = made_models() / f"{source.name}-float32"
     if not target.is_dir():
-        run_code(f"from benchmarks.models import save_float32; save_float32({str(source)!r}, {str(target)!r})")
+        run_code(
+            f"from benchmarks.models import save_float32; save_float32({str(source)!r}, "
+            f"{str(target)!r})"
+        )
     return target
 
 
 def tiny_copy(source: Path) -> Path:
-    """Two layers with the vocabulary and tokenizer of `source`: there the runtime is what is measured."""
+    """Two layers with the vocabulary and tokenizer of `source`: there the runtime is what is
+    measured."""
     target = made_models() / f"{source.name}-tiny"
     if not target.is_dir():
-        run_code(f"from benchmarks.models import save_tiny; save_tiny({str(source)!r}, {str(target)!r})")
+        run_code(
+            f"from benchmarks.models import save_tiny; save_tiny({str(source)!r}, {str(target)!r})"
+        )
     return target
 
 
 def embedded() -> Path:
     out = run_code(
-        "import trouper.engine; from trouper.engine.loading.bundled_model import directory; print(directory())"
+        "import trouper.engine; from trouper.engine.loading.bundled_model import directory; "
+        "print(directory())"
     )
     return Path(out.strip().splitlines()[-1])
 
 
 def run_code(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
 
 
 @contextmanager
 def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Server]:
-    """Without `disk` nothing is kept on one: what an earlier run has cached must not help this one."""
+    """Without `disk` nothing is kept on one: what an earlier run has cached must not help this
+    one."""
     port = free_port()
     flags = ("--no-ssd", *flags) if disk is None else ("--ssd-cache-dir", str(disk), *flags)
     command = [
@@ -84,7 +97,9 @@ def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Serv
         "--model",
         str(model),
     ]
-    with serving("trouper", [*command, "--port", str(port), "--request-timeout-s", "0", *flags], port) as server:
+    with serving(
+        "trouper", [*command, "--port", str(port), "--request-timeout-s", "0", *flags], port
+    ) as server:
         yield server
 
 
@@ -113,11 +128,17 @@ def mlx_lm(
 
 @contextmanager
 def serving(
-    name: str, command: list[str], port: int, environment: Mapping[str, str] | None = None, model: str | None = None
+    name: str,
+    command: list[str],
+    port: int,
+    environment: Mapping[str, str] | None = None,
+    model: str | None = None,
 ) -> Iterator[Server]:
     """`environment`: variables beside those of this process."""
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, **(environment or {})}
+        )
         try:
             _wait_until_it_answers(port, process, model)
             yield Server(name, port, psutil.Process(process.pid), model)
@@ -144,7 +165,8 @@ def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes], model: s
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}")
         try:
-            urllib.request.urlopen(request, timeout=600).read()  # noqa: S310 - our own loopback address
+            # Our own loopback address
+            urllib.request.urlopen(request, timeout=600).read()  # noqa: S310
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.2)
         else:

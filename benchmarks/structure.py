@@ -1,7 +1,9 @@
-"""What structure costs: rows that follow a JSON schema against plain ones, decoding side by side. `just bench-structure`.
+"""What structure costs: rows that follow a JSON schema against plain ones, decoding side by side.
+`just bench-structure`.
 
-Steps of the engine itself, all rows already decoding, rounds of both kinds one after another so that what else the machine
-does hits them alike. Prints the median of the rounds' ratios; 1 is no cost.
+Steps of the engine itself, all rows already decoding, rounds of both kinds one after another so
+that what else the machine does hits them alike. Prints the median of the rounds' ratios; 1 is no
+cost.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Rows:
     """So many rows of one kind on an engine of their own."""
 
     def __init__(self, loaded: EvaluatedModel, rows: int, grammar: Grammar | None) -> None:
-        self._engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, loaded.tokenizer.grammars)
+        self._engine = StepEngine(
+            loaded.model, loaded.card.vocab_size, loaded.kv, loaded.tokenizer.grammars
+        )
         self._rows = tuple(RowId(n) for n in range(rows))
         self._steps = 0
         self._pending: Launched | None = None
@@ -68,10 +72,13 @@ class Rows:
             Admit(row, data, Sampling(temperature=0.8, seed=row, logit_bias=never), grammar=grammar)
             for row in self._rows
         )
-        self._play(Plan(0, admit=admits, prefill=tuple(Chunk(row, len(prompt)) for row in self._rows)))
+        self._play(
+            Plan(0, admit=admits, prefill=tuple(Chunk(row, len(prompt)) for row in self._rows))
+        )
 
     def tokens_per_s(self, steps: int) -> float:
-        """Plan n is launched before plan n-1 is read where the device runs ahead, as the server does."""
+        """Plan n is launched before plan n-1 is read where the device runs ahead, as the server
+        does."""
         began = time.perf_counter()
         for _ in range(steps):
             self._play(Plan(self._steps, decode=self._rows))
@@ -106,7 +113,10 @@ def main() -> None:
         pairs.append((plain.tokens_per_s(options.steps), structured.tokens_per_s(options.steps)))
         print(f"  plain {pairs[-1][0]:7.1f} tok/s, structured {pairs[-1][1]:7.1f}")
     ratio = statistics.median(other / one for one, other in pairs)
-    print(f"{options.rows} rows on {device.name()}: structured at {ratio:.3f} of plain (at least 0.9 is wanted)")
+    print(
+        f"{options.rows} rows on {device.name()}: structured at {ratio:.3f} of plain (at least 0.9 "
+        "is wanted)"
+    )
 
 
 if __name__ == "__main__":

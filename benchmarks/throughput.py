@@ -1,22 +1,25 @@
 """`just bench-device`: how near the server comes to what the device can do, unattended, in one run.
 
-For each shape (random weights) and number of streams, in tokens a second while all streams decode: `bare`, the model and argmax;
-`batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process; `http`, Trouper; `mlx_lm`, its server, on a CPU with Trouper's
-products of vectors; `mlx_lm_openblas` and `mlx_lm_installed`, if named, with OpenBLAS alone, and with the BLAS of MLX's wheel, which
-is what a user has who installs it. With `http` come the CPU time of the event loop a token, and the busiest process of the clients,
-which shows that the load generator is not the limit. With `--busy` all servers are measured once more in each round, beside a process
-that takes one core. On CUDA the loops of others run with MLX's own size of CUDA graphs.
+For each shape (random weights) and number of streams, in tokens a second while all streams decode:
+`bare`, the model and argmax; `batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process;
+`http`, Trouper; `mlx_lm`, its server, on a CPU with Trouper's products of vectors;
+`mlx_lm_openblas` and `mlx_lm_installed`, if named, with OpenBLAS alone, and with the BLAS of MLX's
+wheel, which is what a user has who installs it. With `http` come the CPU time of the event loop a
+token, and the busiest process of the clients, which shows that the load generator is not the limit.
+With `--busy` all servers are measured once more in each round, beside a process that takes one
+core. On CUDA the loops of others run with MLX's own size of CUDA graphs.
 
-`vllm_mlx` and `rapid_mlx`, if named, are servers of other packages, each by its BLAS as mlx_lm is (`vllm_mlx_openblas`,
-`vllm_mlx_installed`). `--vllm-mlx PYTHON` and `--rapid-mlx PYTHON` are the interpreters of their environments (Python 3.11 or later),
-which are no part of Trouper's:
+`vllm_mlx` and `rapid_mlx`, if named, are servers of other packages, each by its BLAS as mlx_lm is
+(`vllm_mlx_openblas`, `vllm_mlx_installed`). `--vllm-mlx PYTHON` and `--rapid-mlx PYTHON` are the
+interpreters of their environments (Python 3.11 or later), which are no part of Trouper's:
 
-    python3 -m venv /tmp/vllm-mlx && /tmp/vllm-mlx/bin/pip install vllm-mlx 'mlx[cpu]' scipy-openblas32
-    python3 -m venv /tmp/rapid-mlx && /tmp/rapid-mlx/bin/pip install rapid-mlx 'mlx[cpu]' scipy-openblas32
+    python3 -m venv /tmp/vllm-mlx && /tmp/vllm-mlx/bin/pip install vllm-mlx 'mlx[cpu]'
+    scipy-openblas32 python3 -m venv /tmp/rapid-mlx && /tmp/rapid-mlx/bin/pip install rapid-mlx
+    'mlx[cpu]' scipy-openblas32
 
-Their older mlx-lm does not load the embedded model, whose layers have different bits: `--float32` measures a copy in float32.
-vllm-mlx runs with `--continuous-batching`, unless one stream is all that is measured:
-its help calls that flag slower for one.
+Their older mlx-lm does not load the embedded model, whose layers have different bits: `--float32`
+measures a copy in float32. vllm-mlx runs with `--continuous-batching`, unless one stream is all
+that is measured: its help calls that flag slower for one.
 """
 
 from __future__ import annotations
@@ -42,9 +45,11 @@ from benchmarks.edge import Clients, measure
 
 Row = dict[str, Any]
 OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
-"""MLX's own defaults on an H200, where Trouper sets others (engine/platform/cuda_environment.py)."""
+"""MLX's own defaults on an H200, where Trouper sets others
+(engine/platform/cuda_environment.py)."""
 SPARE = ("--buffer-cache", "8GB")
-"""MLX keeps nearly all of a GPU's memory as buffers, so that another process on it finds none: the bare loop of a 4B shape, 128 rows."""
+"""MLX keeps nearly all of a GPU's memory as buffers, so that another process on it finds none: the
+bare loop of a 4B shape, 128 rows."""
 LOOPS = ("bare", "batch", "engine")
 MLX_LM = {f"mlx_lm{suffix}": blas for suffix, blas in peers.SUFFIXES.items()}
 """mlx_lm.server by its BLAS."""
@@ -56,16 +61,19 @@ def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
     if not target.is_dir():
         source = tokenizer or str(servers.embedded())
         servers.run_code(
-            f"from benchmarks.models import save_random; save_random({shape!r}, {source!r}, {str(target)!r}, {bits})"
+            f"from benchmarks.models import save_random; save_random({shape!r}, {source!r}, "
+            f"{str(target)!r}, {bits})"
         )
     return target
 
 
 class Loop:
-    """A process of a loop, which loads the model once. That of the engine ends after each measurement: it keeps buffers and threads."""
+    """A process of a loop, which loads the model once. That of the engine ends after each
+    measurement: it keeps buffers and threads."""
 
     def __init__(self, name: str, model: Path, log: IO[str]) -> None:
-        """`log`: gets what the process says on stderr. A pipe that nobody reads would be full some day."""
+        """`log`: gets what the process says on stderr. A pipe that nobody reads would be full some
+        day."""
         self.name, self._log = name, log
         self._command = [sys.executable, "-m", "benchmarks.bare", name, str(model)]
         self._environment = os.environ if name == "engine" else OTHERS | os.environ
@@ -74,9 +82,13 @@ class Loop:
     def measure(self, streams: int, prompt: int, tokens: int) -> Row:
         if self._process is None:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
                 env=self._environment,
-            )  # fmt: skip
+            )
         process = self._process
         assert process.stdin and process.stdout
         process.stdin.write(f"{streams} {prompt} {tokens}\n")
@@ -129,9 +141,14 @@ def streams_of(name: str, chosen: argparse.Namespace) -> list[int]:
 
 
 def rate(found: Row, tokens: int) -> float | str:
-    """Of no round in which an answer ended early: the streams that are left are fewer, and the others' time is short."""
+    """Of no round in which an answer ended early: the streams that are left are fewer, and the
+    others' time is short."""
     fewest = found["fewest_tokens"]
-    return found["decode_tokens_per_s"] if fewest == tokens else f"an answer ended after {fewest} of {tokens} tokens"
+    return (
+        found["decode_tokens_per_s"]
+        if fewest == tokens
+        else f"an answer ended after {fewest} of {tokens} tokens"
+    )
 
 
 @contextmanager
@@ -153,7 +170,9 @@ def typical(found: Sequence[Any]) -> Any:
 def ratios(rounds: Sequence[Row], name: str) -> list[float]:
     """Of the rounds in which both were measured."""
     pairs = [(row["http"], row[name]) for row in rounds]
-    return [one / other for one, other in pairs if isinstance(other, float) and isfinite(one / other)]
+    return [
+        one / other for one, other in pairs if isinstance(other, float) and isfinite(one / other)
+    ]
 
 
 def summary(rounds: Sequence[Row]) -> Row:
@@ -167,25 +186,45 @@ def summary(rounds: Sequence[Row]) -> Row:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=["0.6b", "4b", "4b:4", "30b-a3b:4"], help="SHAPE or SHAPE:BITS")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        default=["0.6b", "4b", "4b:4", "30b-a3b:4"],
+        help="SHAPE or SHAPE:BITS",
+    )
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument(
-        "--subjects", nargs="+", choices=(*LOOPS, "http", *OTHER_SERVERS), default=(*LOOPS, "http", "mlx_lm")
+        "--subjects",
+        nargs="+",
+        choices=(*LOOPS, "http", *OTHER_SERVERS),
+        default=(*LOOPS, "http", "mlx_lm"),
     )
     parser.add_argument("--prompt", type=int, default=50, help="tokens")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--rounds-alone", type=int, help="rounds of one stream, which are short and differ; default: as --rounds"
+        "--rounds-alone",
+        type=int,
+        help="rounds of one stream, which are short and differ; default: as --rounds",
     )
     parser.add_argument("--clients", type=int, default=6, help="processes of clients")
-    parser.add_argument("--tokenizer", help="directory of a tokenizer; default: the embedded model's")
+    parser.add_argument(
+        "--tokenizer", help="directory of a tokenizer; default: the embedded model's"
+    )
     parser.add_argument("--model", help="a checkpoint instead of shapes")
-    parser.add_argument("--float32", action="store_true", help="a float32 copy of the embedded model instead of shapes")
+    parser.add_argument(
+        "--float32",
+        action="store_true",
+        help="a float32 copy of the embedded model instead of shapes",
+    )
     for peer in peers.PEERS:
         parser.add_argument(
-            peers.flag(peer), metavar="PYTHON", help="interpreter of an environment that has it (see above)"
+            peers.flag(peer),
+            metavar="PYTHON",
+            help="interpreter of an environment that has it (see above)",
         )
     parser.add_argument(
         "--others-at",
@@ -194,24 +233,37 @@ def arguments() -> argparse.Namespace:
         metavar="STREAMS",
         help="measure other servers with these numbers of streams alone",
     )
-    parser.add_argument("--busy", action="store_true", help="measure beside a process that takes one core, too")
+    parser.add_argument(
+        "--busy", action="store_true", help="measure beside a process that takes one core, too"
+    )
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     for name in chosen.subjects:
         if name in peers.SUBJECTS and not getattr(chosen, peers.SUBJECTS[name][0]):
             parser.error(
-                f"{name} needs {peers.flag(peers.SUBJECTS[name][0])} PYTHON, of an environment made as --help says"
+                f"{name} needs {peers.flag(peers.SUBJECTS[name][0])} PYTHON, of an environment "
+                "made as --help says"
             )
     if chosen.float32 and chosen.model:
         parser.error("--float32 is a copy of the embedded model: not with --model")
     return chosen
 
 
-def open_servers(stack: ExitStack, chosen: argparse.Namespace, model: Path) -> dict[str, servers.Server]:
+def open_servers(
+    stack: ExitStack, chosen: argparse.Namespace, model: Path
+) -> dict[str, servers.Server]:
     opened: dict[str, servers.Server] = {}
     flags: tuple[str, ...]
     if "http" in chosen.subjects:
-        flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off", *SPARE)
+        flags = (
+            "--completion-batch-size",
+            "128",
+            "--max-queue-size",
+            "1024",
+            "--speculation",
+            "off",
+            *SPARE,
+        )
         opened["http"] = stack.enter_context(servers.trouper(model, *flags))
     others = [name for name in chosen.subjects if name in OTHER_SERVERS]
     endless = stack.enter_context(peers.endless_copy(model)) if others else model
@@ -233,7 +285,11 @@ def main() -> None:
     console, made = Console(width=200), list[Row]()
     for shape in ["given"] if chosen.model else chosen.shapes:
         name, _, bits = shape.partition(":")
-        model = Path(chosen.model) if chosen.model else model_of(name, int(bits or 16), chosen.tokenizer)
+        model = (
+            Path(chosen.model)
+            if chosen.model
+            else model_of(name, int(bits or 16), chosen.tokenizer)
+        )
         with ExitStack() as stack:
             loops = {
                 name: Loop(name, model, stack.enter_context(tempfile.TemporaryFile("w+")))
@@ -248,9 +304,13 @@ def main() -> None:
                 measure(server, max(streams_of(name, chosen)), 16, subjects.clients, 1)
             for streams in chosen.streams:
                 count = chosen.rounds_alone or chosen.rounds if streams == 1 else chosen.rounds
-                rounds = [round_of(subjects, chosen, streams, 100 * n + streams) for n in range(count)]
+                rounds = [
+                    round_of(subjects, chosen, streams, 100 * n + streams) for n in range(count)
+                ]
                 made.append({"shape": shape, "streams": streams, **summary(rounds)})
-                console.print({k: round(v, 3) if isinstance(v, float) else v for k, v in made[-1].items()})
+                console.print(
+                    {k: round(v, 3) if isinstance(v, float) else v for k, v in made[-1].items()}
+                )
                 made[-1]["rounds"] = rounds
                 if chosen.json:
                     chosen.json.write_text(json.dumps(made, indent=1))

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.watched_server REPORT serve ...`: the server, which notes what rows and blocks hold after each step of the engine."""
+"""`python -m benchmarks.watched_server REPORT serve ...`: the server, which notes what rows and
+blocks hold after each step of the engine."""
 
 from __future__ import annotations
 

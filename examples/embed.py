@@ -19,7 +19,9 @@ async def main(question: str, *, model: str | None = None, engine: Engine | None
         start = partial(run_runtime, Settings(model=model), engine=engine)
         runtime: Runtime = await nursery.start(start)
         prompt = ChatPrompt(({"role": "user", "content": question},))
-        request = Generate(request_id="1", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=64)
+        request = Generate(
+            request_id="1", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=64
+        )
         with await runtime.submit(request) as answer:
             async for delta in answer:
                 print(delta.text, end="", flush=True)

@@ -17,7 +17,16 @@ from hypercorn.middleware.dispatcher import TrioDispatcherMiddleware
 from hypercorn.typing import ASGIFramework
 from quart_trio import QuartTrio
 
-from trouper import ChatPrompt, Engine, Generate, RequestFailed, Runtime, ServerSettings, Settings, run_runtime
+from trouper import (
+    ChatPrompt,
+    Engine,
+    Generate,
+    RequestFailed,
+    Runtime,
+    ServerSettings,
+    Settings,
+    run_runtime,
+)
 from trouper.web import create_app, serve_app
 
 
@@ -30,7 +39,8 @@ def own_app(runtime: Runtime) -> QuartTrio:
         message = {"role": "user", "content": f"Write a short poem about {subject}."}
         request = Generate(request_id=uuid4().hex, prompt=ChatPrompt((message,)), max_tokens=64)
         try:
-            with await runtime.submit(request) as answer:  # Left early, as when the client goes away, it is withdrawn.
+            # Left early, as when the client goes away, it is withdrawn.
+            with await runtime.submit(request) as answer:
                 return "".join([delta.text async for delta in answer]), 200
         except RequestFailed as failed:
             return failed.problem.message, failed.problem.status
@@ -49,14 +59,18 @@ async def main(
     """Serve until `leaving`. `engine` None: the real one. Tests bring their own."""
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=engine))
-        mounts: dict[str, ASGIFramework] = {"/llm": create_app(runtime, server, nursery), "": own_app(runtime)}
+        mounts: dict[str, ASGIFramework] = {
+            "/llm": create_app(runtime, server, nursery),
+            "": own_app(runtime),
+        }
         shutdown = trio.Event()
         serve = partial(serve_app, TrioDispatcherMiddleware(mounts), server, shutdown=shutdown)
         [url] = await nursery.start(serve)
         print(f"{url}/poem/rain and {url}/llm/v1/models", flush=True)
         task_status.started(url)
         await leaving.wait()
-        await runtime.drain(timeout_s=10)  # Running requests finish, new ones get 503; then the server may end.
+        # Running requests finish, new ones get 503; then the server may end.
+        await runtime.drain(timeout_s=10)
         shutdown.set()
 
 

@@ -1,9 +1,10 @@
-"""Several servers behind SGLang's router, on one machine: `pip install sglang-router`, and docs/replicas.md says more.
+"""Several servers behind SGLang's router, on one machine: `pip install sglang-router`, and
+docs/replicas.md says more.
 
 python examples/replicas.py --replicas 2 --port 8000 -- --model DIR --completion-batch-size 16
 
-What follows `--` goes to each `trouper serve`. A replica that dies is started again; the router finds it when it is ready. One
-whose flags cannot be ends all of it.
+What follows `--` goes to each `trouper serve`. A replica that dies is started again; the router
+finds it when it is ready. One whose flags cannot be ends all of it.
 """
 
 from __future__ import annotations
@@ -30,25 +31,48 @@ CANNOT_BE = 2
 
 def replica(port: int, flags: Sequence[str]) -> list[str]:
     """The command of one server."""
-    return [sys.executable, "-c", "from trouper.cli import main; main()", "serve", f"--port={port}", *flags]
-
-
-def router(port: int, metrics_port: int, urls: Sequence[str], policy: str = "cache_aware") -> list[str]:
-    """The command of the router. Its own defaults are for larger servers and for the open network."""
     return [
-        sys.executable, "-P", "-m", "sglang_router.launch_router",
-        "--host=127.0.0.1", f"--port={port}",
-        "--prometheus-host=127.0.0.1", f"--prometheus-port={metrics_port}",
+        sys.executable,
+        "-c",
+        "from trouper.cli import main; main()",
+        "serve",
+        f"--port={port}",
+        *flags,
+    ]
+
+
+def router(
+    port: int, metrics_port: int, urls: Sequence[str], policy: str = "cache_aware"
+) -> list[str]:
+    """The command of the router. Its own defaults are for larger servers and for the open
+    network."""
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "sglang_router.launch_router",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--prometheus-host=127.0.0.1",
+        f"--prometheus-port={metrics_port}",
         f"--policy={policy}",
-        # Half of a prompt must be known to follow it, and not to a replica that has 8 requests more than another.
-        "--cache-threshold=0.5", "--balance-abs-threshold=8",
-        # Ready is not the same as alive: a replica that restarts its engine, drains or is stuck gets nothing new.
-        "--health-check-endpoint=/readyz", "--health-check-interval-secs=1", "--health-failure-threshold=2",
-        "--cb-timeout-duration-secs=2",  # One that died and is back is tried again soon, not after a minute.
-        "--worker-startup-check-interval=1", f"--shutdown-grace-period-secs={GRACE_S:g}",
+        # Half of a prompt must be known to follow it, and not to a replica that has 8 requests more
+        # than another.
+        "--cache-threshold=0.5",
+        "--balance-abs-threshold=8",
+        # Ready is not the same as alive: a replica that restarts its engine, drains or is stuck
+        # gets nothing new.
+        "--health-check-endpoint=/readyz",
+        "--health-check-interval-secs=1",
+        "--health-failure-threshold=2",
+        # One that died and is back is tried again soon, not after a minute.
+        "--cb-timeout-duration-secs=2",
+        "--worker-startup-check-interval=1",
+        f"--shutdown-grace-period-secs={GRACE_S:g}",
         "--log-level=error",
-        "--worker-urls", *urls,
-    ]  # fmt: skip
+        "--worker-urls",
+        *urls,
+    ]
 
 
 def free_ports(count: int) -> list[int]:
@@ -69,14 +93,24 @@ async def leave(process: trio.Process) -> None:
 
 
 async def keep(name: str, command: Sequence[str]) -> int:
-    """Run it, and again whenever it ends, unless that mends nothing; return its code. A session of its own: Ctrl-C is for this
-    program, which passes it on."""
+    """Run it, and again whenever it ends, unless that mends nothing; return its code. A session of
+    its own: Ctrl-C is for this program, which passes it on."""
     while True:
-        process = await trio.run_process(command, check=False, start_new_session=True, deliver_cancel=leave)
+        process = await trio.run_process(
+            command, check=False, start_new_session=True, deliver_cancel=leave
+        )
         if process.returncode == CANNOT_BE:
-            print(f"{name} ended with code {CANNOT_BE}; it said why above", file=sys.stderr, flush=True)
+            print(
+                f"{name} ended with code {CANNOT_BE}; it said why above",
+                file=sys.stderr,
+                flush=True,
+            )
             return CANNOT_BE
-        print(f"{name} ended with code {process.returncode}; it is started again", file=sys.stderr, flush=True)
+        print(
+            f"{name} ended with code {process.returncode}; it is started again",
+            file=sys.stderr,
+            flush=True,
+        )
         await trio.sleep(AGAIN_S)
 
 
@@ -113,7 +147,8 @@ async def main(count: int, port: int, policy: str, flags: Sequence[str]) -> int:
 
 
 async def announce(port: int, urls: Sequence[str]) -> None:
-    while await trio.to_thread.run_sync(healthy, port) < len(urls):  # noqa: ASYNC110 - the router tells nobody
+    # The router tells nobody
+    while await trio.to_thread.run_sync(healthy, port) < len(urls):  # noqa: ASYNC110
         await trio.sleep(0.2)
     print(f"http://127.0.0.1:{port}/v1 routes to {' '.join(urls)}", flush=True)
 
@@ -121,10 +156,18 @@ async def announce(port: int, urls: Sequence[str]) -> None:
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description="Replicas behind a router.")
     arguments.add_argument("--replicas", type=int, default=2)
-    arguments.add_argument("--port", type=int, default=8000, help="the router's; replicas take free ones")
-    arguments.add_argument("--policy", default="cache_aware", help="cache_aware, round_robin, power_of_two, random")
-    arguments.add_argument("flags", nargs="*", metavar="FLAG", help="after --: flags of each `trouper serve`")
+    arguments.add_argument(
+        "--port", type=int, default=8000, help="the router's; replicas take free ones"
+    )
+    arguments.add_argument(
+        "--policy", default="cache_aware", help="cache_aware, round_robin, power_of_two, random"
+    )
+    arguments.add_argument(
+        "flags", nargs="*", metavar="FLAG", help="after --: flags of each `trouper serve`"
+    )
     options = arguments.parse_args()
     if find_spec("sglang_router") is None:
-        arguments.error("sglang-router is not installed beside this Python: pip install sglang-router")
+        arguments.error(
+            "sglang-router is not installed beside this Python: pip install sglang-router"
+        )
     sys.exit(trio.run(main, options.replicas, options.port, options.policy, options.flags))

@@ -1,9 +1,11 @@
-"""An actor of your own beside Trouper's: what is put into its inbox is summarized, a few documents at a time.
+"""An actor of your own beside Trouper's: what is put into its inbox is summarized, a few documents
+at a time.
 
 python examples/summarizer.py --seconds 60 README.md docs/actors.md
 
-It keeps the rules of docs/actors.md. It waits only on its inbox, or on the one answer that it is owed. Withdrawing is
-closing: synchronous, at any time. Each document has exactly one outcome, also if the actor is cancelled.
+It keeps the rules of docs/actors.md. It waits only on its inbox, or on the one answer that it is
+owed. Withdrawing is closing: synchronous, at any time. Each document has exactly one outcome, also
+if the actor is cancelled.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ from typing import Self
 import attrs
 import trio
 
-from trouper import ChatPrompt, Engine, Generate, RequestFailed, Runtime, Settings, Timeouts, run_runtime
+from trouper import (
+    ChatPrompt,
+    Engine,
+    Generate,
+    RequestFailed,
+    Runtime,
+    Settings,
+    Timeouts,
+    run_runtime,
+)
 
 
 @attrs.frozen
@@ -50,7 +61,8 @@ class Document:
     scope: trio.CancelScope
 
     def end(self, outcome: Outcome) -> None:
-        """Room for one is a contract, so this never waits and runs whole even in cancelled cleanup."""
+        """Room for one is a contract, so this never waits and runs whole even in cancelled
+        cleanup."""
         with self.outcomes, suppress(trio.BrokenResourceError):  # Withdrawn: nobody listens.
             self.outcomes.send_nowait(outcome)
 
@@ -74,16 +86,24 @@ class Pending:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._outcomes.close()
         self.document.scope.cancel(reason="withdrawn")
 
 
 async def run_summarizer(
-    runtime: Runtime, inbox: trio.MemoryReceiveChannel[Document], *, at_a_time: int = 4, limit_s: float = 60.0
+    runtime: Runtime,
+    inbox: trio.MemoryReceiveChannel[Document],
+    *,
+    at_a_time: int = 4,
+    limit_s: float = 60.0,
 ) -> None:
-    """Ends when `inbox` ends. A document takes at most `limit_s`; its wait in the inbox does not count."""
+    """Ends when `inbox` ends. A document takes at most `limit_s`; its wait in the inbox does not
+    count."""
     numbers = count(1)
 
     async def work(documents: trio.MemoryReceiveChannel[Document]) -> None:
@@ -91,8 +111,11 @@ async def run_summarizer(
             async for document in documents:
                 outcome: Outcome = NotSummarized("the summarizer ended")
                 try:
-                    with document.scope:  # Cancelled already if it was withdrawn in the inbox: then nothing is asked.
-                        outcome = await _summarize(runtime, f"summary-{next(numbers)}", document.text, limit_s)
+                    # Cancelled already if it was withdrawn in the inbox: then nothing is asked.
+                    with document.scope:
+                        outcome = await _summarize(
+                            runtime, f"summary-{next(numbers)}", document.text, limit_s
+                        )
                 finally:
                     document.end(outcome)
 
@@ -132,11 +155,17 @@ async def _summarize(runtime: Runtime, request_id: str, text: str, limit_s: floa
 
 
 async def main(
-    texts: Sequence[str], *, seconds: float = 60.0, settings: Settings | None = None, engine: Engine | None = None
+    texts: Sequence[str],
+    *,
+    seconds: float = 60.0,
+    settings: Settings | None = None,
+    engine: Engine | None = None,
 ) -> None:
     """Print each summary when it is there; what is not there after `seconds` is withdrawn."""
     async with trio.open_nursery() as nursery:
-        runtime: Runtime = await nursery.start(partial(run_runtime, settings or Settings(), engine=engine))
+        runtime: Runtime = await nursery.start(
+            partial(run_runtime, settings or Settings(), engine=engine)
+        )
         documents, inbox = trio.open_memory_channel[Document](16)
         nursery.start_soon(run_summarizer, runtime, inbox)
         with trio.move_on_after(seconds) as patience:
@@ -149,7 +178,9 @@ async def main(
         await runtime.drain(timeout_s=10)
 
 
-async def _print_summary(number: int, text: str, documents: trio.MemorySendChannel[Document]) -> None:
+async def _print_summary(
+    number: int, text: str, documents: trio.MemorySendChannel[Document]
+) -> None:
     with documents, Pending.of(text) as pending:
         await documents.send(pending.document)
         match await pending.outcome():
@@ -166,4 +197,6 @@ if __name__ == "__main__":
     arguments.add_argument("--seconds", type=float, default=60.0, help="patience with all of them")
     options = arguments.parse_args()
     contents = [path.read_text("utf-8")[:8000] for path in options.files]
-    trio.run(partial(main, contents, seconds=options.seconds, settings=Settings(model=options.model)))
+    trio.run(
+        partial(main, contents, seconds=options.seconds, settings=Settings(model=options.model))
+    )

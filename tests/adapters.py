@@ -1,4 +1,5 @@
-"""Random LoRA adapters in the forms of PEFT and of mlx-lm, and models with one of them fused by mlx-lm itself."""
+"""Random LoRA adapters in the forms of PEFT and of mlx-lm, and models with one of them fused by
+mlx-lm itself."""
 
 from __future__ import annotations
 
@@ -21,12 +22,18 @@ Form = Literal["peft", "mlx"]
 
 def layers_of(model: nn.Module, most: int = 1000) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the linear layers in the model's blocks, by path."""
-    found = [path for path, layer in model.named_modules() if type(layer) in KINDS and ".layers." in f".{path}"]
+    found = [
+        path
+        for path, layer in model.named_modules()
+        if type(layer) in KINDS and ".layers." in f".{path}"
+    ]
     modules = dict(model.named_modules())
     return {path: sizes_of(modules[path]) for path in found[:most]}
 
 
-def save_adapter(model: nn.Module, directory: Path, seed: int, *, form: Form = "mlx", rank: int = 4) -> Path:
+def save_adapter(
+    model: nn.Module, directory: Path, seed: int, *, form: Form = "mlx", rank: int = 4
+) -> Path:
     """An adapter of all linear layers of the model's blocks, that changes what the model says."""
     random = np.random.RandomState(seed)
     weights, scale = dict[str, mx.array](), 2.0
@@ -36,10 +43,18 @@ def save_adapter(model: nn.Module, directory: Path, seed: int, *, form: Form = "
         if form == "mlx":
             weights |= {f"{path}.lora_a": a, f"{path}.lora_b": b}
         else:
-            weights |= {f"base_model.model.{path}.lora_{side}.weight": part.T for side, part in (("A", a), ("B", b))}
+            weights |= {
+                f"base_model.model.{path}.lora_{side}.weight": part.T
+                for side, part in (("A", a), ("B", b))
+            }
     config: dict[str, Any]
     if form == "mlx":
-        parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": sorted(layers_of(model))}
+        parameters = {
+            "rank": rank,
+            "scale": scale,
+            "dropout": 0.0,
+            "keys": sorted(layers_of(model)),
+        }
         config = {"fine_tune_type": "lora", "num_layers": 0, "lora_parameters": parameters}
     else:
         config = {
@@ -57,7 +72,8 @@ def save_adapter(model: nn.Module, directory: Path, seed: int, *, form: Form = "
 
 
 def fused(base: Path, adapter: Path | None) -> nn.Module:
-    """The base with an adapter in mlx-lm's form fused into it, as `mlx_lm.fuse` does, in float32."""
+    """The base with an adapter in mlx-lm's form fused into it, as `mlx_lm.fuse` does, in
+    float32."""
     model, _ = load_model(base)
     model.set_dtype(mx.float32)
     if adapter is not None:

@@ -13,7 +13,9 @@ from trouper.cli.commands.connect import AGENTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "agents.md"
 BEGIN = "<!-- What follows is written by `python -m tests.agents_page`. -->\n"
-SERVED = ServedModel("http://127.0.0.1:8000", "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", 262144)
+SERVED = ServedModel(
+    "http://127.0.0.1:8000", "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", 262144
+)
 HOME = Path("/home/you")
 MAX_LINES = 45
 """A screen."""
@@ -23,7 +25,14 @@ MAX_LINES = 45
 def home_of_the_page() -> Iterator[None]:
     """A home with defaults only, from which a person works in `project`."""
     before = dict(os.environ)
-    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "QWEN_HOME", "CLINE_DATA_DIR"):
+    for name in (
+        "XDG_CONFIG_HOME",
+        "XDG_CACHE_HOME",
+        "CLAUDE_CONFIG_DIR",
+        "CODEX_HOME",
+        "QWEN_HOME",
+        "CLINE_DATA_DIR",
+    ):
         os.environ.pop(name, None)
     for name in ("PI_CODING_AGENT_DIR", "CONTINUE_GLOBAL_DIR"):
         os.environ.pop(name, None)

@@ -1,9 +1,11 @@
-"""What a float32 matmul rounds to on the device at hand, and how far two right answers may therefore be apart.
+"""What a float32 matmul rounds to on the device at hand, and how far two right answers may
+therefore be apart.
 
-A CPU multiplies float32 as it is. NVIDIA's tensor cores round each factor to TF32 (11 bits) unless `MLX_ENABLE_TF32=0`. With
-full float32 a test compares tokens for equality. With TF32 two right answers may part where the model hardly prefers one
-token: there a test demands that log-probabilities agree within `CLOSE`, and tokens wherever the wanted one leads by more
-than `CERTAIN`.
+A CPU multiplies float32 as it is. NVIDIA's tensor cores round each factor to TF32 (11 bits) unless
+`MLX_ENABLE_TF32=0`. With full float32 a test compares tokens for equality. With TF32 two right
+answers may part where the model hardly prefers one token: there a test demands that
+log-probabilities agree within `CLOSE`, and tokens wherever the wanted one leads by more than
+`CERTAIN`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from trouper.protocol.sampling import Sampling
 EXACT_CLOSE = 5e-4
 """Log-probabilities of one prompt in other chunks or other company differ by 1e-4 at most."""
 TF32_CLOSE, TF32_CERTAIN = 0.1, 0.05
-"""Of the tiny models in tests/families.py, whose logits spread over about ten. With factors rounded to TF32 on a CPU, wherever a
-pass has more than one token, no answer of a model without a router departed where the wanted token led by more than 0.02."""
+"""Of the tiny models in tests/families.py, whose logits spread over about ten. With factors rounded
+to TF32 on a CPU, wherever a pass has more than one token, no answer of a model without a router
+departed where the wanted token led by more than 0.02."""
 ROUTER = "TF32: a router may choose another of two nearly equal experts, and with it another answer"
 
 
@@ -33,7 +36,9 @@ CERTAIN = TF32_CERTAIN if TF32 else 0.0
 """In logits, or in scores of a draw: scaled logits plus noise."""
 
 
-full_float32 = pytest.mark.skipif(TF32, reason="shown in full float32: in TF32 some faults are as small as rounding")
+full_float32 = pytest.mark.skipif(
+    TF32, reason="shown in full float32: in TF32 some faults are as small as rounding"
+)
 
 
 def _on_a_cpu(reason: str) -> pytest.MarkDecorator:
@@ -42,7 +47,8 @@ def _on_a_cpu(reason: str) -> pytest.MarkDecorator:
 
 cpu_only = _on_a_cpu("about what only a CPU does: it computes in float32, row by row")
 releases_late = _on_a_cpu(
-    "about a CPU: a GPU holds what a step reads until it has run, so that a write of the next step may copy"
+    "about a CPU: a GPU holds what a step reads until it has run, so that a write of the next step "
+    "may copy"
 )
 
 
@@ -68,9 +74,12 @@ def assert_tokens(  # noqa: PLR0917  One answer, what it should be, and what it 
     wanted: Sequence[int],
     told: object = "",
 ) -> None:
-    """`got` is `wanted`, or departs from it first at a token that rounding may change. Either may be a beginning of the
-    other."""
-    place = next((place for place, pair in enumerate(zip(got, wanted, strict=False)) if pair[0] != pair[1]), None)
+    """`got` is `wanted`, or departs from it first at a token that rounding may change. Either may
+    be a beginning of the other."""
+    place = next(
+        (place for place, pair in enumerate(zip(got, wanted, strict=False)) if pair[0] != pair[1]),
+        None,
+    )
     if place is None:
         return
     lead = 0.0 if not TF32 else lead_of(model, prompt, sampling, wanted[: place + 1], got[place])
@@ -79,9 +88,13 @@ def assert_tokens(  # noqa: PLR0917  One answer, what it should be, and what it 
     )
 
 
-def lead_of(model: nn.Module, prompt: Sequence[int], sampling: Sampling, wanted: Sequence[int], other: int) -> float:
+def lead_of(
+    model: nn.Module, prompt: Sequence[int], sampling: Sampling, wanted: Sequence[int], other: int
+) -> float:
     """By how much the last token of `wanted` beats another one, by the model alone."""
-    logits = naive.shaped(naive.last_logits(model, [*prompt, *wanted[:-1]]), sampling, prompt, wanted[:-1])
+    logits = naive.shaped(
+        naive.last_logits(model, [*prompt, *wanted[:-1]]), sampling, prompt, wanted[:-1]
+    )
     if sampling.greedy:
         return float(logits[wanted[-1]] - logits[other])
     scaled = logits / sampling.temperature

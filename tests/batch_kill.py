@@ -1,8 +1,10 @@
-"""`python -m tests.batch_kill KILLS REQUESTS [SEED] [FLAGS]`: a batch whose server is killed again and again.
+"""`python -m tests.batch_kill KILLS REQUESTS [SEED] [FLAGS]`: a batch whose server is killed again
+and again.
 
-SIGKILL comes at moments that the seed chooses, also while the server starts and while the batch ends. After each the log is looked at: no answer
-that was there is lost or another one. At the end each request has one answer, and none two. With `--real` the server is `trouper serve`
-with the embedded model, else one with a fake engine, which is ready sooner.
+SIGKILL comes at moments that the seed chooses, also while the server starts and while the batch
+ends. After each the log is looked at: no answer that was there is lost or another one. At the end
+each request has one answer, and none two. With `--real` the server is `trouper serve` with the
+embedded model, else one with a fake engine, which is ready sooner.
 """
 
 # ruff: noqa: T201
@@ -60,8 +62,10 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.kills} kills ({self.early} before the server was ready, {self.idle} after the end) at {self.at_kills} answers; "
-            f"{self.requests} requests, {self.answers} answered: {len(self.twice)} twice, {len(self.missing)} not, "
+            f"{self.kills} kills ({self.early} before the server was ready, {self.idle} after the "
+            f"end) at {self.at_kills} answers; "
+            f"{self.requests} requests, {self.answers} answered: {len(self.twice)} twice, "
+            f"{len(self.missing)} not, "
             f"{len(self.changed)} changed by a kill; errors: {dict(self.errors)}; {self.status}"
         )
 
@@ -71,7 +75,16 @@ class Server:
 
     def __init__(self, directory: Path, rows: int, *, real: bool) -> None:
         own = ["-m", "tests.web.batch_server", str(directory), str(rows)]
-        serve = ["serve", "--port", "0", "--no-ssd", "--batch-dir", str(directory), "--batch-rows", str(rows)]
+        serve = [
+            "serve",
+            "--port",
+            "0",
+            "--no-ssd",
+            "--batch-dir",
+            str(directory),
+            "--batch-rows",
+            str(rows),
+        ]
         self._real = real
         self.process = subprocess.Popen(
             [sys.executable, *(["-c", RUN, *serve] if real else own)],
@@ -87,7 +100,11 @@ class Server:
         """Wait until it serves; empty if it died before."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
-        return line if not self._real or not line else "http" + line.partition("http")[2].split()[0].rstrip("/")
+        return (
+            line
+            if not self._real or not line
+            else "http" + line.partition("http")[2].split()[0].rstrip("/")
+        )
 
     def died(self) -> None:
         """Wait until it has killed itself."""
@@ -102,7 +119,9 @@ class Server:
 class Campaign:
     """One batch."""
 
-    def __init__(self, directory: Path, requests: list[dict[str, Any]], rows: int, *, real: bool) -> None:
+    def __init__(
+        self, directory: Path, requests: list[dict[str, Any]], rows: int, *, real: bool
+    ) -> None:
         self.directory, self._requests, self._rows, self._real = directory, requests, rows, real
         self.tally = Tally(len(requests))
         self._batch: Batch | None = None
@@ -120,7 +139,9 @@ class Campaign:
         with self.client(server) as client:
             file = client.files.create(file=("in.jsonl", lines(self._requests)), purpose="batch")
             create = client.batches.create
-            self._batch = create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+            self._batch = create(
+                input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+            )
 
     def kill_after(self, server: Server, seconds: float) -> None:
         """Kill it, and look at the log."""
@@ -131,7 +152,9 @@ class Campaign:
         if found is None:
             self.tally.idle += 1
             return
-        lost = [str(number) for number, answer in self._answers.items() if found.get(number) != answer]
+        lost = [
+            str(number) for number, answer in self._answers.items() if found.get(number) != answer
+        ]
         self.tally.changed += lost
         self.tally.at_kills.append(len(found))
         self._answers = found
@@ -170,11 +193,15 @@ class Campaign:
 
     def _check(self, client: openai.OpenAI, batch: Batch) -> None:
         ids = [one for one in (batch.output_file_id, batch.error_file_id) if one is not None]
-        found = [json.loads(line) for one in ids for line in client.files.content(one).text.splitlines()]
+        found = [
+            json.loads(line) for one in ids for line in client.files.content(one).text.splitlines()
+        ]
         counts = Counter(line["custom_id"] for line in found)
         self.tally.answers = len(found)
         self.tally.twice = [custom_id for custom_id, count in counts.items() if count > 1]
-        self.tally.missing = [line["custom_id"] for line in self._requests if line["custom_id"] not in counts]
+        self.tally.missing = [
+            line["custom_id"] for line in self._requests if line["custom_id"] not in counts
+        ]
         self.tally.errors = Counter(
             line["error"]["code"] if line["error"] else str(line["response"]["status_code"])
             for line in found
@@ -183,21 +210,28 @@ class Campaign:
         final = {line["custom_id"]: line["id"] for line in found}
         named = {number: line["custom_id"] for number, line in enumerate(self._requests)}
         self.tally.changed += [
-            named[number] for number, one in self._answers.items() if final.get(named[number]) != one
+            named[number]
+            for number, one in self._answers.items()
+            if final.get(named[number]) != one
         ]
 
 
 def requests_of(count: int) -> list[dict[str, Any]]:
     body = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    return [request(f"r{n}", body | {"prompt": f"number {n}"}, "/v1/completions") for n in range(count)]
+    return [
+        request(f"r{n}", body | {"prompt": f"number {n}"}, "/v1/completions") for n in range(count)
+    ]
 
 
-def campaign(kills: int, count: int, seed: int, directory: Path, *, real: bool = False, quiet: bool = True) -> Tally:
+def campaign(
+    kills: int, count: int, seed: int, directory: Path, *, real: bool = False, quiet: bool = True
+) -> Tally:
     """Kill the server of one batch so many times, spread over its requests."""
     dice, loop = Random(seed), Campaign(directory, requests_of(count), 8, real=real)
     server = loop.server()
     loop.begin(server)
-    # How many answers there are at each kill, so that the kills are spread over the batch however fast it is.
+    # How many answers there are at each kill, so that the kills are spread over the batch however
+    # fast it is.
     targets = sorted(dice.sample(range(count), kills))
     for target in targets:
         if loop.tally.kills and dice.random() < EARLY:
@@ -220,7 +254,9 @@ def campaign(kills: int, count: int, seed: int, directory: Path, *, real: bool =
 def main(arguments: list[str]) -> int:
     kills, count, seed = (*map(int, [one for one in arguments if not one.startswith("-")]), 0)[:3]
     with TemporaryDirectory() as directory:
-        tally = campaign(kills, count, seed, Path(directory), real="--real" in arguments, quiet=False)
+        tally = campaign(
+            kills, count, seed, Path(directory), real="--real" in arguments, quiet=False
+        )
     print(tally)
     return not tally.good
 

@@ -20,8 +20,8 @@ def campaign(
     called: str = "worlds",
     every: int = 100,
 ) -> int:
-    """So many seeds from `first` on, as `python -m MODULE` plays them; 1 if one failed. `called`: what a seed makes; `every` so
-    many it is said how far this is; `said` precedes the outcomes."""
+    """So many seeds from `first` on, as `python -m MODULE` plays them; 1 if one failed. `called`:
+    what a seed makes; `every` so many it is said how far this is; `said` precedes the outcomes."""
     began, failed, outcomes = time.perf_counter(), list[int](), Counter[str]()
     start, end, every = ("\r", "", 10) if sys.stdout.isatty() else ("", "\n", every)
     for seed in range(first, first + seeds):
@@ -34,7 +34,11 @@ def campaign(
         done = seed - first + 1
         if done % every == 0 or done == seeds:
             took = time.perf_counter() - began
-            print(f"{start}{done} of {seeds} {called}, {len(failed)} failed, {took:.1f} s", end=end, flush=True)
+            print(
+                f"{start}{done} of {seeds} {called}, {len(failed)} failed, {took:.1f} s",
+                end=end,
+                flush=True,
+            )
     print((start and "\n") + said + ", ".join(f"{n} {what}" for what, n in outcomes.most_common()))
     for seed in failed:
         print(f"failed: seed {seed}; again: python -m {module} 1 {seed}")

@@ -1,4 +1,5 @@
-"""`just certificates`: docs/certificates/index.md and rows of the README's table, made from the certificates themselves."""
+"""`just certificates`: docs/certificates/index.md and rows of the README's table, made from the
+certificates themselves."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def certificates() -> dict[str, Json]:
 
 
 def page() -> str:
-    return BEGINNING + "\n".join(_section(name, certificate) for name, certificate in certificates().items())
+    return BEGINNING + "\n".join(
+        _section(name, certificate) for name, certificate in certificates().items()
+    )
 
 
 def readme_rows() -> list[str]:
@@ -52,14 +55,18 @@ def _row(name: str, certificate: Json) -> str:
 
 def _section(name: str, certificate: Json) -> str:
     system, device = certificate["system"], certificate["device"]
-    versions = ", ".join(f"{package} {number}" for package, number in certificate["versions"].items())
+    versions = ", ".join(
+        f"{package} {number}" for package, number in certificate["versions"].items()
+    )
     about = (
         f"{line_of(certificate)[0].upper()}{line_of(certificate)[1:]}.\n\n"
         f"Made {certificate['made'][:10]} in {certificate['seconds']:.0f} s by `{certificate['command']}`; {system['platform']}, {system['cpus']} CPUs, "
         f"{device['memory_bytes'] / 1e9:.0f} GB, {device['float32_gflops']} float32 GFLOP/s; {versions}. Processes that wanted a CPU: "
         f"{system['load_before']} before, {system['load_after']} after. [All of it]({name}.html), [as JSON]({name}.json)."
     )
-    return "\n".join([f"## {name}", "", about, "", *_promises(certificate), *_figures(certificate), ""])
+    return "\n".join(
+        [f"## {name}", "", about, "", *_promises(certificate), *_figures(certificate), ""]
+    )
 
 
 def _promises(certificate: Json) -> Iterator[str]:
@@ -75,13 +82,19 @@ def _figures(certificate: Json) -> Iterator[str]:
     for section in certificate["sections"]:
         if section["name"] == "throughput" and section["tables"]:
             [table] = section["tables"]
-            yield from ("", "| " + " | ".join(table["columns"]) + " |", "|---" * len(table["columns"]) + "|")
+            yield from (
+                "",
+                "| " + " | ".join(table["columns"]) + " |",
+                "|---" * len(table["columns"]) + "|",
+            )
             yield from ("| " + " | ".join(row) + " |" for row in table["rows"])
 
 
 def readme() -> str:
     """The README with these rows and no other rows of certificates."""
-    others = "".join(line for line in README.read_text().splitlines(keepends=True) if LINK not in line)
+    others = "".join(
+        line for line in README.read_text().splitlines(keepends=True) if LINK not in line
+    )
     return others.replace(HEAD, HEAD + "".join(row + "\n" for row in readme_rows()))
 
 

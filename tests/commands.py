@@ -1,9 +1,11 @@
-"""What the README and the pages of the documentation show to be typed, and what is said about running it.
+"""What the README and the pages of the documentation show to be typed, and what is said about
+running it.
 
 A comment right above a block says how it is treated:
 
-    <!-- run: as the server of all pages -->    it is started once and asked by every block that names its address
-    <!-- not run: REASON -->                    for what needs a Mac, a GPU, root, a hub
+    <!-- run: as the server of all pages -->    it is started once and asked by every block that
+    names its address <!-- not run: REASON -->                    for what needs a Mac, a GPU, root,
+    a hub
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ from pathlib import Path
 import attrs
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "packaging" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "packaging" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
 COMMANDS = frozenset({"sh", "python"})
 DATA = frozenset({"toml", "json", "yaml", "nginx", "js"})
 FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+    r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
 )
 MARK = re.compile(r"<!-- (?P<how>run|not run): (?P<said>[^\n]+) -->\n *$")
 THE_SERVER = "as the server of all pages"
@@ -52,7 +59,9 @@ def blocks_of(page: Path) -> Iterator[Block]:
         mark = MARK.search(before)
         said = {mark["how"]: mark["said"]} if mark else {}
         line = before.count("\n") + 1
-        yield Block(page, line, found["language"], found["text"], said.get("run"), said.get("not run"))
+        yield Block(
+            page, line, found["language"], found["text"], said.get("run"), said.get("not run")
+        )
 
 
 def all_blocks() -> list[Block]:

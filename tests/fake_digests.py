@@ -32,7 +32,9 @@ class Diary:
         """The answer as a rank gives it: with its hashes."""
         self.tokens = ranks.sequence([*stepped.rows, *stepped.tokens], self.tokens)
         order = ranks.sequence([*rows, sum(held.decodes for held in rows.values())])
-        self.after[stepped.step] = stepped = attrs.evolve(stepped, order=order, tokens_hash=self.tokens)
+        self.after[stepped.step] = stepped = attrs.evolve(
+            stepped, order=order, tokens_hash=self.tokens
+        )
         ranks.forget_old(self.after)
         return stepped
 
@@ -50,7 +52,9 @@ class Diary:
         then = self.after.get(settled, Stepped(-1))
         return Digest(
             rows=ranks.pairs(ids, np.array([held.decodes for held in rows.values()])),
-            lengths=ranks.pairs(ids, np.array([held.tokens - extra[row] for row, held in rows.items()], np.int64)),
+            lengths=ranks.pairs(
+                ids, np.array([held.tokens - extra[row] for row, held in rows.items()], np.int64)
+            ),
             blocks=ranks.set_hash(ranks.ids_of(blocks)),
             settled=settled,
             order=then.order,

@@ -1,4 +1,5 @@
-"""An engine without MLX for the simulated world: async, on the virtual clock, with made-up but deterministic tokens."""
+"""An engine without MLX for the simulated world: async, on the virtual clock, with made-up but
+deterministic tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +25,17 @@ from trouper.protocol.model import (
     ModelCard,
 )
 from trouper.protocol.plan_channel import PlanReceiver
-from trouper.protocol.plans import Admit, BlockId, Breakers, Chunk, Plan, Restore, RowId, Stepped, Store
+from trouper.protocol.plans import (
+    Admit,
+    BlockId,
+    Breakers,
+    Chunk,
+    Plan,
+    Restore,
+    RowId,
+    Stepped,
+    Store,
+)
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
 from trouper.protocol.replies import TokenLogprobs
@@ -47,11 +58,15 @@ class ByteTokenizer:
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         return tuple(text.encode())
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+    ) -> str | None:
         return None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> tuple[int, ...]:
-        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
+        return self.encode(
+            "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
+        )
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < EOS else b""
@@ -77,11 +92,15 @@ class ByteTokenizer:
     def breakers(self, breakers: tuple[str, ...]) -> Breakers:
         from trouper.engine.loading.sequence_breakers import breakers_of
 
-        return breakers_of(breakers, [self.token_bytes(token) for token in range(EOS + 1)], self.encode)
+        return breakers_of(
+            breakers, [self.token_bytes(token) for token in range(EOS + 1)], self.encode
+        )
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
         if grammar.source == "wrong":
-            raise bad_request(f"{grammar.param} cannot be followed: it is wrong", grammar.param, "invalid_grammar")
+            raise bad_request(
+                f"{grammar.param} cannot be followed: it is wrong", grammar.param, "invalid_grammar"
+            )
         return grammar
 
     def known_grammar(self, grammar: Grammar) -> object | None:
@@ -114,7 +133,8 @@ def letters(key: int, position: int) -> int:
 
 Tokens = tuple[int, ...]
 Guess = Callable[[int, int], tuple[int, int]]
-"""(a number made of the prompt, position) to how many tokens a row would draft there, and how many of them are right."""
+"""(a number made of the prompt, position) to how many tokens a row would draft there, and how many
+of them are right."""
 
 
 def nothing(key: int, position: int) -> tuple[int, int]:
@@ -123,7 +143,8 @@ def nothing(key: int, position: int) -> tuple[int, int]:
 
 @attrs.define
 class FakeRow:
-    """A row whose next token depends on its prompt and position only. Its KV is the list of tokens that were run."""
+    """A row whose next token depends on its prompt and position only. Its KV is the list of tokens
+    that were run."""
 
     prompt: Tokens
     key: int
@@ -158,7 +179,8 @@ def immortal(rows: Sequence[FakeRow]) -> bool:
 
 
 def deadly(rows: Sequence[FakeRow]) -> bool:
-    """Every request crashes it; it is alive all the same, so that the next scheduler finds it well."""
+    """Every request crashes it; it is alive all the same, so that the next scheduler finds it
+    well."""
     return any(row.prompt != PROOF for row in rows)
 
 
@@ -170,23 +192,33 @@ UNCUTTABLE = KvLayout(token_bytes=100, snapshot_bytes=1000, capacity_step=16)
 
 def card(context_length: int = 4096, kv: KvLayout = CUTTABLE) -> ModelCard:
     return ModelCard(
-        id="fake", created=1_700_000_000, context_length=context_length, vocab_size=EOS + 1, architecture="fake",
-        dtype="float32", weights_bytes=0, device="simulated", kv=kv, cache_bytes=1_000_000,
-        fingerprint="fa4e", embedding=EmbeddingLayout(DIMENSIONS, "mean"),
-    )  # fmt: skip
+        id="fake",
+        created=1_700_000_000,
+        context_length=context_length,
+        vocab_size=EOS + 1,
+        architecture="fake",
+        dtype="float32",
+        weights_bytes=0,
+        device="simulated",
+        kv=kv,
+        cache_bytes=1_000_000,
+        fingerprint="fa4e",
+        embedding=EmbeddingLayout(DIMENSIONS, "mean"),
+    )
 
 
 @attrs.define(eq=False)
 class FakeEngine:
-    """Follows the protocol of plans.py: answers plan n-1 when plan n has arrived, and counts what it holds.
+    """Follows the protocol of plans.py: answers plan n-1 when plan n has arrived, and counts what
+    it holds.
 
-    KV is tokens, so that a wrong restore is seen at once: what comes from a block, a row or the disk must be the
-    prompt's own beginning.
+    KV is tokens, so that a wrong restore is seen at once: what comes from a block, a row or the
+    disk must be the prompt's own beginning.
 
     Rows that may draft do as `Guess` says; how much of it is right is drawn from their keys.
 
-    `before_step` is awaited before each plan with work: sleep there to be slow, raise there to crash. `dies` makes it crash by
-    what the step's rows are, with a `death`.
+    `before_step` is awaited before each plan with work: sleep there to be slow, raise there to
+    crash. `dies` makes it crash by what the step's rows are, with a `death`.
     """
 
     before_step: Callable[[Plan], Awaitable[None]] | None = None
@@ -196,7 +228,9 @@ class FakeEngine:
     guess: Guess = nothing
     tokenizer: ByteTokenizer = attrs.field(factory=ByteTokenizer)
     rows: dict[RowId, FakeRow] = attrs.field(factory=dict)
-    stats: MemoryStats = attrs.field(factory=lambda: MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=1))
+    stats: MemoryStats = attrs.field(
+        factory=lambda: MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=1)
+    )
     plans_seen: list[Plan] = attrs.field(factory=list)
     kv: KvLayout = CUTTABLE
     blocks: dict[BlockId, Tokens] = attrs.field(factory=dict)
@@ -224,7 +258,9 @@ class FakeEngine:
 
     async def load_adapter(self, name: str, directory: str) -> AdapterCard:
         await trio.lowlevel.checkpoint()
-        return AdapterCard(name=name, directory=directory, rank=1, fingerprint=f"files of {directory}")
+        return AdapterCard(
+            name=name, directory=directory, rank=1, fingerprint=f"files of {directory}"
+        )
 
     async def unload_adapter(self, name: str) -> int:
         await trio.lowlevel.checkpoint()
@@ -256,7 +292,9 @@ class FakeEngine:
             began = trio.current_time()
             if plan.has_work and self.before_step is not None:
                 await self.before_step(plan)
-            stepped = self.diary.note(self._compute(plan, trio.current_time() - began), self.holds())
+            stepped = self.diary.note(
+                self._compute(plan, trio.current_time() - began), self.holds()
+            )
             if pending is not None:
                 results.send_nowait(pending)
             pending = stepped if plan.has_work else None
@@ -271,13 +309,17 @@ class FakeEngine:
         self._change(plan)
         begun = {name for name, row in self.rows.items() if row.begun}
         if plan.has_work:
-            assert begun == {*plan.decode}, "every row decodes, once its prompt was prefilled and until it is dropped"
+            assert begun == {*plan.decode}, (
+                "every row decodes, once its prompt was prefilled and until it is dropped"
+            )
         working = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
         if self.dies([self.rows[row] for row in sorted(working)]):
             raise self.death("in the middle of a step")
         scores = tuple(score for chunk in plan.prefill for score in self._scores(chunk))
         ended = tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
-        vectors = tuple((row, self._vector(self.rows[row])) for row in ended if self.rows[row].embed)
+        vectors = tuple(
+            (row, self._vector(self.rows[row])) for row in ended if self.rows[row].embed
+        )
         drafted = tuple(self._drafted(plan))
         right = {row: accepted for row, _, accepted in drafted}
         once = plan.decode + tuple(row for row in ended if not self.rows[row].embed)
@@ -291,9 +333,19 @@ class FakeEngine:
         )
         persisted = tuple(map(self._payload, plan.persist))
         return Stepped(
-            plan.step, produced, tokens, wanted, seconds, persisted, (), scores, vectors, drafted, matched=matched,
+            plan.step,
+            produced,
+            tokens,
+            wanted,
+            seconds,
+            persisted,
+            (),
+            scores,
+            vectors,
+            drafted,
+            matched=matched,
             banks=self._banks() if plan.report_banks else None,
-        )  # fmt: skip
+        )
 
     def _banks(self) -> tuple[BankStats, ...]:
         """As if rows of like length shared buffers."""
@@ -306,10 +358,13 @@ class FakeEngine:
             capacity, slots = kv_capacity(max(found)), 1 << (len(found) - 1).bit_length()
             banks.append(
                 BankStats(
-                    max_tokens=FIRST_BANK << level, capacity_tokens=capacity, rows=len(found), slots=slots,
+                    max_tokens=FIRST_BANK << level,
+                    capacity_tokens=capacity,
+                    rows=len(found),
+                    slots=slots,
                     bytes=self.kv.token_bytes * capacity * slots,
                 )
-            )  # fmt: skip
+            )
         return tuple(banks)
 
     def _drafted(self, plan: Plan) -> Iterator[tuple[RowId, int, int]]:
@@ -322,7 +377,9 @@ class FakeEngine:
 
     def _matched(self, plan: Plan) -> Iterator[tuple[RowId, int]]:
         for row in plan.decode:
-            if self.rows[row].drafts and (guessed := self.guess(self.rows[row].key, self.rows[row].position)[0]):
+            if self.rows[row].drafts and (
+                guessed := self.guess(self.rows[row].key, self.rows[row].position)[0]
+            ):
                 yield row, 8 * guessed
 
     @staticmethod
@@ -341,7 +398,9 @@ class FakeEngine:
     def _change(self, plan: Plan) -> None:
         """Everything but computing, in the order of plans.py."""
         for block in plan.evict:
-            assert (self.blocks.pop(block, None) is None) != (self.snapshots.pop(block, None) is None)
+            assert (self.blocks.pop(block, None) is None) != (
+                self.snapshots.pop(block, None) is None
+            )
         for store in plan.store:
             self._store(store)
         for dropped in plan.drop:
@@ -362,21 +421,28 @@ class FakeEngine:
                 drafts=admit.drafts,
                 logprob_tokens=admit.logprob_tokens,
             )
-            assert admit.restore is None or admit.prompt_logprobs is None, "the prompt's logits are wanted"
+            assert admit.restore is None or admit.prompt_logprobs is None, (
+                "the prompt's logits are wanted"
+            )
             if admit.restore is not None:
                 row.kv += self._restored(admit, admit.restore)
                 self.restored_tokens += admit.restore.tokens
             self.rows[admit.row] = row
 
     def key_of(self, admit: Admit, prompt: Tokens) -> int:
-        """The number on which the row's tokens depend; `prompt` is without what the row has sampled."""
+        """The number on which the row's tokens depend; `prompt` is without what the row has
+        sampled."""
         return sum(prompt)
 
     def _resumed(self, prompt: Tokens, key: int, admit: Admit) -> int:
         """How many tokens it has sampled, which must be those that it would have sampled here."""
         count = admit.num_output_tokens
-        assert prompt[len(prompt) - count :] == tuple(self.token_at(key, place) for place in range(count))
-        assert not (count and admit.prompt_logprobs is not None), "its prompt was scored before its first token"
+        assert prompt[len(prompt) - count :] == tuple(
+            self.token_at(key, place) for place in range(count)
+        )
+        assert not (count and admit.prompt_logprobs is not None), (
+            "its prompt was scored before its first token"
+        )
         return count
 
     def _store(self, store: Store) -> None:
@@ -389,7 +455,9 @@ class FakeEngine:
             self.blocks[block] = tuple(kv[at : at + size])
             at += size
         if store.snapshot is not None:
-            assert len(kv) - SLACK <= end <= len(kv), "a snapshot is of now, or of what rings still hold"
+            assert len(kv) - SLACK <= end <= len(kv), (
+                "a snapshot is of now, or of what rings still hold"
+            )
             self.snapshots[store.snapshot] = tuple(kv[:end])
 
     def _restored(self, admit: Admit, restore: Restore) -> list[int]:
@@ -401,11 +469,15 @@ class FakeEngine:
         assert tuple(kv) == ints(admit.prompt)[: restore.tokens], "somebody else's KV"
         assert restore.tokens < len(ints(admit.prompt)), "nothing is left to compute (F3)"
         if self.kv.needs_snapshots:
-            assert restore.snapshot is not None and self.snapshots[restore.snapshot] == tuple(kv), "the wrong state"
+            assert restore.snapshot is not None and self.snapshots[restore.snapshot] == tuple(kv), (
+                "the wrong state"
+            )
         return kv
 
     def _payload(self, block: BlockId) -> Tensors:
-        kind, tokens = ("I32", self.blocks[block]) if block in self.blocks else ("U8", self.snapshots[block])
+        kind, tokens = (
+            ("I32", self.blocks[block]) if block in self.blocks else ("U8", self.snapshots[block])
+        )
         data = np.asarray(tokens, "<i4").tobytes()
         return (Tensor(kind, (len(tokens) if kind == "I32" else len(data),), data),)
 

@@ -1,8 +1,9 @@
-"""Tiny random models of 27 architectures, so that every kind of cache and layer is tested without a hub.
+"""Tiny random models of 27 architectures, so that every kind of cache and layer is tested without a
+hub.
 
-float32, vocabulary 512, hidden size 64, about 1 MB each. Seeds are chosen so that the gap between the
-best two logits is at least 3e-3 along the greedy path of `prompts()`: a correct batch differs from
-the row alone by at most 1e-4, so its greedy tokens must be equal.
+float32, vocabulary 512, hidden size 64, about 1 MB each. Seeds are chosen so that the gap between
+the best two logits is at least 3e-3 along the greedy path of `prompts()`: a correct batch differs
+from the row alone by at most 1e-4, so its greedy tokens must be equal.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 7) -> list[list[int]
 def reference(model: nn.Module, prompt: list[int], n: int, step: int = 32) -> list[int]:
     """`n` greedy tokens by the model alone, with its own cache: what any engine must answer.
 
-    The prompt goes in chunks, all but its last token, as servers and mlx-lm do it: some architectures
-    (recurrent, mixture of experts) round differently in other chunks.
+    The prompt goes in chunks, all but its last token, as servers and mlx-lm do it: some
+    architectures (recurrent, mixture of experts) round differently in other chunks.
     """
     cache = make_prompt_cache(model)
     for begin in range(0, len(prompt) - 1, step):
@@ -61,7 +62,8 @@ def reference(model: nn.Module, prompt: list[int], n: int, step: int = 32) -> li
 
 
 def save(name: str, directory: Path, config: Config | None = None, seed: int | None = None) -> Path:
-    """A directory that `--model` takes: the model, and a tokenizer whose tokens are bytes and byte pairs."""
+    """A directory that `--model` takes: the model, and a tokenizer whose tokens are bytes and byte
+    pairs."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(build(name, seed, config).parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
@@ -71,13 +73,17 @@ def save(name: str, directory: Path, config: Config | None = None, seed: int | N
 
 
 def save_tokenizer(directory: Path) -> None:
-    """Byte-level BPE: 256 bytes, 255 pairs (space or `e` and an ASCII letter, and so on), one special token."""
+    """Byte-level BPE: 256 bytes, 255 pairs (space or `e` and an ASCII letter, and so on), one
+    special token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = [character for character in alphabet if character.isascii() and character.isalpha()]
     pairs = [(first, second) for first in "Ġetaoin" for second in letters][: END - len(alphabet)]
-    vocabulary = {piece: i for i, piece in enumerate([*alphabet, *(first + second for first, second in pairs)])}
+    vocabulary = {
+        piece: i
+        for i, piece in enumerate([*alphabet, *(first + second for first, second in pairs)])
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -13,14 +13,17 @@ from shlex import quote
 
 HEADER = Path("mlx/backend/cpu/compiled_preamble.h")
 FLAGS = ("-std=c++17", "-O3", "-Wall", "-fPIC")
-"""MLX's own. GCC reads past a precompiled header that was made with others, or by another version of it."""
+"""MLX's own. GCC reads past a precompiled header that was made with others, or by another version
+of it."""
 
 
 def precompile_header() -> None:
-    """For this process and its children a `g++` comes first in PATH which finds the header precompiled. Where there is none, nothing changes.
+    """For this process and its children a `g++` comes first in PATH which finds the header
+    precompiled. Where there is none, nothing changes.
 
-    `mx.compile` calls `g++` for each kernel and shape of strides that this machine has not had yet: some hundred times in a run of all tests
-    on a clean machine, of a second each, nine tenths of it for this header. With it precompiled each takes a fifth; the code is the same.
+    `mx.compile` calls `g++` for each kernel and shape of strides that this machine has not had yet:
+    some hundred times in a run of all tests on a clean machine, of a second each, nine tenths of it
+    for this header. With it precompiled each takes a fifth; the code is the same.
     """
     compiler = shutil.which("g++")
     package = find_spec("mlx.core")
@@ -44,7 +47,18 @@ def _compile(compiler: str, include: Path, precompiled: Path) -> None:
         return
     precompiled.parent.mkdir(parents=True, exist_ok=True)
     own = precompiled.with_suffix(f".{os.getpid()}")
-    command = [compiler, *FLAGS, "-w", "-I", str(include), "-x", "c++-header", str(include / HEADER), "-o", str(own)]
+    command = [
+        compiler,
+        *FLAGS,
+        "-w",
+        "-I",
+        str(include),
+        "-x",
+        "c++-header",
+        str(include / HEADER),
+        "-o",
+        str(own),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     own.replace(precompiled)
 

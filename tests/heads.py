@@ -17,7 +17,8 @@ from tests.family_configs import BASE, DEEPSEEK_V3, EVERY, FAMILIES, VOCABULARY,
 from trouper.engine.certificate.family_weights import draw
 
 Kind = Literal["random", "of embeddings", "of states"]
-"""What a head says: anything; or what the model says, from the embedding of a token or from the hidden state before it."""
+"""What a head says: anything; or what the model says, from the embedding of a token or from the
+hidden state before it."""
 Weights = dict[str, mx.array]
 HEADS = ("qwen3_5", "qwen3_next", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo")
 SOME_HEADS = HEADS if EVERY else ("qwen3_5", "deepseek_v3", "mimo")
@@ -27,26 +28,49 @@ LIKE_DEEPSEEK = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 CONFIGS: dict[str, Config] = {
     **FAMILIES,
     "glm4_moe": {
-        **BASE, "model_type": "glm4_moe", "num_hidden_layers": 3, "moe_intermediate_size": 32, "n_shared_experts": 1,
-        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
-        "routed_scaling_factor": 1.0, "norm_topk_prob": True, "use_qk_norm": True, "attention_bias": True,
-        "partial_rotary_factor": 0.5, "rope_scaling": None, "num_nextn_predict_layers": 1,
+        **BASE,
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 3,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": True,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": None,
+        "num_nextn_predict_layers": 1,
     },
     "glm4_moe_lite": {**BASE, **DEEPSEEK_V3, "model_type": "glm4_moe_lite", "n_group": 1},
     "mimo": {**BASE, "model_type": "mimo", "num_nextn_predict_layers": 1},
-}  # fmt: skip
+}
 """By family; of some the tests have heads alone."""
 ZEROS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 """Layers whose outputs are added to the hidden state."""
-NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight", "norm.weight", "q_norm.weight", "k_norm.weight")
-OWN = {"embedding_norm": ("pre_fc_norm_embedding", "enorm", "token_layernorm"),
-       "hidden_norm": ("pre_fc_norm_hidden", "hnorm", "hidden_layernorm"),
-       "projection": ("fc", "eh_proj", "input_proj"), "norm": ("norm", "shared_head.norm", "final_layernorm")}  # fmt: skip
+NORMS = (
+    ".input_layernorm.weight",
+    ".post_attention_layernorm.weight",
+    "norm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+)
+OWN = {
+    "embedding_norm": ("pre_fc_norm_embedding", "enorm", "token_layernorm"),
+    "hidden_norm": ("pre_fc_norm_hidden", "hnorm", "hidden_layernorm"),
+    "projection": ("fc", "eh_proj", "input_proj"),
+    "norm": ("norm", "shared_head.norm", "final_layernorm"),
+}
 """A head's own parts as Qwen, DeepSeek and MiMo name them."""
 
 
 def planted(name: str, config: Config | None = None) -> nn.Module:
-    """A model that counts: the token after t is t + 1, modulo the size of its hidden states. Its layers add nothing."""
+    """A model that counts: the token after t is t + 1, modulo the size of its hidden states. Its
+    layers add nothing."""
     model, size = build(name, config=config or CONFIGS[name]), size_of(name, config)
     changed: list[tuple[str, mx.array]] = []
     units = np.eye(size, dtype=np.float32)
@@ -67,11 +91,14 @@ def planted(name: str, config: Config | None = None) -> nn.Module:
 
 
 def head_weights(name: str, kind: Kind, seed: int = 3, config: Config | None = None) -> Weights:
-    """The head's weights as mlx-lm would hold them: its own parts, and those of its layer as `layer.*`."""
+    """The head's weights as mlx-lm would hold them: its own parts, and those of its layer as
+    `layer.*`."""
     random, size = np.random.RandomState(seed), size_of(name, config)
     single = single_layer(name, config)
     inner: Any = getattr(single, "language_model", single).model
-    shapes = {f"layer.{path}": array.shape for path, array in tree_flatten(inner.layers[0].parameters())}
+    shapes = {
+        f"layer.{path}": array.shape for path, array in tree_flatten(inner.layers[0].parameters())
+    }
     shapes |= {"projection.weight": (size, 2 * size)}
     shapes |= {f"{own}.weight": (size,) for own in ("embedding_norm", "hidden_norm", "norm")}
     weights = {path: mx.array(draw(name, path, shape, random)) for path, shape in shapes.items()}
@@ -87,7 +114,9 @@ def _planted(path: str, weight: mx.array, kind: Kind) -> mx.array:
         part = np.eye(weight.shape[0], dtype=np.float32)
         none = np.zeros_like(part)
         counting = np.roll(part, 1, axis=0)  # From a token's unit vector to the next one's.
-        return mx.array(np.concatenate([part, none] if kind == "of embeddings" else [none, counting], axis=1))
+        return mx.array(
+            np.concatenate([part, none] if kind == "of embeddings" else [none, counting], axis=1)
+        )
     return mx.ones(weight.shape) if path in {f"{own}.weight" for own in OWN} else weight
 
 
@@ -98,7 +127,8 @@ def size_of(name: str, config: Config | None = None) -> int:
 
 
 def single_layer(name: str, config: Config | None = None) -> nn.Module:
-    """A model of the family with one layer, which has full attention and experts if the family has."""
+    """A model of the family with one layer, which has full attention and experts if the family
+    has."""
     config = deepcopy(config or CONFIGS[name])
     level = config.get("text_config", config)
     level |= {"num_hidden_layers": 1, "full_attention_interval": 1, "first_k_dense_replace": 0}
@@ -107,11 +137,14 @@ def single_layer(name: str, config: Config | None = None) -> nn.Module:
     return model
 
 
-# -- names of publishers ---------------------------------------------------------------------------
+# -- names of publishers -------------------------------------------------------------------------
 
 
-def published(name: str, weights: Weights, *, original: bool = True, config: Config | None = None) -> Weights:
-    """Weights of a head as checkpoints name them. `original`: as the publisher's own, or as a converted one."""
+def published(
+    name: str, weights: Weights, *, original: bool = True, config: Config | None = None
+) -> Weights:
+    """Weights of a head as checkpoints name them. `original`: as the publisher's own, or as a
+    converted one."""
     config = config or CONFIGS[name]
     qwen = name.startswith("qwen")
     layers = config.get("text_config", config)["num_hidden_layers"]
@@ -130,8 +163,10 @@ def published(name: str, weights: Weights, *, original: bool = True, config: Con
         own, size = named[f"{prefix}input_proj.weight"], size_of(name, config)
         named[f"{prefix}input_proj.weight"] = mx.concatenate([own[:, size:], own[:, :size]], axis=1)
     if name in LIKE_DEEPSEEK:
-        named |= {f"{prefix}shared_head.head.weight": mx.zeros((VOCABULARY, size_of(name, config))),
-                  f"{prefix}embed_tokens.weight": mx.zeros((VOCABULARY, size_of(name, config)))}  # fmt: skip
+        named |= {
+            f"{prefix}shared_head.head.weight": mx.zeros((VOCABULARY, size_of(name, config))),
+            f"{prefix}embed_tokens.weight": mx.zeros((VOCABULARY, size_of(name, config))),
+        }
     return _originals(name, named, config) if original else named
 
 
@@ -139,7 +174,10 @@ def _originals(name: str, named: Weights, config: Config) -> Weights:
     found: Weights = {}
     for path, weight in named.items():
         if ".switch_mlp." in path:
-            found |= {path.replace("switch_mlp", f"experts.{index}"): part for index, part in enumerate(weight)}
+            found |= {
+                path.replace("switch_mlp", f"experts.{index}"): part
+                for index, part in enumerate(weight)
+            }
         elif name.startswith("qwen") and "norm" in path and weight.ndim == 1:
             found[path] = weight - 1.0
         elif path.endswith("embed_q.weight"):
@@ -167,7 +205,9 @@ def _original_model(name: str, weights: Weights, config: Config) -> Weights:
     if name == "qwen3_5":
         return renamed
     experts = {path: weight for path, weight in renamed.items() if ".switch_mlp." in path}
-    return {path: weight for path, weight in renamed.items() if path not in experts} | _originals("", experts, config)
+    return {path: weight for path, weight in renamed.items() if path not in experts} | _originals(
+        "", experts, config
+    )
 
 
 def save_with_head(
@@ -186,8 +226,12 @@ def save_with_head(
     weights = dict(tree_flatten(model.parameters()))
     if original:
         weights = _original_model(name, weights, config)
-    weights |= published(name, head_weights(name, kind, seed, config), original=original, config=config)
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "pt" if original else "mlx"})
+    weights |= published(
+        name, head_weights(name, kind, seed, config), original=original, config=config
+    )
+    mx.save_safetensors(
+        str(directory / "model.safetensors"), weights, {"format": "pt" if original else "mlx"}
+    )
     write_json(directory / "config.json", {**config, "eos_token_id": END})
     save_tokenizer(directory)
     return directory

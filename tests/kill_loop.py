@@ -1,9 +1,11 @@
-"""`python -m tests.kill_loop N [SEED]`: a server that is killed N times answers right and finds what it stored.
+"""`python -m tests.kill_loop N [SEED]`: a server that is killed N times answers right and finds
+what it stored.
 
-A real server with the embedded model, and one directory for its SSD tier. Each round asks the same few prompts under
-a new `cache_salt`, so that there is always something to compute and to write while the answers are known; SIGKILL comes
-at a moment that the seed chooses. Then the directory is looked at, the server is started on it again, and asked the same
-with the same salt: what was stored must be hit, the rest is computed, and every answer must be the known one.
+A real server with the embedded model, and one directory for its SSD tier. Each round asks the same
+few prompts under a new `cache_salt`, so that there is always something to compute and to write
+while the answers are known; SIGKILL comes at a moment that the seed chooses. Then the directory is
+looked at, the server is started on it again, and asked the same with the same salt: what was stored
+must be hit, the rest is computed, and every answer must be the known one.
 """
 
 # ruff: noqa: T201
@@ -43,7 +45,8 @@ LOAD_S = 5.0
 AFTER_A_STORE = 0.7
 """or, so often, within"""
 STORED_S = 2.0
-"""seconds after the first block of the load was reported stored: else a slow machine would have little to find again."""
+"""seconds after the first block of the load was reported stored: else a slow machine would have
+little to find again."""
 START_S = 4.0
 """... or within so much of the start,"""
 EARLY = 0.2
@@ -104,8 +107,10 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.kills} kills ({self.early} before it was ready), {self.checked} answers checked, "
-            f"{len(self.wrong)} wrong; {self.found} of {self.stored} stored blocks found ({self.share:.1%}), "
+            f"{self.kills} kills ({self.early} before it was ready), {self.checked} answers "
+            "checked, "
+            f"{len(self.wrong)} wrong; {self.found} of {self.stored} stored blocks found "
+            f"({self.share:.1%}), "
             f"{self.hit} of {self.fresh} tokens of the last load hit ({self.hit_share:.1%}); "
             f"{self.temporary} temporary files left and swept, {len(self.torn)} torn files"
         )
@@ -154,8 +159,8 @@ class Server:
         return dict(self._call("GET", "/health"))
 
     def ask(self, prompt: Sequence[int], salt: str, top: int = 0) -> dict[str, Any]:
-        """The log-probabilities of an answer, and how many tokens of the prompt were cached. Raises `OSError` or
-        `HTTPException` if the server is killed meanwhile."""
+        """The log-probabilities of an answer, and how many tokens of the prompt were cached. Raises
+        `OSError` or `HTTPException` if the server is killed meanwhile."""
         wish = {"prompt": list(prompt), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
         said = self._call("POST", "/v1/completions", wish | {"logprobs": top, "cache_salt": salt})
         cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -182,7 +187,8 @@ def serving(log: Path, *flags: str) -> Iterator[Server]:
 
 
 def questions(log: Path, dice: Random, lengths: Sequence[int] = BLOCKS) -> list[Question]:
-    """Phrases that repeat, whose continuation the model is sure of, and what it says when nothing is kept anywhere."""
+    """Phrases that repeat, whose continuation the model is sure of, and what it says when nothing
+    is kept anywhere."""
     found: list[Question] = []
     with serving(log, "--cache-memory", "0", "--no-ssd") as server:
         for count, blocks in enumerate(lengths, 1):
@@ -214,8 +220,8 @@ class Loop:
         self._settled = 0
         """and before that load."""
         self._known_keys: set[bytes] = set()
-        """Of blocks that were there before that load, and of what they continue: a salt has a beginning of its own, and the
-        last blocks of the one before may be written late."""
+        """Of blocks that were there before that load, and of what they continue: a salt has a
+        beginning of its own, and the last blocks of the one before may be written late."""
         self._temporary: list[Path] = []
 
     def round(self) -> None:
@@ -242,13 +248,23 @@ class Loop:
         """New work, and an end to it."""
         self._salts += 1
         order = self._dice.sample(self._known, len(self._known))
-        self._known_keys = {key for run in self._runs() for key in (run.parent, *(piece.key for piece in run.blocks))}
-        after_a_store, in_a_write = self._dice.random() < AFTER_A_STORE, self._dice.random() < IN_A_WRITE
+        self._known_keys = {
+            key
+            for run in self._runs()
+            for key in (run.parent, *(piece.key for piece in run.blocks))
+        }
+        after_a_store, in_a_write = (
+            self._dice.random() < AFTER_A_STORE,
+            self._dice.random() < IN_A_WRITE,
+        )
         kill_after_s = self._dice.uniform(0.2, STORED_S if after_a_store else LOAD_S)
         with ThreadPoolExecutor(3) as pool:
             asked = [pool.submit(self._compare, server, question) for question in order]
             if after_a_store:
-                until(lambda: server.health()["directory"], lambda directory: directory["blocks"] > self._settled)
+                until(
+                    lambda: server.health()["directory"],
+                    lambda directory: directory["blocks"] > self._settled,
+                )
             time.sleep(kill_after_s)
             self._before = server.health()["directory"]["blocks"]
             if in_a_write:
@@ -268,29 +284,38 @@ class Loop:
         until(lambda: [path for path in self._temporary if path.exists()], lambda left: not left)
         if not self._salts:
             return
-        server.ask([1, 2], "")  # By the time of the answer the scheduler has heard what lies on disk.
+        # By the time of the answer the scheduler has heard what lies on disk.
+        server.ask([1, 2], "")
         lie = self._stored_tokens()
-        for question in self._known:  # One at a time: what reading costs beside other work is another question.
+        # One at a time: what reading costs beside other work is another question.
+        for question in self._known:
             cached = self._compare(server, question)
             self._tally.fresh += lie[question]
             self._tally.hit += min(cached, lie[question])
         wanted = self._salts * sum(len(question.prompt) // BLOCK for question in self._known)
-        stored = until(lambda: server.health()["directory"], lambda directory: directory["blocks"] >= wanted)
+        stored = until(
+            lambda: server.health()["directory"], lambda directory: directory["blocks"] >= wanted
+        )
         self._settled = stored["blocks"]
 
     def _stored_tokens(self) -> dict[Question, int]:
-        """How much of each prompt lies on disk since the last load, but for its last token, which is always computed."""
+        """How much of each prompt lies on disk since the last load, but for its last token, which
+        is always computed."""
         following: dict[bytes, list[tuple[bytes, tuple[int, ...]]]] = {}
         keys = set[bytes]()
         for run in self._runs():
-            for parent, piece in zip([run.parent, *(one.key for one in run.blocks)], run.blocks, strict=False):
+            for parent, piece in zip(
+                [run.parent, *(one.key for one in run.blocks)], run.blocks, strict=False
+            ):
                 if piece.key not in self._known_keys:
                     keys.add(piece.key)
                     tokens = tuple(np.frombuffer(piece.tokens, ">i4").tolist())
                     following.setdefault(parent, []).append((piece.key, tokens))
         roots = following.keys() - keys - self._known_keys
         return {
-            question: max((shared(following, root, question.prompt[:-1]) for root in roots), default=0)
+            question: max(
+                (shared(following, root, question.prompt[:-1]) for root in roots), default=0
+            )
             for question in self._known
         }
 
@@ -305,13 +330,16 @@ class Loop:
         said = tuple(answer["tokens"])
         self._tally.checked += 1
         if said != question.answer:
-            self._tally.wrong.append(f"round {self._salts}: {len(question.prompt)} tokens: {said}, {question.answer}")
+            self._tally.wrong.append(
+                f"round {self._salts}: {len(question.prompt)} tokens: {said}, {question.answer}"
+            )
         return int(answer["cached_tokens"])
 
     # -- the directory without a server ----------------------------------------------------------
 
     def _look_at_files(self) -> None:
-        """Nothing is torn under its final name. What is half written looks old to the next server, which sweeps it."""
+        """Nothing is torn under its final name. What is half written looks old to the next server,
+        which sweeps it."""
         if not self._directory.is_dir():
             return
         found = set(self._directory.rglob("*" + TEMPORARY_SUFFIX)).difference(self._temporary)
@@ -326,7 +354,8 @@ class Loop:
 
 
 def wait_for_a_write(directory: Path) -> None:
-    """One takes a few milliseconds, so that moments by chance hardly ever meet one. It may be that none comes."""
+    """One takes a few milliseconds, so that moments by chance hardly ever meet one. It may be that
+    none comes."""
     end = time.monotonic() + WRITE_S
     while time.monotonic() < end and not any(directory.glob("*/*" + TEMPORARY_SUFFIX)):
         pass
@@ -339,19 +368,24 @@ def torn(directory: Path) -> Iterator[Path]:
         yield tag
     if tag.exists():
         yield from (
-            one.path for one in cache_inspection.verify(cache_inspection.runs(directory)) if one.problem is not None
+            one.path
+            for one in cache_inspection.verify(cache_inspection.runs(directory))
+            if one.problem is not None
         )
     for path in directory.glob("*/" + catalogue.NAME):
         if not catalogue.decode(None, path.read_bytes()) and path.stat().st_size > 200:
             yield path
 
 
-def shared(following: dict[bytes, list[tuple[bytes, tuple[int, ...]]]], key: bytes, prompt: tuple[int, ...]) -> int:
+def shared(
+    following: dict[bytes, list[tuple[bytes, tuple[int, ...]]]], key: bytes, prompt: tuple[int, ...]
+) -> int:
     """Tokens of a prompt that lie in blocks behind this one."""
     best = 0
     for child, tokens in following.get(key, ()):
         same = next(
-            (n for n, (a, b) in enumerate(zip(tokens, prompt, strict=False)) if a != b), min(len(tokens), len(prompt))
+            (n for n, (a, b) in enumerate(zip(tokens, prompt, strict=False)) if a != b),
+            min(len(tokens), len(prompt)),
         )
         whole = same == len(tokens)
         best = max(best, same + (shared(following, child, prompt[same:]) if whole else 0))
@@ -372,7 +406,9 @@ def until(look: Callable[[], T], good: Callable[[T], bool]) -> T:
     return seen
 
 
-def kill_loop(kills: int, seed: int, place: Path, lengths: Sequence[int] = BLOCKS, *, quiet: bool = True) -> Tally:
+def kill_loop(
+    kills: int, seed: int, place: Path, lengths: Sequence[int] = BLOCKS, *, quiet: bool = True
+) -> Tally:
     """At least so many kills. `lengths`: of the prompts, in blocks."""
     # What the rounds do depends on the seed alone, not on how many phrases the questions took.
     known, dice, tally = questions(place / "log", Random(seed), lengths), Random(seed), Tally()

@@ -49,7 +49,11 @@ def late_keywords(text: str) -> Iterator[tuple[str, str]]:
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             yield from LATE_KEYWORDS & {(name, keyword.arg or "") for keyword in node.keywords}
 
 
@@ -60,11 +64,24 @@ def standard_names(text: str) -> Iterator[tuple[str, str]]:
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            modules |= {alias.asname or alias.name: alias.name for alias in node.names if _is_standard(alias.name)}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level and _is_standard(node.module):
+            modules |= {
+                alias.asname or alias.name: alias.name
+                for alias in node.names
+                if _is_standard(alias.name)
+            }
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and not node.level
+            and _is_standard(node.module)
+        ):
             yield from ((node.module, alias.name) for alias in node.names)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in modules
+        ):
             yield modules[node.value.id], node.attr
 
 

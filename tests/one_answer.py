@@ -1,4 +1,5 @@
-"""A server on this machine that answers one request, and a proxy of the environment that nobody can reach."""
+"""A server on this machine that answers one request, and a proxy of the environment that nobody can
+reach."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import Any
 
 import attrs
 
-UNREACHABLE_PROXY: Mapping[str, str] = dict.fromkeys(("http_proxy", "HTTP_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
+UNREACHABLE_PROXY: Mapping[str, str] = dict.fromkeys(
+    ("http_proxy", "HTTP_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"
+)
 
 
 @attrs.define

@@ -1,4 +1,5 @@
-"""`python -m tests.parameters` writes the tables of docs/parameters.md from the request classes. Remarks are kept."""
+"""`python -m tests.parameters` writes the tables of docs/parameters.md from the request classes.
+Remarks are kept."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ HEAD = "| parameter | what happens | |\n|---|---|---|\n"
 
 @attrs.frozen
 class Table:
-    """One endpoint's. `create` is the official client's method, which knows the API's own parameters."""
+    """One endpoint's. `create` is the official client's method, which knows the API's own
+    parameters."""
 
     path: str
     request: type[Body]
@@ -50,13 +52,19 @@ class Table:
         """The API's parameters; the others are ours, or those of clients made for other servers."""
         if self.create is None:
             return list(self.verdicts)
-        return [name for name in inspect.signature(self.create).parameters if name not in NOT_OF_THE_API]
+        return [
+            name for name in inspect.signature(self.create).parameters if name not in NOT_OF_THE_API
+        ]
 
     @property
     def verdicts(self) -> dict[str, str]:
         properties, refused = schema_of(self.request)["properties"], self.request.refused
         within = components_of([self.request])
-        aliases = {alias: f"is `{name}`" for alias, name in self.request.aliases.items() if alias not in properties}
+        aliases = {
+            alias: f"is `{name}`"
+            for alias, name in self.request.aliases.items()
+            if alias not in properties
+        }
         return aliases | {
             name: _refusal(refused[name], self.request.may_skip(name))
             if name in refused
@@ -70,7 +78,9 @@ class Table:
         assert not unknown, f"{self.path}: nothing is known of {unknown}"
 
         def rows(names: list[str]) -> str:
-            return HEAD + "".join(f"| `{name}` | {verdicts[name]} | {remarks.get(name, '')} |\n" for name in names)
+            return HEAD + "".join(
+                f"| `{name}` | {verdicts[name]} | {remarks.get(name, '')} |\n" for name in names
+            )
 
         others = sorted(verdicts.keys() - own)
         tail = f"\nBesides:\n\n{rows(others)}" if others else ""
@@ -78,7 +88,9 @@ class Table:
 
 
 def _verdict(schema: dict[str, Any], within: dict[str, Any]) -> str:
-    told = next((option for option in schema.get("anyOf", ()) if option.get("type") != "null"), schema)
+    told = next(
+        (option for option in schema.get("anyOf", ()) if option.get("type") != "null"), schema
+    )
     told = within.get(told.get("$ref", "").rpartition("/")[2], told)
     if told.get("description", "").startswith("Changes nothing"):
         return "changes nothing"
@@ -92,7 +104,9 @@ def _refusal(neutral: tuple[Any, ...], skipped: bool) -> str:
     if among(True, neutral) and among(False, neutral):
         return "changes nothing"
     values = " or ".join(
-        f"`{json.dumps(value)}`" for value in neutral if not (type(value) is float and value in (1, 0))
+        f"`{json.dumps(value)}`"
+        for value in neutral
+        if not (type(value) is float and value in (1, 0))
     )
     verdict = "read past" if skipped else "refused"
     return f"{verdict}, unless {values}" if values else verdict
@@ -122,7 +136,8 @@ def remarks_of(page: str) -> dict[str, dict[str, str]]:
     """What was written by hand, by path and parameter."""
     sections = page.split("\n## POST ")[1:]
     return {
-        section.split("\n", 1)[0]: {name: remark for name, _, remark in ROW.findall(section)} for section in sections
+        section.split("\n", 1)[0]: {name: remark for name, _, remark in ROW.findall(section)}
+        for section in sections
     }
 
 

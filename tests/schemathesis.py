@@ -1,7 +1,8 @@
-"""`python -m tests.schemathesis [URL] [FLAGS]`: bodies that schemathesis makes of /openapi.json, valid and not.
+"""`python -m tests.schemathesis [URL] [FLAGS]`: bodies that schemathesis makes of /openapi.json,
+valid and not.
 
-All its checks, 100 examples an operation, against this server with the fake engine or the one at URL. FLAGS go to
-`schemathesis run`.
+All its checks, 100 examples an operation, against this server with the fake engine or the one at
+URL. FLAGS go to `schemathesis run`.
 """
 
 from __future__ import annotations
@@ -31,19 +32,41 @@ def brief(key: int, position: int) -> int:
 
 async def generated(url: str, *flags: str) -> subprocess.CompletedProcess[bytes]:
     command = [
-        sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run", f"{url}/openapi.json",
-        "--header", f"Authorization: Bearer {KEY}", "--generation-database", "none", "--no-color", "--checks", "all",
-        "--continue-on-failure", "--request-timeout", "120", *flags,
-    ]  # fmt: skip
-    environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.web.schemathesis_hooks", "PYTHONPATH": str(ROOT)}
-    return await trio.run_process(command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment)
+        sys.executable,
+        "-c",
+        "from schemathesis.cli import schemathesis; schemathesis()",
+        "run",
+        f"{url}/openapi.json",
+        "--header",
+        f"Authorization: Bearer {KEY}",
+        "--generation-database",
+        "none",
+        "--no-color",
+        "--checks",
+        "all",
+        "--continue-on-failure",
+        "--request-timeout",
+        "120",
+        *flags,
+    ]
+    environment = os.environ | {
+        "SCHEMATHESIS_HOOKS": "tests.web.schemathesis_hooks",
+        "PYTHONPATH": str(ROOT),
+    }
+    return await trio.run_process(
+        command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment
+    )
 
 
 async def generated_here(*flags: str, strict: bool = True) -> subprocess.CompletedProcess[bytes]:
-    """With the fake engine, and a key, so that it is seen who is let in without one. A server that is not strict takes what
-    its description does not allow."""
+    """With the fake engine, and a key, so that it is seen who is let in without one. A server that
+    is not strict takes what its description does not allow."""
     with TemporaryDirectory() as directory:
-        settings: dict[str, Any] = {"api_key": (KEY,), "strict": strict, "batch_dir": Path(directory)}
+        settings: dict[str, Any] = {
+            "api_key": (KEY,),
+            "strict": strict,
+            "batch_dir": Path(directory),
+        }
         async with serving(FakeEngine(token_at=brief), SETTINGS, **settings) as served:
             return await generated(served.base_url.removesuffix("/v1"), *flags)
 

@@ -1,4 +1,5 @@
-"""The public API: what its signatures speak of can be imported from `trouper`, and says what it is."""
+"""The public API: what its signatures speak of can be imported from `trouper`, and says what it
+is."""
 
 from __future__ import annotations
 
@@ -16,16 +17,23 @@ import trouper
 from trouper import public_names
 
 NOT_FOR_EMBEDDERS = {
-    "Joined", "LoadedModel", "Plan", "PlanReceiver", "Stepped",  # For who writes an engine: trouper.protocol.
+    # For who writes an engine: trouper.protocol.
+    "Joined",
+    "LoadedModel",
+    "Plan",
+    "PlanReceiver",
+    "Stepped",
     "ManagedModel",  # Made by `run_models`.
     "Breakers",  # Of a tokenizer's tokens: `Tokenizer.breakers` and `Tokenizer.infill`.
     "InfillTokens",
     "Leader",  # Of several ranks: `trouper launch`.
-}  # fmt: skip
+}
 READ_THROUGH_THEIR_OWNER = ("Stats", "Status", "Layout")
 """Snapshots: nobody makes one, or needs its name."""
 PUBLIC = {name: getattr(trouper, name) for name in public_names.__all__}
-SPEAKING = {name: one for name, one in PUBLIC.items() if inspect.isclass(one) or inspect.isfunction(one)}
+SPEAKING = {
+    name: one for name, one in PUBLIC.items() if inspect.isclass(one) or inspect.isfunction(one)
+}
 
 
 def classes(hint: Any) -> Iterator[str]:
@@ -40,7 +48,9 @@ def hints(one: Any) -> Iterator[Any]:
     yield from (hint for name, hint in get_type_hints(one).items() if not name.startswith("_"))
     if inspect.isclass(one):
         for name, member in vars(one).items():
-            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            function = (
+                member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            )
             if not name.startswith("_") and inspect.isfunction(function):
                 yield from get_type_hints(function).values()
 
@@ -64,12 +74,21 @@ def test_names_of_earlier_versions_can_still_be_imported() -> None:
         for name in ("BatchFacts", "ChannelFacts", "Fleet", "Listed", "MemoryFacts", "run_fleet")
     }
     assert list(former.values()) == [
-        "BatchStats", "ChannelStats", "ModelManager", "ModelEntry", "MemoryStats", "run_models",
-    ]  # fmt: skip
+        "BatchStats",
+        "ChannelStats",
+        "ModelManager",
+        "ModelEntry",
+        "MemoryStats",
+        "run_models",
+    ]
 
 
 def test_the_rule_can_be_broken() -> None:
-    assert {each for hint in hints(trouper.Runtime) for each in classes(hint)} >= {"ModelCard", "Answer", "Health"}
+    assert {each for hint in hints(trouper.Runtime) for each in classes(hint)} >= {
+        "ModelCard",
+        "Answer",
+        "Health",
+    }
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
@@ -79,7 +98,9 @@ import sys, trouper
 from trouper import lifeline
 print(*{name.partition('.')[0] for name in sys.modules})
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"trio", "numpy", "mlx", "quart", "attrs"} & set(said)
 
 

@@ -20,7 +20,9 @@ def test_each_request_has_one_answer_however_often_the_server_is_killed(tmp_path
     assert any(0 < answers < 120 for answers in tally.at_kills), "no kill came in the middle"
 
 
-def test_a_request_that_kills_the_process_gets_an_error_and_the_others_their_answers(tmp_path: Path) -> None:
+def test_a_request_that_kills_the_process_gets_an_error_and_the_others_their_answers(
+    tmp_path: Path,
+) -> None:
     deadly = request("deadly", {"prompt": DEADLY, "max_tokens": 2}, "/v1/completions")
     loop = Campaign(tmp_path, [*requests_of(20), deadly, *requests_of(40)[20:]], 8, real=False)
     server = loop.server()

@@ -1,4 +1,5 @@
-"""docs/certificates and the README say what the certificates say: `just certificates` makes both."""
+"""docs/certificates and the README say what the certificates say: `just certificates` makes
+both."""
 
 from __future__ import annotations
 

@@ -67,15 +67,31 @@ def collected(*arguments: str, **variables: str) -> tuple[Settings, ServerSettin
 
 
 def test_flags_and_variables_become_settings() -> None:
-    arguments = ["--kv-bits", "4", "--no-ssd", "--ssd-cache-dir", "x", "--api-key", "a", "--api-key", "b"]
+    arguments = [
+        "--kv-bits",
+        "4",
+        "--no-ssd",
+        "--ssd-cache-dir",
+        "x",
+        "--api-key",
+        "a",
+        "--api-key",
+        "b",
+    ]
     settings, server = collected(*arguments, TROUPER_PORT="81", TROUPER_MAX_BATCH_SIZE="3")
-    assert (settings.kv_bits, settings.no_ssd, settings.ssd_cache_dir, settings.rows) == (4, True, Path("x"), 3)
+    assert (settings.kv_bits, settings.no_ssd, settings.ssd_cache_dir, settings.rows) == (
+        4,
+        True,
+        Path("x"),
+        3,
+    )
     assert (server.api_key, server.port) == (("a", "b"), 81)
     assert collected(TROUPER_API_KEY="secret") == (Settings(), ServerSettings(api_key=("secret",)))
 
 
 def test_a_variable_holds_one_key_and_one_name() -> None:
-    """Parted at blanks it would be several keys, each easily guessed, and the whole one would open nothing."""
+    """Parted at blanks it would be several keys, each easily guessed, and the whole one would open
+    nothing."""
     _, server = collected(TROUPER_API_KEY="my secret key", TROUPER_SERVED_MODEL_NAME="My Model")
     assert (server.api_key, server.served_model_name) == (("my secret key",), ("My Model",))
     keys = Keys.of(server)
@@ -105,9 +121,15 @@ def test_an_empty_variable_of_keys_is_not_one_that_is_absent(variable: str, valu
 
 @pytest.mark.parametrize(
     ("variables", "sent"),
-    [({"TROUPER_API_KEY": "my secret key"}, "my secret key"), ({"TROUPER_API_KEY": " key\n"}, "key"), ({}, None)],
+    [
+        ({"TROUPER_API_KEY": "my secret key"}, "my secret key"),
+        ({"TROUPER_API_KEY": " key\n"}, "key"),
+        ({}, None),
+    ],
 )
-def test_a_client_sends_the_key_that_the_server_knows(variables: dict[str, str], sent: str | None) -> None:
+def test_a_client_sends_the_key_that_the_server_knows(
+    variables: dict[str, str], sent: str | None
+) -> None:
     seen: list[Where] = []
 
     @click.command()
@@ -121,7 +143,10 @@ def test_a_client_sends_the_key_that_the_server_knows(variables: dict[str, str],
 
 def test_a_client_refuses_a_key_that_it_cannot_send() -> None:
     outcome = CliRunner().invoke(cli.main, ["top", "--once", "--api-key", "schlüssel"])
-    assert (outcome.exit_code, "--api-key: a key has a character" in outcome.stderr) == (USAGE_ERROR, True)
+    assert (outcome.exit_code, "--api-key: a key has a character" in outcome.stderr) == (
+        USAGE_ERROR,
+        True,
+    )
 
 
 def test_version() -> None:
@@ -151,7 +176,10 @@ def taken_port() -> Iterator[int]:
         (["--host", ""], "--host '' is no address"),
         (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
         (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
-        (["--host", "a..b", "--allow-no-key"], "cannot listen on a..b:8000: no host has such a name"),
+        (
+            ["--host", "a..b", "--allow-no-key"],
+            "cannot listen on a..b:8000: no host has such a name",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
@@ -159,12 +187,20 @@ def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
 
 
 def test_a_taken_port_is_one_line(taken_port: int) -> None:
-    refused(["--port", str(taken_port)], f"127.0.0.1:{taken_port}: Address already in use; choose another --port")
+    refused(
+        ["--port", str(taken_port)],
+        f"127.0.0.1:{taken_port}: Address already in use; choose another --port",
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "No such file"), (b"", "holds no key"), (b"\xff\xfe", "is not a text file"), ("", "Is a directory")],
+    [
+        (None, "No such file"),
+        (b"", "holds no key"),
+        (b"\xff\xfe", "is not a text file"),
+        ("", "Is a directory"),
+    ],
 )
 async def test_keys_are_read_before_a_model_is_loaded(
     content: bytes | str | None, said: str, tmp_path: Path, stage: Stage
@@ -173,7 +209,9 @@ async def test_keys_are_read_before_a_model_is_loaded(
     if isinstance(content, bytes):
         path.write_bytes(content)
     with pytest.raises(SettingsInvalid, match=f"--api-key-file.*{said}"):
-        await server_process.run([Settings()], ServerSettings(port=0, api_key_file=path), Console(quiet=True))
+        await server_process.run(
+            [Settings()], ServerSettings(port=0, api_key_file=path), Console(quiet=True)
+        )
     assert not stage.ready.is_set()
 
 
@@ -184,11 +222,16 @@ def test_a_variable_that_has_no_effect_is_said(
     monkeypatch.setattr(serve_command, "configure_logging", lambda *_: None)
     monkeypatch.setattr(serve_command, "_run", lambda *_: None)
     assert CliRunner().invoke(cli.main, ["serve"]).exit_code == 0
-    assert "TROUPER_PROT is no variable of trouper and has no effect; TROUPER_PORT is one" in caplog.text
+    assert (
+        "TROUPER_PROT is no variable of trouper and has no effect; TROUPER_PORT is one"
+        in caplog.text
+    )
 
 
 def refused(arguments: list[str], said: str) -> None:
-    outcome = subprocess.run([*TROUPER, "serve", *arguments], capture_output=True, text=True, check=False)
+    outcome = subprocess.run(
+        [*TROUPER, "serve", *arguments], capture_output=True, text=True, check=False
+    )
     assert outcome.returncode == USAGE_ERROR
     *log, last = outcome.stderr.splitlines()
     assert said in last
@@ -253,7 +296,12 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def start(nursery: trio.Nursery) -> None:
-    nursery.start_soon(server_process.run, [Settings()], ServerSettings(port=0, drain_timeout_s=3), Console(quiet=True))
+    nursery.start_soon(
+        server_process.run,
+        [Settings()],
+        ServerSettings(port=0, drain_timeout_s=3),
+        Console(quiet=True),
+    )
 
 
 async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> None:
@@ -267,7 +315,9 @@ async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> Non
     assert sorted(stage.events[2:]) == ["models ended", "server ended"]
 
 
-async def test_the_second_signal_ends_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_second_signal_ends_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[int] = []
 
     def end(number: int) -> None:
@@ -341,7 +391,9 @@ def pasted(command: list[str]) -> Any:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
-    with running("--model", str(save("llama", tmp_path / "tiny")), "--default-max-tokens", "16") as process:
+    with running(
+        "--model", str(save("llama", tmp_path / "tiny")), "--default-max-tokens", "16"
+    ) as process:
         assert process.stdout is not None
         assert "ready at http://127.0.0.1:" in process.stdout.readline()
         assert process.stdout.readline().endswith("/docs\n")
@@ -349,7 +401,9 @@ def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) ->
         assert curl.startswith("curl http://127.0.0.1:")
         if number is signal.SIGTERM:
             assert pasted(["sh", "-c", curl])["choices"][0]["message"]["content"]
-            assert subprocess.run([sys.executable, "-c", "".join(client)], capture_output=True, check=True).stdout
+            assert subprocess.run(
+                [sys.executable, "-c", "".join(client)], capture_output=True, check=True
+            ).stdout
         process.send_signal(number)
         _, log = process.communicate(timeout=30)
         assert process.returncode == 0, log
@@ -357,7 +411,8 @@ def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) ->
 
 
 def test_what_is_to_be_pasted_is_one_word_for_a_shell() -> None:
-    """zsh looks for files whose names fit the brackets of an IPv6 address, and runs nothing if there are none."""
+    """zsh looks for files whose names fit the brackets of an IPv6 address, and runs nothing if
+    there are none."""
     curl, *_ = snippets("http://[::1]:8000", "it's", keyed=False)
     assert shlex.split(curl)[1] == "http://[::1]:8000/v1/chat/completions"
     assert "curl 'http://[::1]:8000/v1/chat/completions' -H" in curl
@@ -380,10 +435,14 @@ def test_a_server_goes_on_if_nobody_hears_that_it_is_ready(redirection: str) -> 
 
 
 def test_each_of_several_models_may_have_a_draft_model() -> None:
-    given = {field.name: field.default for field in attrs.fields(Settings)} | {"model": ("a", "org/b", "c")}
+    given = {field.name: field.default for field in attrs.fields(Settings)} | {
+        "model": ("a", "org/b", "c")
+    }
 
     def drafts(*named: str, model: tuple[str, ...] = ("a", "org/b", "c")) -> list[str | None]:
-        return [one.draft_model for one in models_from(given | {"model": model, "draft_model": named})]
+        return [
+            one.draft_model for one in models_from(given | {"model": model, "draft_model": named})
+        ]
 
     assert drafts() == [None, None, None]
     assert drafts("small") == ["small", None, None]
@@ -396,7 +455,10 @@ def test_each_of_several_models_may_have_a_draft_model() -> None:
 
 
 def test_several_models_each_have_settings() -> None:
-    given = {field.name: field.default for field in attrs.fields(Settings)} | {"model": ("a", "b", "a"), "seed": 3}
+    given = {field.name: field.default for field in attrs.fields(Settings)} | {
+        "model": ("a", "b", "a"),
+        "seed": 3,
+    }
     assert [(one.model, one.seed) for one in models_from(given)] == [("a", 3), ("b", 3)]
     assert [one.model for one in models_from(given | {"model": ()})] == [None]
     with pytest.raises(SettingsInvalid, match="--adapter-path"):
@@ -412,6 +474,8 @@ def test_several_models_in_a_variable() -> None:
     def collect(**given: Any) -> None:
         seen.extend(one.model for one in models_from(given))
 
-    outcome = CliRunner().invoke(collect, [], env={"TROUPER_MODEL": os.pathsep.join(["my model", "owner/name"])})
+    outcome = CliRunner().invoke(
+        collect, [], env={"TROUPER_MODEL": os.pathsep.join(["my model", "owner/name"])}
+    )
     assert outcome.exit_code == 0, outcome.output
     assert seen == ["my model", "owner/name"]

@@ -1,4 +1,5 @@
-"""`trouper cache`: what is there, is it sound, away with it - and nobody else's files are touched."""
+"""`trouper cache`: what is there, is it sound, away with it - and nobody else's files are
+touched."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, ROOT, all_runs, chain, path_of, put, write_run
+from tests.storage.making import (
+    NAMESPACE,
+    OTHER_NAMESPACE,
+    ROOT,
+    all_runs,
+    chain,
+    path_of,
+    put,
+    write_run,
+)
 from trouper import cli
 from trouper.cli.exits import DAMAGE_FOUND, USAGE_ERROR
 from trouper.storage import cache_directory, cache_inspection
@@ -47,11 +57,20 @@ def test_stats_is_the_sum(stored: tuple[RunStore, list[RunInfo]]) -> None:
     store, runs = stored
     path_of(store, runs[0]).write_bytes(b"torn")
     output = call(store, "stats").output
-    for said in ("in 3 files", "5 (20 tokens)", "snapshots   2", "unreadable  1 files", "to 3 days ago", "free disk"):
+    for said in (
+        "in 3 files",
+        "5 (20 tokens)",
+        "snapshots   2",
+        "unreadable  1 files",
+        "to 3 days ago",
+        "free disk",
+    ):
         assert said in output
 
 
-def test_verify_says_what_is_damaged_and_removes_it_if_told_to(stored: tuple[RunStore, list[RunInfo]]) -> None:
+def test_verify_says_what_is_damaged_and_removes_it_if_told_to(
+    stored: tuple[RunStore, list[RunInfo]],
+) -> None:
     store, runs = stored
     assert call(store, "verify").exit_code == 0
     path = path_of(store, runs[1])
@@ -64,14 +83,22 @@ def test_verify_says_what_is_damaged_and_removes_it_if_told_to(stored: tuple[Run
         assert "1 damaged" in outcome.output
     assert not path.exists()
     outcome = call(store, "verify")
-    assert (outcome.exit_code, outcome.output.splitlines()[-1].split(": ")[1]) == (0, "none damaged")
+    assert (outcome.exit_code, outcome.output.splitlines()[-1].split(": ")[1]) == (
+        0,
+        "none damaged",
+    )
 
 
-def test_a_run_in_another_models_directory_is_damaged(stored: tuple[RunStore, list[RunInfo]]) -> None:
+def test_a_run_in_another_models_directory_is_damaged(
+    stored: tuple[RunStore, list[RunInfo]],
+) -> None:
     store, runs = stored
     path_of(store, runs[0]).rename(store.directory / OTHER_NAMESPACE[:32] / runs[0].name)
     outcome = call(store, "verify")
-    assert (outcome.exit_code, "foreign: of another namespace" in outcome.output) == (DAMAGE_FOUND, True)
+    assert (outcome.exit_code, "foreign: of another namespace" in outcome.output) == (
+        DAMAGE_FOUND,
+        True,
+    )
 
 
 def test_what_vanishes_or_cannot_be_read_meanwhile(stored: tuple[RunStore, list[RunInfo]]) -> None:
@@ -80,7 +107,9 @@ def test_what_vanishes_or_cannot_be_read_meanwhile(stored: tuple[RunStore, list[
     path_of(store, runs[0]).unlink()
     path_of(store, runs[1]).unlink()
     path_of(store, runs[1]).symlink_to("nowhere")
-    problems = {checked.path: checked.problem for checked in cache_inspection.verify(files, remove=True)}
+    problems = {
+        checked.path: checked.problem for checked in cache_inspection.verify(files, remove=True)
+    }
     assert problems[path_of(store, runs[0])] is None
     assert "unreadable" in str(problems[path_of(store, runs[1])])
     assert path_of(store, runs[1]).is_symlink()
@@ -105,28 +134,40 @@ def test_clear_leaves_what_is_not_ours(stored: tuple[RunStore, list[RunInfo]]) -
     theirs.touch()
     assert "removed 5 files" in call(store, "clear", "--yes").output
     left = sorted(path.name for path in store.directory.iterdir())
-    assert left == sorted([cache_directory.TAG, cache_directory.USAGE, "notes.txt", OTHER_NAMESPACE[:32]])
+    assert left == sorted(
+        [cache_directory.TAG, cache_directory.USAGE, "notes.txt", OTHER_NAMESPACE[:32]]
+    )
     assert theirs.exists()
     put(store)  # A server that was running goes on.
 
 
 def test_verify_of_a_directory_that_is_not_there_finds_nothing_sound(tmp_path: Path) -> None:
-    """Exit code 0 would hide a misspelt name. Where none is named, a server has perhaps kept nothing yet."""
+    """Exit code 0 would hide a misspelt name. Where none is named, a server has perhaps kept
+    nothing yet."""
     outcome = call(RunStore(tmp_path / "none", NAMESPACE), "verify")
     assert outcome.exit_code == USAGE_ERROR
-    assert f"there is no directory {tmp_path / 'none'}" in outcome.output and "--ssd-cache-dir" in outcome.output
-    unnamed = CliRunner().invoke(cli.main, ["cache", "verify"], env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert (
+        f"there is no directory {tmp_path / 'none'}" in outcome.output
+        and "--ssd-cache-dir" in outcome.output
+    )
+    unnamed = CliRunner().invoke(
+        cli.main, ["cache", "verify"], env={"XDG_CACHE_HOME": str(tmp_path)}
+    )
     assert (unnamed.exit_code, unnamed.output) == (0, "0 files, 0 bytes: none damaged\n")
 
 
 @pytest.mark.parametrize("command", [("ls",), ("stats",), ("clear", "--yes")])
-def test_a_directory_that_is_not_there_holds_nothing(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_holds_nothing(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     outcome = call(RunStore(tmp_path / "none", NAMESPACE), *command)
     assert outcome.exit_code == 0
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("command", [("ls",), ("stats",), ("verify", "--remove"), ("clear", "--yes")])
+@pytest.mark.parametrize(
+    "command", [("ls",), ("stats",), ("verify", "--remove"), ("clear", "--yes")]
+)
 def test_somebody_elses_directory_is_left_alone(command: tuple[str, ...], tmp_path: Path) -> None:
     theirs = tmp_path / NAMESPACE[:32] / "model.safetensors"
     theirs.parent.mkdir()
@@ -137,12 +178,16 @@ def test_somebody_elses_directory_is_left_alone(command: tuple[str, ...], tmp_pa
     assert theirs.exists()
 
 
-def test_the_directory_is_the_one_of_serve(stored: tuple[RunStore, list[RunInfo]], tmp_path: Path) -> None:
+def test_the_directory_is_the_one_of_serve(
+    stored: tuple[RunStore, list[RunInfo]], tmp_path: Path
+) -> None:
     store, _ = stored
     home = tmp_path / "home" / "trouper"
     home.mkdir(parents=True)
     store.directory.rename(home / "blocks")
-    outcome = CliRunner().invoke(cli.main, ["cache", "ls"], env={"XDG_CACHE_HOME": str(home.parent)})
+    outcome = CliRunner().invoke(
+        cli.main, ["cache", "ls"], env={"XDG_CACHE_HOME": str(home.parent)}
+    )
     assert NAMESPACE[:32] in outcome.output
     variable = {"TROUPER_SSD_CACHE_DIR": str(home / "blocks")}
     assert CliRunner().invoke(cli.main, ["cache", "ls"], env=variable).output == outcome.output

@@ -1,4 +1,5 @@
-"""Each command of the README and of the documentation is run, or says why not (tests/commands.py)."""
+"""Each command of the README and of the documentation is run, or says why not
+(tests/commands.py)."""
 
 from __future__ import annotations
 
@@ -35,13 +36,21 @@ def named(block: Block) -> str:
 
 
 def to_run(language: str) -> list[Block]:
-    return [block for block in BLOCKS if block.language == language and not block.not_run and block.run != THE_SERVER]
+    return [
+        block
+        for block in BLOCKS
+        if block.language == language and not block.not_run and block.run != THE_SERVER
+    ]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """A user's: the packages, no settings and no cache of their own, but the embedded model, which was converted once."""
-    home, own = tmp_path_factory.mktemp("home"), Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """A user's: the packages, no settings and no cache of their own, but the embedded model, which
+    was converted once."""
+    home, own = (
+        tmp_path_factory.mktemp("home"),
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
+    )
     (own / "trouper" / "models").mkdir(parents=True, exist_ok=True)
     (home / "cache" / "trouper").mkdir(parents=True)
     (home / "cache" / "trouper" / "models").symlink_to(own / "trouper" / "models")
@@ -57,7 +66,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 def server_of(shell: psutil.Process) -> psutil.Process:
-    """The last process that `just` and the shell have become; the server has children of its own."""
+    """The last process that `just` and the shell have become; the server has children of its
+    own."""
     serving = [one for one in (shell, *shell.children(recursive=True)) if "serve" in one.cmdline()]
     return serving[-1]
 
@@ -100,20 +110,30 @@ def text_of(block: Block, request: pytest.FixtureRequest) -> str:
     return block.text.replace(ADDRESS, f"127.0.0.1:{request.getfixturevalue('port')}")
 
 
-@pytest.mark.skipif(shutil.which("just") is None, reason="just is what runs the recipes: pip install rust-just")
+@pytest.mark.skipif(
+    shutil.which("just") is None, reason="just is what runs the recipes: pip install rust-just"
+)
 @pytest.mark.parametrize("block", to_run("sh"), ids=named)
 def test_a_command_does_what_it_says(
     block: Block, environment: Mapping[str, str], request: pytest.FixtureRequest
 ) -> None:
     command = ["bash", "-euo", "pipefail", "-c", text_of(block, request)]
     ran = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command,
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.strip(), "it said nothing"
 
 
-@pytest.mark.skipif(shutil.which("just") is None, reason="just is what starts the server: pip install rust-just")
+@pytest.mark.skipif(
+    shutil.which("just") is None, reason="just is what starts the server: pip install rust-just"
+)
 @pytest.mark.parametrize("block", to_run("python"), ids=named)
 def test_a_program_does_what_it_says(
     block: Block,
@@ -125,9 +145,8 @@ def test_a_program_does_what_it_says(
     """In this process, since what they import takes longer than what they do."""
     monkeypatch.setenv("XDG_CACHE_HOME", environment["XDG_CACHE_HOME"])
     program = compile(text_of(block, request), block.name, "exec")
-    with (
-        warnings.catch_warnings()
-    ):  # Clients of a program live as long as it does; here they are collected with its test.
+    with warnings.catch_warnings():
+        # Clients of a program live as long as it does; here they are collected with its test.
         warnings.simplefilter("ignore", ResourceWarning)
         exec(program, {"__name__": "__main__"})
         gc.collect()
@@ -136,7 +155,11 @@ def test_a_program_does_what_it_says(
 
 def test_each_block_has_a_language_that_is_known() -> None:
     """One without a name is a picture, or what a program said."""
-    assert {block.name: block.language for block in BLOCKS if block.language not in COMMANDS | DATA | {""}} == {}
+    assert {
+        block.name: block.language
+        for block in BLOCKS
+        if block.language not in COMMANDS | DATA | {""}
+    } == {}
 
 
 def test_marks_are_known_and_on_commands() -> None:

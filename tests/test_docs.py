@@ -46,20 +46,29 @@ def test_every_actor_of_the_graph_is_described_and_no_other() -> None:
 
 def test_every_watch_is_described_and_no_other() -> None:
     described = {name for row in table_below("Watches") for name in re.findall(r"`(\w+)`", row[0])}
-    assert described == {field.name for field in attrs.fields(Watches) if "Watch" in str(field.type)}
+    assert described == {
+        field.name for field in attrs.fields(Watches) if "Watch" in str(field.type)
+    }
     assert Watch.__doc__
 
 
 def test_the_reference_has_every_public_name_and_no_other() -> None:
     described = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
-    public = [f"{module.__name__}.{name}" for module in (trouper, trouper.web) for name in module.__all__]
+    public = [
+        f"{module.__name__}.{name}" for module in (trouper, trouper.web) for name in module.__all__
+    ]
     assert sorted(described) == sorted(public)
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
 def test_each_path_of_a_page_exists(page: Path) -> None:
-    """Written from the checkout, from the package, or from one of its directories (`openai/errors.py`)."""
-    paths = set(re.findall(r"(?<![\w./~-])((?:\w+/)+(?:\w+\.py)?)(?=[`), :;]|$)", page.read_text(), re.MULTILINE))
+    """Written from the checkout, from the package, or from one of its directories
+    (`openai/errors.py`)."""
+    paths = set(
+        re.findall(
+            r"(?<![\w./~-])((?:\w+/)+(?:\w+\.py)?)(?=[`), :;]|$)", page.read_text(), re.MULTILINE
+        )
+    )
     ours = {path for path in paths if path.endswith(".py") or path.split("/")[0] in TOP}
     assert {path for path in ours if not any((base / path).exists() for base in BASES)} == set()
 
@@ -85,5 +94,9 @@ def test_each_code_that_is_cited_has_its_line() -> None:
     assert len(defined) == len(set(defined))
     dtypes = {"F32", "F64"}
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *DOCS.glob("*.md")]
-    cited = {code for file in files for code in re.findall(r"\b[FRD][0-9]{1,2}\b", file.read_text("utf-8"))}
+    cited = {
+        code
+        for file in files
+        for code in re.findall(r"\b[FRD][0-9]{1,2}\b", file.read_text("utf-8"))
+    }
     assert cited - dtypes <= set(defined)

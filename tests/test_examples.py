@@ -1,4 +1,5 @@
-"""The examples do what they say, with the fake engine; tests/test_commands.py runs one with a real model.
+"""The examples do what they say, with the fake engine; tests/test_commands.py runs one with a real
+model.
 
 embed.py has its test in tests/actors/test_embed.py."""
 
@@ -35,7 +36,8 @@ async def a_second(_: Plan) -> None:
 async def summarizing(
     engine: FakeEngine, **how: float
 ) -> AsyncIterator[tuple[Runtime, trio.MemorySendChannel[Document], trio.CancelScope]]:
-    """The runtime, the actor's inbox, and what cancels the actor. At the end both must end by themselves."""
+    """The runtime, the actor's inbox, and what cancels the actor. At the end both must end by
+    themselves."""
     scope = trio.CancelScope()
 
     async def actor(runtime: Runtime, inbox: trio.MemoryReceiveChannel[Document]) -> None:
@@ -61,7 +63,9 @@ async def test_each_document_has_its_summary(autojump_clock: object) -> None:
         for number in range(7):
             nursery.start_soon(ask, f"text {number}")
     assert len(outcomes) == 7
-    assert all(isinstance(one, Summarized) and one.tokens == 96 and len(one.text) == 96 for one in outcomes)
+    assert all(
+        isinstance(one, Summarized) and one.tokens == 96 and len(one.text) == 96 for one in outcomes
+    )
 
 
 async def test_a_document_withdrawn_while_it_runs_leaves_the_batch_within_a_step_or_two(
@@ -79,7 +83,11 @@ async def test_a_document_withdrawn_while_it_runs_leaves_the_batch_within_a_step
 
 
 async def test_a_document_withdrawn_in_the_inbox_asks_nothing(autojump_clock: object) -> None:
-    async with summarizing(FakeEngine(before_step=a_second), at_a_time=1, limit_s=600) as (runtime, documents, _):
+    async with summarizing(FakeEngine(before_step=a_second), at_a_time=1, limit_s=600) as (
+        runtime,
+        documents,
+        _,
+    ):
         with Pending.of("first") as first:
             await documents.send(first.document)
             with Pending.of("second") as second:
@@ -95,10 +103,14 @@ async def test_a_limit_that_is_met_is_an_outcome(autojump_clock: object) -> None
     async with summarizing(FakeEngine(before_step=a_second), limit_s=5) as (_, documents, _):
         with Pending.of("text") as pending:
             await documents.send(pending.document)
-            assert await pending.outcome() == NotSummarized("the request took longer than 5 s (--request-timeout-s)")
+            assert await pending.outcome() == NotSummarized(
+                "the request took longer than 5 s (--request-timeout-s)"
+            )
 
 
-async def test_a_cancelled_actor_answers_what_runs_and_what_lies_in_its_inbox(autojump_clock: object) -> None:
+async def test_a_cancelled_actor_answers_what_runs_and_what_lies_in_its_inbox(
+    autojump_clock: object,
+) -> None:
     async with summarizing(FakeEngine(before_step=a_second), at_a_time=1) as (_, documents, scope):
         with Pending.of("first") as first, Pending.of("second") as second:
             await documents.send(first.document)
@@ -134,7 +146,9 @@ async def test_the_api_is_mounted_beside_pages_of_ones_own(tmp_path: Path) -> No
     leaving = trio.Event()
     server = ServerSettings(port=0, api_key=("secret",), batch_dir=tmp_path / "batches")
     async with trio.open_nursery() as nursery:
-        start = partial(mounted.main, QUIET, server, engine=FakeEngine(before_step=pace), leaving=leaving)
+        start = partial(
+            mounted.main, QUIET, server, engine=FakeEngine(before_step=pace), leaving=leaving
+        )
         url: str = await nursery.start(start)
         port = int(url.rsplit(":", 1)[1])
         status, poem = await fetch(port, get("/poem/rain"))
@@ -149,10 +163,14 @@ async def test_the_api_is_mounted_beside_pages_of_ones_own(tmp_path: Path) -> No
 
 
 def run_a_batch(base_url: str) -> None:
-    """The nursery that `create_app` gets runs it, and ends with the runtime: else the test would never end."""
+    """The nursery that `create_app` gets runs it, and ends with the runtime: else the test would
+    never end."""
     with strict(base_url, "secret") as client:
         batch = ended(client, started(client, [request("a"), request("b")]))
-        assert batch.status == "completed" and output(client, batch.output_file_id).keys() == {"a", "b"}
+        assert batch.status == "completed" and output(client, batch.output_file_id).keys() == {
+            "a",
+            "b",
+        }
 
 
 def test_replicas_ask_no_proxy_about_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,11 @@ def documented() -> list[tuple[str, str]]:
     """Patterns of paths and their modes; the first that fits counts, and one that ends in / is
     of directories."""
     text = DOCS.read_text().partition("\n## Files\n")[2].partition("\n## ")[0]
-    return [(pattern, mode) for patterns, mode in ROW.findall(text) for pattern in patterns.split("`, `")]
+    return [
+        (pattern, mode)
+        for patterns, mode in ROW.findall(text)
+        for pattern in patterns.split("`, `")
+    ]
 
 
 def found_in(home: Path) -> Iterator[tuple[str, Path]]:
@@ -90,7 +94,9 @@ def play_server(tmp_path: Path) -> None:
             schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
             body = {"prompt": "a", "max_tokens": 3, "structured_outputs": {"json": schema}}
             assert httpx2.post(f"{url}/completions", json=body).status_code == 200
-            httpx2.post(f"{url}/responses", json={"input": "a", "max_output_tokens": 16}).raise_for_status()
+            httpx2.post(
+                f"{url}/responses", json={"input": "a", "max_output_tokens": 16}
+            ).raise_for_status()
             batch = ended(client, started(client, [request("one")]))
             assert output(client, batch.output_file_id)
     finally:
@@ -108,11 +114,18 @@ def test_every_file_has_the_mode_that_the_page_says(home: Path, tmp_path: Path) 
         info = path.lstat()
         row = row_of(name, table)
         mode = f"{info.st_mode & 0o7777:o}"
-        if row is None or row[1] not in (AS_MADE | {mode}) or info.st_uid != os.geteuid() or path.is_symlink():
+        if (
+            row is None
+            or row[1] not in (AS_MADE | {mode})
+            or info.st_uid != os.geteuid()
+            or path.is_symlink()
+        ):
             wrong.append(f"{name} {mode} of {info.st_uid}: {row}")
         seen.add(row[0] if row else "")
     assert wrong == []
-    assert {pattern for pattern, _ in table} - seen <= NOT_PLAYED, "rows of the table that no file has"
+    assert {pattern for pattern, _ in table} - seen <= NOT_PLAYED, (
+        "rows of the table that no file has"
+    )
     assert [*(tmp_path / "tmp").iterdir()] == []
     assert any(home.rglob("*.safetensors"))
 

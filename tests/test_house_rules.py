@@ -55,7 +55,8 @@ def modules() -> dict[str, Module]:
 
 @cache
 def trees() -> tuple[tuple[Path, ast.Module], ...]:
-    """Each file of the package. One test looks at all of them: five hundred tests took longer to begin and to end than to look."""
+    """Each file of the package. One test looks at all of them: five hundred tests took longer to
+    begin and to end than to look."""
     return tuple((module.path, module.tree) for module in modules().values())
 
 
@@ -76,7 +77,9 @@ def test_no_process_of_ours_imports_from_the_working_directory() -> None:
     have their pip.py run."""
     programs = [*FILES, *(PACKAGE.parent / "examples").glob("*.py")]
     modules = [
-        (path.name, found) for path in programs for found in re.findall(r"sys\.executable,\s*(.{4})", path.read_text())
+        (path.name, found)
+        for path in programs
+        for found in re.findall(r"sys\.executable,\s*(.{4})", path.read_text())
     ]
     assert modules
     assert [(name, option) for name, option in modules if option not in ('"-P"', '"-c"')] == []
@@ -88,18 +91,33 @@ def test_the_rules_can_be_broken() -> None:
     assert [*injected(injecting)] == ["other._b", "x.y._c"]
 
 
-ACTORS = {"request_intake", "scheduler", "rank_mirror", "model_stepper", "cache_janitor", "ssd_writer"}
+ACTORS = {
+    "request_intake",
+    "scheduler",
+    "rank_mirror",
+    "model_stepper",
+    "cache_janitor",
+    "ssd_writer",
+}
 """Names that each dialect's package has."""
 
 
 def test_actors_are_six_files_a_graph_and_packages() -> None:
-    inside = [path for path in (PACKAGE / "actors").iterdir() if path.name not in {"__init__.py", "__pycache__"}]
+    inside = [
+        path
+        for path in (PACKAGE / "actors").iterdir()
+        if path.name not in {"__init__.py", "__pycache__"}
+    ]
     assert {path.stem for path in inside if path.is_file()} == ACTORS | {"graph"}
     assert {path.name for path in inside if path.is_dir()} == {"scheduling", "runtime", "ranks"}
 
 
 def test_the_core_of_the_scheduler_knows_no_trio() -> None:
-    core = [(path, tree) for path, tree in trees() if path.is_relative_to(PACKAGE / "actors" / "scheduling")]
+    core = [
+        (path, tree)
+        for path, tree in trees()
+        if path.is_relative_to(PACKAGE / "actors" / "scheduling")
+    ]
     assert len(core) > 10
     assert [path.name for path, tree in core if "trio" in imported(tree)] == []
 
@@ -112,8 +130,10 @@ def test_d15_nothing_lossy_is_on_by_default() -> None:
 
 # -- size ----------------------------------------------------------------------------------------
 
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL = 700, 40, 5
-LONGER: dict[str, str] = {}
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL = 700, 50, 5
+"""Lines of a file, and of a function's body without its docstring: 40 when lines had 120 columns,
+50 at 100, since the formatter alone decides how many lines an expression takes."""
+LONGER = {"actors/scheduling/core.py:_make_stages": "each line passes one collaborator to a stage"}
 """Files and functions ("file:function") that may be longer, and why."""
 
 
@@ -128,8 +148,8 @@ def too_long(name: str, text: str, tree: ast.Module) -> Iterator[str]:
     if text.count("\n") > MAX_FILE_LINES:
         yield name
     for function in functions(tree):
-        lines = (function.end_lineno or 0) - function.lineno + 1
-        if lines > MAX_FUNCTION_LINES:
+        body = function.body[ast.get_docstring(function) is not None :]
+        if body and (body[-1].end_lineno or 0) - body[0].lineno + 1 > MAX_FUNCTION_LINES:
             yield f"{name}:{function.name}"
 
 
@@ -155,7 +175,7 @@ def test_no_call_has_more_than_five_positional_arguments() -> None:
 
 
 def test_the_rules_of_size_can_be_broken() -> None:
-    long = "def f():\n" + "    pass\n" * 40
+    long = "def f():\n" + "    pass\n" * 51
     assert [*too_long("a.py", long, ast.parse(long))] == ["a.py:f"]
     assert [*too_long("a.py", "\n" * 701, ast.parse(""))] == ["a.py"]
     assert [*positional(ast.parse("f(1, 2, 3, 4, 5)\ng.h(1, 2, 3, 4, 5, 6)"))] == ["line 2: g.h"]
@@ -177,7 +197,7 @@ def test_the_rule_of_words_can_be_broken() -> None:
     assert count_words([*names, "_found"]) == {"facts": 1, "found": 2, "most": 1, "wanted": 1}
 
 
-# -- faults that may only become fewer -------------------------------------------------------------
+# -- faults that may only become fewer -----------------------------------------------------------
 
 
 @cache
@@ -186,7 +206,7 @@ def faults() -> Faults:
 
 
 def test_f11_no_new_fault() -> None:
-    """Private names of other packages, packages that import each other, wide lines, and old words.
+    """Private names of other packages, packages that import each other, and old words.
 
     A fault that can't be avoided goes into tests/house/ratchet.json by hand, and a reason into the
     commit.
@@ -213,6 +233,9 @@ ESSAYS = {
 @pytest.mark.parametrize(("name", "begin"), ESSAYS.items(), ids=ESSAYS)
 def test_an_essay_stands_where_the_order_of_steps_matters(name: str, begin: str) -> None:
     tree = ast.parse((PACKAGE / name).read_text("utf-8"))
-    documented = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef))]
+    documented = [
+        tree,
+        *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)),
+    ]
     [essay] = [text for node in documented if begin in (text := ast.get_docstring(node) or "")]
     assert len(essay[essay.index(begin) :].split(". ")) > 3

@@ -1,5 +1,5 @@
-"""File systems that do not answer (NFS, FUSE), in a real process. A FIFO in the place of a file does the same: the thread that opens it
-waits for ever, and nothing can interrupt it."""
+"""File systems that do not answer (NFS, FUSE), in a real process. A FIFO in the place of a file
+does the same: the thread that opens it waits for ever, and nothing can interrupt it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from tests.families import save
 from tests.test_process import PATIENCE_S, Client, end, free_port, get, serving, stats, until
 
 PROMPT = "a" * 200
-ENDS_SOON = "import trouper.cli.server_process as process; process.ENDS_S = 0.5; from trouper.cli import main; main()"
+ENDS_SOON = (
+    "import trouper.cli.server_process as process; process.ENDS_S = 0.5; from trouper.cli import "
+    "main; main()"
+)
 STALLS_SOON = (
     # A file on a disk that hangs is a regular one.
     "import trouper.storage.checkpoint_files as files; files.require_regular = lambda path: None; "
-    "import trouper.actors.runtime.load_turns as turns; turns.LOOK_S, turns.SILENT_S, turns.STALLED_S = 0.1, 0.3, 0.6; "
+    "import trouper.actors.runtime.load_turns as turns; turns.LOOK_S, turns.SILENT_S, "
+    "turns.STALLED_S = 0.1, 0.3, 0.6; "
     f"{ENDS_SOON}"
 )
 
@@ -48,7 +52,8 @@ def hung(model: Path, port: int, ssd: Path) -> Iterator[Popen[str]]:
         until(lambda: directory_stats(port)["written_files"] > 0)
         assert end(process, signal.SIGTERM) == 0
     with serving(model, port, "--drain-timeout-s", "0.3", ssd=ssd) as process:
-        until(lambda: directory_stats(port)["inspected"] > 0)  # What a start looks at has been looked at.
+        # What a start looks at has been looked at.
+        until(lambda: directory_stats(port)["inspected"] > 0)
         runs = list(ssd.rglob("*.safetensors"))
         assert runs
         for path in runs:
@@ -90,7 +95,9 @@ def test_a_model_is_unloaded_although_its_disk_hangs(model: Path, tmp_path: Path
     with hung(model, port, tmp_path / "blocks") as process:
         with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
             body = json.dumps({"force": True})
-            connection.request("POST", "/v1/models/unload", body, {"Content-Type": "application/json"})
+            connection.request(
+                "POST", "/v1/models/unload", body, {"Content-Type": "application/json"}
+            )
             with connection.getresponse() as response:
                 assert response.status == 200
         again = Client(port, prompt=PROMPT, max_tokens=2)
@@ -113,7 +120,9 @@ def test_sigterm_ends_a_server_whatever_hangs(model: Path, tmp_path: Path) -> No
         assert "threads that still run: _load from" in errors
 
 
-def test_models_are_loaded_beside_one_whose_files_do_not_answer(model: Path, tmp_path: Path) -> None:
+def test_models_are_loaded_beside_one_whose_files_do_not_answer(
+    model: Path, tmp_path: Path
+) -> None:
     """Its headers are read, and so it is being loaded when it hangs."""
     hung, other = tmp_path / "hung", tmp_path / "other"
     for directory in (hung, other):
@@ -129,7 +138,13 @@ def test_models_are_loaded_beside_one_whose_files_do_not_answer(model: Path, tmp
             assert client.status == 200, client.text
         refused = Client(port, model=str(hung), prompt="a", max_tokens=2)
         refused.join(PATIENCE_S)
-        assert refused.status == 503 and "model_load_stalled" in refused.text and str(hung) in refused.text
-        [listed] = [entry for entry in get(port, "/v1/models")[1]["data"] if entry["id"] == str(hung)]
+        assert (
+            refused.status == 503
+            and "model_load_stalled" in refused.text
+            and str(hung) in refused.text
+        )
+        [listed] = [
+            entry for entry in get(port, "/v1/models")[1]["data"] if entry["id"] == str(hung)
+        ]
         assert listed["state"] == "loading" and "no progress" in listed["problem"]
         assert end(process, signal.SIGTERM) == 0

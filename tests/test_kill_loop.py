@@ -8,8 +8,9 @@ from tests.family_configs import LONG
 from tests.kill_loop import BLOCKS, kill_loop
 
 KILLS, SEED, LENGTHS = (5, 7, BLOCKS) if LONG else (3, 1003, (2, 3, 5, 8))
-"""Of the five kills of seed 7 one comes before the server is ready, one long after a store, and three wait for a write to begin; of the three
-of seed 1003 one waits for a write, the next comes before the server is ready, on what was stored, and one long after a store."""
+"""Of the five kills of seed 7 one comes before the server is ready, one long after a store, and
+three wait for a write to begin; of the three of seed 1003 one waits for a write, the next comes
+before the server is ready, on what was stored, and one long after a store."""
 
 
 def test_a_server_that_is_killed_answers_right_and_finds_what_it_stored(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ def test_the_rule_of_keywords_can_be_broken(text: str, late: list[tuple[str, str
 
 
 def test_names_of_the_standard_library_are_found_in_functions_too() -> None:
-    text = "import os.path as p, attrs\nfrom tarfile import data_filter\ndef f():\n import sys\n sys.late; p.isdir; attrs.x"
+    text = (
+        "import os.path as p, attrs\nfrom tarfile import data_filter\ndef f():\n import sys\n "
+        "sys.late; p.isdir; attrs.x"
+    )
     found = list(standard_names(text))
     assert found == [("tarfile", "data_filter"), ("sys", "late"), ("os.path", "isdir")]
     assert [is_there(*name) for name in found[1:]] == [False, True]

@@ -1,4 +1,5 @@
-"""F9, D8: what was computed with other weights is never used, however little they differ and whatever the files say."""
+"""F9, D8: what was computed with other weights is never used, however little they differ and
+whatever the files say."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ async def looked_through(runtime: Runtime) -> DirectoryStats:
 
 def own_answer(model: Path) -> list[int]:
     """What these weights say without any cache of ours."""
-    return reference(load(Settings(block_size=16, model=str(model)), lambda _: None).model, PROMPT, TOKENS)
+    return reference(
+        load(Settings(block_size=16, model=str(model)), lambda _: None).model, PROMPT, TOKENS
+    )
 
 
 def change_one_value(model: Path) -> None:
@@ -94,7 +97,11 @@ def change_one_value(model: Path) -> None:
         file.write(struct.pack("<f", 100.0))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = path.stat()
-    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
 
 
 def namespaces(directory: Path) -> set[str]:
@@ -129,7 +136,9 @@ async def test_without_the_fingerprint_other_weights_blocks_are_used(
     model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: the test above would notice, in what is counted and in what is said."""
-    monkeypatch.setattr("trouper.engine.loading.model_loading.fingerprint", lambda *_: "always the same")
+    monkeypatch.setattr(
+        "trouper.engine.loading.model_loading.fingerprint", lambda *_: "always the same"
+    )
     await ask(model, directory)
     change_one_value(model)
     wrong = await ask(model, directory)

@@ -40,7 +40,8 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Look again and again: a process announces its states only in /health. Between two looks the processor is its."""
+    """Look again and again: a process announces its states only in /health. Between two looks the
+    processor is its."""
     end = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -49,15 +50,27 @@ def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None
 
 @contextmanager
 def serving(
-    model: Path | None, port: int, *flags: str, stderr: int = subprocess.PIPE, ssd: Path | None = None, run: str = RUN
+    model: Path | None,
+    port: int,
+    *flags: str,
+    stderr: int = subprocess.PIPE,
+    ssd: Path | None = None,
+    run: str = RUN,
 ) -> Iterator[subprocess.Popen[str]]:
     """No model: the embedded one. `ssd`: the cache directory; None: without one."""
     command = [sys.executable, "-c", run, "serve", "--port", str(port)]
-    command += ["--no-ssd"] if ssd is None else ["--ssd-cache-dir", str(ssd), "--ssd-keep-free", "0"]
+    command += (
+        ["--no-ssd"] if ssd is None else ["--ssd-cache-dir", str(ssd), "--ssd-keep-free", "0"]
+    )
     command += ["--model", str(model)] if model is not None else []
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
-        [*command, *flags], stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True, env=buffered
+        [*command, *flags],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+        env=buffered,
     )
     assert process.stdout is not None
     try:
@@ -76,7 +89,8 @@ def get(port: int, path: str) -> tuple[int, Any]:
 
 
 class Client(Thread):
-    """One completion; what came of it is read after `join`. A connection that breaks leaves the status 0."""
+    """One completion; what came of it is read after `join`. A connection that breaks leaves the
+    status 0."""
 
     def __init__(self, port: int, **body: object) -> None:
         super().__init__(daemon=True)
@@ -114,12 +128,17 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> int:
     return process.wait(PATIENCE_S)
 
 
-def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_process_with_0(model: Path) -> None:
-    """R13, F18. Decoding, prefilling and queued requests, streamed and not; the port is free at once."""
+def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_process_with_0(
+    model: Path,
+) -> None:
+    """R13, F18. Decoding, prefilling and queued requests, streamed and not; the port is free at
+    once."""
     port = free_port()
     flags = ("--completion-batch-size", "3", "--prefill-step-size", "1", "--drain-timeout-s", "0.3")
     with serving(model, port, *flags) as process:
-        decoding = [Client(port, prompt="a", max_tokens=1900, stream=stream) for stream in (True, False)]
+        decoding = [
+            Client(port, prompt="a", max_tokens=1900, stream=stream) for stream in (True, False)
+        ]
         until(lambda: stats(port)["tokens_generated"] > 4)
         prefilling = Client(port, prompt="b" * 1500, max_tokens=8, stream=True)
         until(lambda: stats(port)["active_sequences"] == 3)
@@ -136,7 +155,8 @@ def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_pr
 
 
 def test_a_terminal_that_is_closed_begins_a_drain_however_often_it_says_so(model: Path) -> None:
-    """Found by use: SIGHUP ended the process in the middle of each answer. Kernel and shell both send it; nothing can be printed any more."""
+    """Found by use: SIGHUP ended the process in the middle of each answer. Kernel and shell both
+    send it; nothing can be printed any more."""
     port = free_port()
     reader, writer = pty.openpty()
     try:
@@ -182,7 +202,11 @@ def test_parsers_that_are_named_are_used(model: Path) -> None:
     port = free_port()
     with serving(model, port, "--tool-parser", "openai", "--reasoning-parser", "gpt_oss"):
         health = get(port, "/health")[1]
-    assert (health["tool_parser"], health["reasoning_parser"], health["tool_calls"]) == ("harmony", "harmony", True)
+    assert (health["tool_parser"], health["reasoning_parser"], health["tool_calls"]) == (
+        "harmony",
+        "harmony",
+        True,
+    )
 
 
 def test_a_second_signal_ends_at_once(model: Path) -> None:
@@ -197,7 +221,8 @@ def test_a_second_signal_ends_at_once(model: Path) -> None:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_log_that_nobody_reads_holds_nobody_up(model: Path, terminal: bool) -> None:
-    """A paused terminal (Ctrl-S) and a pipe whose reader stands still: some kilobytes, and a write waits."""
+    """A paused terminal (Ctrl-S) and a pipe whose reader stands still: some kilobytes, and a write
+    waits."""
     port = free_port()
     reader, writer = pty.openpty() if terminal else os.pipe()
     try:
@@ -219,11 +244,17 @@ def test_a_log_that_nobody_reads_holds_nobody_up(model: Path, terminal: bool) ->
 
 
 def test_clients_that_leave_cost_nothing_d4(model: Path) -> None:
-    """200 streams of 1900 tokens, all cut by the client; one new request answers and nothing is left."""
+    """200 streams of 1900 tokens, all cut by the client; one new request answers and nothing is
+    left."""
     port = free_port()
     with serving(model, port, "--max-queue-size", "400") as process:
-        body = json.dumps({"prompt": "a", "max_tokens": 1900, "stream": True, "ignore_eos": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        body = json.dumps(
+            {"prompt": "a", "max_tokens": 1900, "stream": True, "ignore_eos": True}
+        ).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+            f"application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
         sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
         for one in sockets:
             one.sendall(head + body)

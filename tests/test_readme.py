@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 FLAGS = (ROOT / "docs" / "flags.md").read_text()
 MAX_WORDS = 900
-"""Three minutes at 300 words a minute; addresses of links and the bars of tables count as words, too."""
+"""Three minutes at 300 words a minute; addresses of links and the bars of tables count as words,
+too."""
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,16 @@ def test_the_two_commands_stand_in_the_readme() -> None:
 
 
 def test_the_plot_shows_the_figures_of_the_comparison() -> None:
-    """Each pair of bars of docs/throughput.svg is a row of the table that docs/peers.md has of mlx-lm's server."""
+    """Each pair of bars of docs/throughput.svg is a row of the table that docs/peers.md has of
+    mlx-lm's server."""
     plot = (ROOT / "docs" / "throughput.svg").read_text()
     bars = re.findall(r'fill="(#\w+)"/><text x="[0-9]+" y="[0-9]+">([0-9]+)</text>', plot)
-    measured = (ROOT / "docs" / "peers.md").read_text().split("\n## Measured side by side")[1].split("\n## ")[0]
+    measured = (
+        (ROOT / "docs" / "peers.md")
+        .read_text()
+        .split("\n## Measured side by side")[1]
+        .split("\n## ")[0]
+    )
     rows = re.findall(r"^\|.*tok/s \| ([0-9]+) \| ([0-9]+) \|", measured, re.MULTILINE)
     assert [value for _, value in bars] == [value for row in rows for value in row]
     assert [colour for colour, _ in bars] == ["#7e57c2", "#a0a0a0"] * len(rows)

@@ -1,4 +1,5 @@
-"""The recipes of the justfile that pages and programs name, and the benchmark that needs neither a model nor a server."""
+"""The recipes of the justfile that pages and programs name, and the benchmark that needs neither a
+model nor a server."""
 
 from __future__ import annotations
 
@@ -15,8 +16,15 @@ SOURCES = ("benchmarks", "docs", "examples", "packaging", "tests", "trouper")
 
 
 def test_each_recipe_that_is_named_is_there() -> None:
-    recipes = set(re.findall(r"^(\w[\w-]*)(?: [^:\n]*)?:(?!=)", (ROOT / "justfile").read_text(), re.MULTILINE))
-    files = [path for name in SOURCES for path in (ROOT / name).rglob("*") if path.suffix in {".py", ".md"}]
+    recipes = set(
+        re.findall(r"^(\w[\w-]*)(?: [^:\n]*)?:(?!=)", (ROOT / "justfile").read_text(), re.MULTILINE)
+    )
+    files = [
+        path
+        for name in SOURCES
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in {".py", ".md"}
+    ]
     named = {
         name
         for path in (*files, ROOT / "README.md")

@@ -1,4 +1,5 @@
-"""Two real servers behind SGLang's router, as examples/replicas.py runs them: what docs/replicas.md promises."""
+"""Two real servers behind SGLang's router, as examples/replicas.py runs them: what docs/replicas.md
+promises."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from tests.families import save
 from tests.test_process import get, stats, until
 
 log = logging.getLogger(__name__)
-pytestmark = pytest.mark.skipif(not find_spec("sglang_router"), reason="sglang-router is not installed for this Python")
+pytestmark = pytest.mark.skipif(
+    not find_spec("sglang_router"), reason="sglang-router is not installed for this Python"
+)
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
 TALKS, TURNS = 8, 4
 CUT = "a stream that had begun was cut"
@@ -53,7 +56,9 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     [port] = free_ports(1)
     flags = ["--model", str(model), "--served-model-name", "tiny", "--no-ssd"]
     command = [sys.executable, program, "--port", str(port), "--", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         running = psutil.Process(process.pid)
         while " routes to " not in (line := process.stdout.readline()):
@@ -77,7 +82,9 @@ def test_flags_that_cannot_be_end_all_of_it() -> None:
     """Found by use: replicas with a wrong flag were started again every second, for ever."""
     [port] = free_ports(1)
     command = [sys.executable, program, "--port", str(port), "--", "--prot", "1"]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    outcome = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert outcome.returncode == 2, outcome.stderr
     assert "there is no flag --prot; did you mean --port?" in outcome.stderr
     assert "is started again" not in outcome.stderr
@@ -92,7 +99,9 @@ def alive(process: psutil.Process) -> bool:
 
 def post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
     with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
-        connection.request("POST", path, json.dumps({"model": "tiny"} | body), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", path, json.dumps({"model": "tiny"} | body), {"Content-Type": "application/json"}
+        )
         with connection.getresponse() as response:
             answer = response.read()
             assert response.status == 200, answer
@@ -100,7 +109,11 @@ def post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat(port: int, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return post(port, "/v1/chat/completions", {"messages": messages, "temperature": 0, "ignore_eos": True} | more)
+    return post(
+        port,
+        "/v1/chat/completions",
+        {"messages": messages, "temperature": 0, "ignore_eos": True} | more,
+    )
 
 
 def cached_tokens(answer: dict[str, Any]) -> int:
@@ -115,14 +128,21 @@ def cached_tokens(answer: dict[str, Any]) -> int:
         ("/v1/embeddings", {"input": "ab"}),
     ],
 )
-def test_what_the_router_adds_to_a_body_asks_for_nothing(replicas: Replicas, path: str, body: dict[str, Any]) -> None:
-    """It sends every parameter that SGLang knows; here what would be ignored is refused, unless it asks for nothing."""
+def test_what_the_router_adds_to_a_body_asks_for_nothing(
+    replicas: Replicas, path: str, body: dict[str, Any]
+) -> None:
+    """It sends every parameter that SGLang knows; here what would be ignored is refused, unless it
+    asks for nothing."""
     assert post(replicas.port, path, body)["usage"]["total_tokens"] > 0
 
 
 def test_tenants_are_kept_apart_in_completions_only(replicas: Replicas) -> None:
-    """The router leaves `cache_salt` out of chats, as docs/replicas.md warns. Should that end, say so there."""
-    text = "a conversation that is longer than one block of the cache, which has sixty-four tokens. " * 4
+    """The router leaves `cache_salt` out of chats, as docs/replicas.md warns. Should that end, say
+    so there."""
+    text = (
+        "a conversation that is longer than one block of the cache, which has sixty-four tokens. "
+        * 4
+    )
 
     def cached(path: str, salt: str, **body: Any) -> int:
         asked = {"max_tokens": 1, "cache_salt": salt} | body
@@ -134,7 +154,8 @@ def test_tenants_are_kept_apart_in_completions_only(replicas: Replicas) -> None:
 
 
 def cached_part(port: int, seed: int) -> float:
-    """Of the prompt tokens of conversations that run at once, turn by turn, the part that came from a cache."""
+    """Of the prompt tokens of conversations that run at once, turn by turn, the part that came from
+    a cache."""
     random = Random(seed)
 
     def words(count: int) -> dict[str, Any]:
@@ -159,7 +180,9 @@ def another_router(replicas: Replicas, policy: str) -> Iterator[int]:
     """Of the same replicas."""
     port, metrics_port = free_ports(2)
     urls = [f"http://127.0.0.1:{own}" for own in replicas.ports]
-    with subprocess.Popen(router(port, metrics_port, urls, policy), start_new_session=True) as process:
+    with subprocess.Popen(
+        router(port, metrics_port, urls, policy), start_new_session=True
+    ) as process:
         try:
             until(lambda: healthy(port) == len(urls))
             yield port
@@ -177,11 +200,19 @@ def test_more_prompt_tokens_come_from_a_cache_than_in_turns(replicas: Replicas) 
     """Each conversation stays where its beginning is, and yet both replicas work."""
     before = [stats(port)["total_requests"] for port in replicas.ports]
     cache_aware = cached_part(replicas.port, 1)
-    answered = [stats(port)["total_requests"] - old for port, old in zip(replicas.ports, before, strict=True)]
+    answered = [
+        stats(port)["total_requests"] - old
+        for port, old in zip(replicas.ports, before, strict=True)
+    ]
     assert sum(answered) == TALKS * TURNS and min(answered) >= TURNS
     with another_router(replicas, "round_robin") as port:
         in_turns = cached_part(port, 2)
-    log.info("cached: %.3f cache-aware, %.3f in turns; requests of each replica: %s", cache_aware, in_turns, answered)
+    log.info(
+        "cached: %.3f cache-aware, %.3f in turns; requests of each replica: %s",
+        cache_aware,
+        in_turns,
+        answered,
+    )
     assert cache_aware > in_turns * 1.1
 
 
@@ -197,27 +228,42 @@ class Client(threading.Thread):
     def run(self) -> None:
         random = Random(self._number)
         while not self._stop_asking.is_set():
-            self.ended.append(self._ask(f"{random.random()} {self._number}", stream=self._number % 2 == 0))
+            self.ended.append(
+                self._ask(f"{random.random()} {self._number}", stream=self._number % 2 == 0)
+            )
 
     def _ask(self, text: str, *, stream: bool) -> str:
         body = {
-            "model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 60, "stream": stream,
+            "model": "tiny",
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 60,
+            "stream": stream,
             "ignore_eos": True,
-        }  # fmt: skip
+        }
         try:
             with closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
                 connection.request(
-                    "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+                    "POST",
+                    "/v1/chat/completions",
+                    json.dumps(body),
+                    {"Content-Type": "application/json"},
                 )
                 with connection.getresponse() as response:
                     received = response.read()
         except IncompleteRead as cut:
-            begun = stream and b"[DONE]" not in cut.partial  # The head of a stream goes out before its first token.
+            # The head of a stream goes out before its first token.
+            begun = stream and b"[DONE]" not in cut.partial
             return CUT if begun else f"cut after {cut.partial!r}"
         except (OSError, HTTPException) as error:
             return f"{error!r}"
-        complete = b"data: [DONE]" in received if stream else b'"finish_reason":"length"' in received
-        return "answered" if response.status == 200 and complete else f"{response.status}: {received[-200:]!r}"
+        complete = (
+            b"data: [DONE]" in received if stream else b'"finish_reason":"length"' in received
+        )
+        return (
+            "answered"
+            if response.status == 200 and complete
+            else f"{response.status}: {received[-200:]!r}"
+        )
 
 
 def answers_again(replicas: Replicas, port: int) -> bool:
@@ -225,7 +271,9 @@ def answers_again(replicas: Replicas, port: int) -> bool:
     return stats(port)["total_requests"] > 0
 
 
-def test_a_replica_that_is_killed_costs_the_streams_that_it_had_begun_and_nothing_else(replicas: Replicas) -> None:
+def test_a_replica_that_is_killed_costs_the_streams_that_it_had_begun_and_nothing_else(
+    replicas: Replicas,
+) -> None:
     """Whoever has heard nothing yet is asked again at the other one, which takes over. With
     TROUPER_LONG_TESTS=1 the first one comes back, too."""
     stop = threading.Event()

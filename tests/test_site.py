@@ -1,4 +1,5 @@
-"""The documentation as a site: strictly built, with a place for each page, and nothing from other hosts."""
+"""The documentation as a site: strictly built, with a place for each page, and nothing from other
+hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ FETCHED = re.compile(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page without a place in the navigation, a broken link or a name that the reference does not find fail it."""
+    """A page without a place in the navigation, a broken link or a name that the reference does not
+    find fail it."""
     target = tmp_path_factory.mktemp("site")
     ran = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
@@ -37,7 +39,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nothing_comes_from_another_host(site: Path) -> None:
     pages = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(pages) > 15
-    assert {page.name: found.group() for page in pages if (found := FETCHED.search(page.read_text("utf-8")))} == {}
+    assert {
+        page.name: found.group()
+        for page in pages
+        if (found := FETCHED.search(page.read_text("utf-8")))
+    } == {}
     assert FETCHED.search('<link rel="stylesheet" href="https://fonts.example/a.css">')
 
 
@@ -45,4 +51,6 @@ def test_what_pages_include_is_there(site: Path) -> None:
     """The table of flags, examples, and names out of the code."""
     assert "--completion-batch-size" in (site / "flags" / "index.html").read_text("utf-8")
     assert "run_summarizer" in (site / "embedding" / "index.html").read_text("utf-8")
-    assert "The client's end of one request." in (site / "reference" / "index.html").read_text("utf-8")
+    assert "The client's end of one request." in (site / "reference" / "index.html").read_text(
+        "utf-8"
+    )

@@ -38,7 +38,11 @@ def test_it_lies_below_the_cache_and_nobody_else_may_enter(home: Path) -> None:
     with without_umask():
         own = chosen()
     assert own.is_relative_to(home / ".cache" / "trouper" / "tmp")
-    made = [path for path in (own / FOLDER, *(own / FOLDER).parents) if path != home and path.is_relative_to(home)]
+    made = [
+        path
+        for path in (own / FOLDER, *(own / FOLDER).parents)
+        if path != home and path.is_relative_to(home)
+    ]
     assert {path.stat().st_mode & 0o7777 for path in made} == {0o700}
     assert chosen() == own
 
@@ -152,7 +156,9 @@ def test_kernels_that_a_kill_has_cut_are_removed(
     kernels = chosen() / FOLDER / "0.1" / "cpu"
     kernels.mkdir(parents=True)
     (tmp_path / "one.c").write_text("int one(void) { return 1; }")
-    subprocess.run(["g++", "-shared", "-fPIC", "-o", kernels / "whole.so", tmp_path / "one.c"], check=True)
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", "-o", kernels / "whole.so", tmp_path / "one.c"], check=True
+    )
     whole = (kernels / "whole.so").read_bytes()
     cuts = {"empty": b"", "zeros": bytes(100), "short": whole[:-1], "header": whole[:64]}
     for name, content in cuts.items():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 """Files of a container's memory limit, in cgroup version 2 and 1."""
 
 

@@ -11,11 +11,35 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.health import ChannelStats
 from trouper.protocol.loading import Loading, LoadWatch
 from trouper.protocol.logits_processor import LogitsProcessor
-from trouper.protocol.model import AdapterCard, AdapterPlan, Engine, MemoryStats, ModelCard, Tokenizer
+from trouper.protocol.model import (
+    AdapterCard,
+    AdapterPlan,
+    Engine,
+    MemoryStats,
+    ModelCard,
+    Tokenizer,
+)
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
-from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
-from trouper.protocol.requests import CacheScope, ChatPrompt, Generate, InfillPrompt, TextPrompt, Timeouts, TokenPrompt
+from trouper.protocol.replies import (
+    Accepted,
+    Delta,
+    Embedded,
+    Failed,
+    Finished,
+    Scored,
+    Started,
+    TokenLogprobs,
+)
+from trouper.protocol.requests import (
+    CacheScope,
+    ChatPrompt,
+    Generate,
+    InfillPrompt,
+    TextPrompt,
+    Timeouts,
+    TokenPrompt,
+)
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import ServerSettings, Settings

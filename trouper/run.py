@@ -32,7 +32,8 @@ FILES_ANSWER_S = 60.0
 
 
 def mlx_engine() -> type[MlxEngine]:
-    """Import the real engine, and with it MLX, which an embedder with an engine of its own may not have."""
+    """Import the real engine, and with it MLX, which an embedder with an engine of its own may not
+    have."""
     from trouper.engine.host import MlxEngine
 
     return MlxEngine
@@ -45,9 +46,11 @@ async def run_runtime(
     logits_processors: Processors | None = None,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Load the model and run the six actors; `nursery.start` returns the `Runtime`. Ends after `Runtime.drain`.
+    """Load the model and run the six actors; `nursery.start` returns the `Runtime`. Ends after
+    `Runtime.drain`.
 
-    `engine` None: the real one (MLX), which calls `logits_processors` for the requests that name them. Raises `ModelUnusable`.
+    `engine` None: the real one (MLX), which calls `logits_processors` for the requests that name
+    them. Raises `ModelUnusable`.
     """
     if engine is None:
         engine = mlx_engine()(settings, processors=logits_processors or {})
@@ -55,7 +58,8 @@ async def run_runtime(
 
 
 def scan_of(sources: Sequence[str]) -> Scan | None:
-    """Return what finds the models of --models-from, on a thread; None: there are no sources. Raises `SettingsInvalid`."""
+    """Return what finds the models of --models-from, on a thread; None: there are no sources.
+    Raises `SettingsInvalid`."""
     from trouper.engine.platform import device
 
     if not sources:
@@ -64,7 +68,10 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
     scan, is_cpu = ModelScan(sources), device.is_cpu()
 
     def found() -> list[ScannedModel]:
-        return [ScannedModel(files, files.float32_bytes if is_cpu else files.stored_bytes) for files in scan.models()]
+        return [
+            ScannedModel(files, files.float32_bytes if is_cpu else files.stored_bytes)
+            for files in scan.models()
+        ]
 
     async def scan_once() -> list[ScannedModel]:
         return await trio.to_thread.run_sync(found, abandon_on_cancel=True)
@@ -73,14 +80,17 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
 
 
 class WeightSizes:
-    """Bytes and dates of models before they are loaded. A model whose files do not answer has one thread, which may hang for ever."""
+    """Bytes and dates of models before they are loaded. A model whose files do not answer has one
+    thread, which may hang for ever."""
 
     def __init__(self) -> None:
-        self._threads: defaultdict[str | None, trio.CapacityLimiter] = defaultdict(lambda: trio.CapacityLimiter(1))
+        self._threads: defaultdict[str | None, trio.CapacityLimiter] = defaultdict(
+            lambda: trio.CapacityLimiter(1)
+        )
 
     async def measure(self, settings: Settings) -> Measured:
-        """Read the headers of a model's files, after downloading what is missing. Raises `ModelUnusable`, also if its directory does not answer
-        within FILES_ANSWER_S."""
+        """Read the headers of a model's files, after downloading what is missing. Raises
+        `ModelUnusable`, also if its directory does not answer within FILES_ANSWER_S."""
         from trouper.engine.loading.model_loading import measured
         from trouper.engine.loading.model_source import may_download
 
@@ -91,7 +101,8 @@ class WeightSizes:
                 measured, settings, abandon_on_cancel=True, limiter=self._threads[settings.model]
             )
         raise ModelUnusable(
-            f"{settings.model} does not answer within {limit_s:g} s: its file system hangs, or a file is none"
+            f"{settings.model} does not answer within {limit_s:g} s: its file system hangs, or a "
+            "file is none"
         )
 
 
@@ -105,10 +116,12 @@ async def run_models(
     logits_processors: Processors | None = None,
     task_status: trio.TaskStatus[ModelManager] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a runtime for each of several models; `nursery.start` returns the `ModelManager` once the first is loaded. Ends after
-    `ModelManager.drain`. `options`: of models, by what their settings name. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
-    processes that have the one model together; they have no `logits_processors`, by name, which requests may name otherwise. Raises `ModelUnusable`, if the first cannot be loaded, and
-    `SettingsInvalid` for a name in `server` without effect."""
+    """Run a runtime for each of several models; `nursery.start` returns the `ModelManager` once the
+    first is loaded. Ends after `ModelManager.drain`. `options`: of models, by what their settings
+    name. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0
+    of several processes that have the one model together; they have no `logits_processors`, by
+    name, which requests may name otherwise. Raises `ModelUnusable`, if the first cannot be loaded,
+    and `SettingsInvalid` for a name in `server` without effect."""
     engine_class = mlx_engine()
     from trouper.engine.platform.device import weights_room
 
@@ -130,6 +143,16 @@ async def run_models(
 
     room = weights_room() if server.model_memory is None else server.model_memory
     await run_model_manager(
-        settings, server.served_model_name, start, WeightSizes().measure, room, default_name=EMBEDDED, max_models=server.max_models(len(settings)),
-        ttl_s=server.model_ttl_s, options=options, progress=progress, scan=None if ranks is not None else scan_of(server.models_from), task_status=task_status,
-    )  # fmt: skip
+        settings,
+        server.served_model_name,
+        start,
+        WeightSizes().measure,
+        room,
+        default_name=EMBEDDED,
+        max_models=server.max_models(len(settings)),
+        ttl_s=server.model_ttl_s,
+        options=options,
+        progress=progress,
+        scan=None if ranks is not None else scan_of(server.models_from),
+        task_status=task_status,
+    )

@@ -1,12 +1,16 @@
-"""Traces as JSON Lines: one request a line, with when it came and what its prompt shares with others.
+"""Traces as JSON Lines: one request a line, with when it came and what its prompt shares with
+others.
 
 Read are
 
-- Mooncake's traces (`timestamp` in ms, `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens; github.com/kvcache-ai/Mooncake,
-  FAST25-release/traces), with the fields that AIPerf and Dynamo add: `session_id`, whose rows are turns of which each waits for the one before, and
-  `delay`, ms between the end of a turn and the next. `input_tokens`, `output_tokens`, `created_time` and `delay_ms` are other names.
-- Lines with a text: `prompt` as in vLLM's `--dataset-name custom`, `text_input`, or `messages`, which are a whole conversation. The other fields are as above;
-  without `timestamp` requests come at once.
+- Mooncake's traces (`timestamp` in ms, `input_length`, `output_length`, `hash_ids` of blocks of 512
+  tokens; github.com/kvcache-ai/Mooncake, FAST25-release/traces), with the fields that AIPerf and
+  Dynamo add: `session_id`, whose rows are turns of which each waits for the one before, and
+  `delay`, ms between the end of a turn and the next. `input_tokens`, `output_tokens`,
+  `created_time` and `delay_ms` are other names.
+- Lines with a text: `prompt` as in vLLM's `--dataset-name custom`, `text_input`, or `messages`,
+  which are a whole conversation. The other fields are as above; without `timestamp` requests come
+  at once.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ TOKENS = (1000, 20_000)
 
 @attrs.frozen
 class Request:
-    """One request. `prompt` is a text, token ids or messages; `session` None: it is alone. Times are in seconds."""
+    """One request. `prompt` is a text, token ids or messages; `session` None: it is alone. Times
+    are in seconds."""
 
     prompt: str | list[int] | list[dict[str, Any]]
     max_tokens: int
@@ -44,12 +49,14 @@ class Request:
     delay_s: float = 0.0
     session: str | None = None
     known_tokens: int | None = None
-    """Tokens of the prompt that requests before it had, by the trace's blocks; None: the trace does not say."""
+    """Tokens of the prompt that requests before it had, by the trace's blocks; None: the trace does
+    not say."""
 
 
 @attrs.frozen
 class Scale:
-    """How a trace is made to fit a machine: `lengths` multiplies those of prompts, blocks and answers, `time` divides the time between requests."""
+    """How a trace is made to fit a machine: `lengths` multiplies those of prompts, blocks and
+    answers, `time` divides the time between requests."""
 
     lengths: float = 1.0
     time: float = 1.0
@@ -91,9 +98,13 @@ def _request(row: dict[str, Any], scale: Scale, seen: set[int]) -> Request:
         prompt = tokens_of(blocks, tokens, block_tokens, scale.tokens)
     seconds = [float(_named(row, name) or 0) / 1000 / scale.time for name in ("timestamp", "delay")]
     session = row.get("session_id")
-    return Request(
-        prompt, scale.of(int(_named(row, "output") or LENGTH)), *seconds, None if session is None else str(session), known
-    )  # fmt: skip
+    return Request(  # type: ignore[call-arg]
+        prompt,
+        scale.of(int(_named(row, "output") or LENGTH)),
+        *seconds,  # type: ignore[arg-type]
+        None if session is None else str(session),
+        known,
+    )
 
 
 def _named(row: dict[str, Any], name: str) -> Any:
@@ -101,27 +112,34 @@ def _named(row: dict[str, Any], name: str) -> Any:
 
 
 def _known(blocks: Sequence[int], seen: set[int], block_tokens: int, tokens: int) -> int:
-    """Tokens of the leading blocks that are known. Ids are those of a block and all before it, so that one set is enough."""
+    """Tokens of the leading blocks that are known. Ids are those of a block and all before it, so
+    that one set is enough."""
     known = next((place for place, block in enumerate(blocks) if block not in seen), len(blocks))
     seen.update(blocks)
     return min(known * block_tokens, tokens)
 
 
-def tokens_of(blocks: Sequence[int], count: int, block_tokens: int, among: tuple[int, int]) -> list[int]:
-    """`count` tokens: those of each block follow from its id, so that equal blocks are equal in every run."""
+def tokens_of(
+    blocks: Sequence[int], count: int, block_tokens: int, among: tuple[int, int]
+) -> list[int]:
+    """`count` tokens: those of each block follow from its id, so that equal blocks are equal in
+    every run."""
     found: list[int] = []
     for block in blocks:
         found += Random(f"block {block}").choices(range(*among), k=block_tokens)
     while len(found) < count:
-        found += Random(f"rest {len(found)} {list(blocks)[-1:]}").choices(range(*among), k=block_tokens)
+        found += Random(f"rest {len(found)} {list(blocks)[-1:]}").choices(
+            range(*among), k=block_tokens
+        )
     return found[:count]
 
 
 def turns(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """Requests by session, in the order in which sessions begin; one without a session is a session of its own."""
+    """Requests by session, in the order in which sessions begin; one without a session is a session
+    of its own."""
     sessions: dict[str, list[Request]] = {}
     for number, request in enumerate(requests):
-        sessions.setdefault(f"alone {number}" if request.session is None else f"of {request.session}", []).append(
-            request
-        )
+        sessions.setdefault(
+            f"alone {number}" if request.session is None else f"of {request.session}", []
+        ).append(request)
     yield from sorted(sessions.values(), key=lambda turns: turns[0].at_s)

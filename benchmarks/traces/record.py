@@ -1,8 +1,10 @@
-"""Records `agents.jsonl`: scripted agents that read this project's pages, and a burst of short chats, against two layers with the embedded model's vocabulary.
+"""Records `agents.jsonl`: scripted agents that read this project's pages, and a burst of short
+chats, against two layers with the embedded model's vocabulary.
 
 python -m benchmarks.traces.record benchmarks/traces/agents.jsonl
 
-What is recorded is what the agents sent, when, with the model's own answers in the conversations, so that a replay needs no agent.
+What is recorded is what the agents sent, when, with the model's own answers in the conversations,
+so that a replay needs no agent.
 """
 
 from __future__ import annotations
@@ -28,9 +30,15 @@ TOOLS = (
     "edit_file(path, old, new)",
     "run_tests(names)",
 )
-SYSTEM = "You are a careful engineer who works in a repository with tools, one call at a time. The tools are:\n" + "\n".join(
-    f"- {tool}: answers as text; an error begins with the word error. Say what you look for before you call it." for tool in TOOLS
-)  # fmt: skip
+SYSTEM = (
+    "You are a careful engineer who works in a repository with tools, one call at a time. The "
+    "tools are:\n"
+    + "\n".join(
+        f"- {tool}: answers as text; an error begins with the word error. Say what you look for "
+        "before you call it."
+        for tool in TOOLS
+    )
+)
 PAGES = ("docs/cache.md", "docs/operating.md", "docs/actors.md", "docs/long-contexts.md")
 LINES = 12
 ANSWER = 48
@@ -42,11 +50,22 @@ class Recorder:
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self.client, self.began, self.rows = client, trio.current_time(), list[dict[str, Any]]()
 
-    async def ask(self, session: str, messages: list[dict[str, str]], max_tokens: int, delay_s: float = 0.0) -> str:
+    async def ask(
+        self, session: str, messages: list[dict[str, str]], max_tokens: int, delay_s: float = 0.0
+    ) -> str:
         row = {"timestamp": round(1000 * (trio.current_time() - self.began)), "session_id": session}
-        row |= {"delay": round(1000 * delay_s), "output_length": max_tokens, "messages": list(messages)}
+        row |= {
+            "delay": round(1000 * delay_s),
+            "output_length": max_tokens,
+            "messages": list(messages),
+        }
         self.rows.append(row)
-        body = {"messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+        body = {
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
         answer = await self.client.post("/v1/chat/completions", json=body)
         return str(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
@@ -55,7 +74,10 @@ class Recorder:
         lines = _lines(PAGES[number % len(PAGES)])
         messages = [{"role": "system", "content": SYSTEM}]
         messages.append(
-            {"role": "user", "content": f"Find out what {PAGES[number % len(PAGES)]} promises, and check it."}
+            {
+                "role": "user",
+                "content": f"Find out what {PAGES[number % len(PAGES)]} promises, and check it.",
+            }
         )
         await trio.sleep(chance.uniform(0, 3))
         delay_s = 0.0
@@ -95,9 +117,14 @@ async def record(url: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
     target = parser.parse_args().file
-    with TemporaryDirectory() as disk, trouper(tiny_copy(embedded()), "--self-check", "off", disk=Path(disk)) as served:
+    with (
+        TemporaryDirectory() as disk,
+        trouper(tiny_copy(embedded()), "--self-check", "off", disk=Path(disk)) as served,
+    ):
         rows = trio.run(record, f"http://127.0.0.1:{served.port}")
     target.write_text("".join(json.dumps(row) + "\n" for row in rows))

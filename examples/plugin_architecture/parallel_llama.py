@@ -1,7 +1,9 @@
-"""An architecture that mlx-lm does not have, as a plugin: Llama whose attention and MLP read the same input, as in GPT-J.
+"""An architecture that mlx-lm does not have, as a plugin: Llama whose attention and MLP read the
+same input, as in GPT-J.
 
-The interface is that of a module of mlx_lm.models: `Model` and `ModelArgs`. `Model` may have `sanitize(weights)`, which names the
-weights of a checkpoint, and `make_cache()`, which makes the caches of one row. With mlx-lm's own classes of caches rows can be batched.
+The interface is that of a module of mlx_lm.models: `Model` and `ModelArgs`. `Model` may have
+`sanitize(weights)`, which names the weights of a checkpoint, and `make_cache()`, which makes the
+caches of one row. With mlx-lm's own classes of caches rows can be batched.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ class Model(llama.Model):
 
     def sanitize(self, weights: Weights) -> Weights:
         """Name weights as this module does. Here checkpoints call the norm of a layer `norm`."""
-        named = {name.replace(".norm.weight", ".input_layernorm.weight") if ".layers." in name else name: weight
-                 for name, weight in weights.items()}  # fmt: skip
+        named = {
+            name.replace(".norm.weight", ".input_layernorm.weight")
+            if ".layers." in name
+            else name: weight
+            for name, weight in weights.items()
+        }
         sanitize: Any = super().sanitize  # mlx-lm's methods have no types.
         return dict(sanitize(named))

@@ -1,7 +1,10 @@
-"""`python -m tests.abuse [NAME ...]`: plays the abuses beside one running stream of the embedded model, and a table of what they did.
+"""`python -m tests.abuse [NAME ...]`: plays the abuses beside one running stream of the embedded
+model, and a table of what they did.
 
-With names, only those that have one of them in their name or kind; with `--tiny` as the first, on a tiny random model. Honest requests of the same kind are played in turns with
-the abuses, since the machine is not equally fast all the time: an abuse is measured against the worst of the honest turns around it.
+With names, only those that have one of them in their name or kind; with `--tiny` as the first, on a
+tiny random model. Honest requests of the same kind are played in turns with the abuses, since the
+machine is not equally fast all the time: an abuse is measured against the worst of the honest turns
+around it.
 """
 
 # ruff: noqa: T201
@@ -20,7 +23,17 @@ import trio
 
 from tests.abuse.asking import Ask, chat
 from tests.abuse.listed import HONEST, Abuse, Kind, named
-from tests.abuse.playing import EXTRA_S, WITHIN, Memory, Played, Stage, faults, server, staged, tiny_model
+from tests.abuse.playing import (
+    EXTRA_S,
+    WITHIN,
+    Memory,
+    Played,
+    Stage,
+    faults,
+    server,
+    staged,
+    tiny_model,
+)
 
 EVERY = 4
 """So many abuses between two turns of honest requests."""
@@ -40,8 +53,10 @@ class Line:
     def __str__(self) -> str:
         verdict = "; ".join(self.wrong) or "ok"
         return (
-            f"| {self.abuse.kind} | {self.abuse.name} | {self.played.statuses} | {self.played.seconds:.1f} "
-            f"| {self.played.gap_s:.2f} | {self.honest_s:.2f} | {self.played.memory.process / 1e6:.0f} "
+            f"| {self.abuse.kind} | {self.abuse.name} | {self.played.statuses} | "
+            f"{self.played.seconds:.1f} "
+            f"| {self.played.gap_s:.2f} | {self.honest_s:.2f} | "
+            f"{self.played.memory.process / 1e6:.0f} "
             f"| {self.played.memory.active / 1e6:.0f} | {verdict} |"
         )
 
@@ -62,8 +77,9 @@ def judged(abuse: Abuse, played: Played, honest_s: float, before: Memory) -> Lin
 
 
 async def warm(stage: Stage, kinds: Collection[Kind]) -> Memory:
-    """The memory after honest requests of each kind. The last has a body of 2 MB, after which the server gives back to the system
-    what its heaps hold: else they would hide what an abuse leaves behind."""
+    """The memory after honest requests of each kind. The last has a body of 2 MB, after which the
+    server gives back to the system what its heaps hold: else they would hide what an abuse leaves
+    behind."""
     for asks in (HONEST[kind] for kind in kinds):
         await stage.play(asks)
     await stage.play([Ask(chat(user="x" * 2 * 10**6))])
@@ -90,8 +106,13 @@ async def play(abuses: tuple[Abuse, ...], model: Path | None) -> list[Line]:
     with server(model, *MODEL_FLAGS) as (port, process):
         async with staged(port, process) as stage:
             before = await warm(stage, {abuse.kind for abuse in abuses})
-            print(f"before: process {before.process / 1e6:.0f} MB, MLX {before.active / 1e6:.0f} MB", flush=True)
-            print("| kind | abuse | status | seconds | gap s | honest gap s | process MB | MLX MB | |")
+            print(
+                f"before: process {before.process / 1e6:.0f} MB, MLX {before.active / 1e6:.0f} MB",
+                flush=True,
+            )
+            print(
+                "| kind | abuse | status | seconds | gap s | honest gap s | process MB | MLX MB | |"
+            )
             print("|---|---|---|---|---|---|---|---|---|", flush=True)
             for kind, some in groupby(abuses, lambda abuse: abuse.kind):
                 lines += await play_kind(stage, list(some), kind, before)

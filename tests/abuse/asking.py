@@ -1,4 +1,5 @@
-"""What a client of the abuses sends, and what it heard. Bodies are made when they are sent: some have 16 MB."""
+"""What a client of the abuses sends, and what it heard. Bodies are made when they are sent: some
+have 16 MB."""
 
 from __future__ import annotations
 
@@ -55,14 +56,18 @@ def of(**fields: Any) -> Callable[[], bytes]:
 
 def chat(**fields: Any) -> Callable[[], bytes]:
     """An ordinary chat with these fields."""
-    return of(**({"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4} | fields))
+    return of(
+        **({"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4} | fields)
+    )
 
 
 async def ask(port: int, one: Ask) -> Heard:
     """To the end of the answer."""
     try:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-            with trio.move_on_after(PATIENCE_S if one.leaves_after_s is None else one.leaves_after_s):
+            with trio.move_on_after(
+                PATIENCE_S if one.leaves_after_s is None else one.leaves_after_s
+            ):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_send, stream, one)
                     heard = await _receive(stream)
@@ -77,7 +82,11 @@ async def _send(stream: trio.SocketStream, one: Ask) -> None:
     body = one.body()
     length = f"Content-Length: {len(body)}" if one.chunk is None else "Transfer-Encoding: chunked"
     lines = [f"{one.method} {one.path} HTTP/1.1", "Host: localhost", "Connection: close"]
-    lines += ["Content-Type: application/json", length, *(f"{name}: {value}" for name, value in one.headers)]
+    lines += [
+        "Content-Type: application/json",
+        length,
+        *(f"{name}: {value}" for name, value in one.headers),
+    ]
     with suppress(trio.BrokenResourceError):  # A refusal may come before all was sent.
         await stream.send_all("\r\n".join([*lines, "", ""]).encode("latin-1"))
         if one.chunk is None:

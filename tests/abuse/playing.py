@@ -1,4 +1,5 @@
-"""A real server beside whose one running stream abuses are played, and what that stream and the memory made of them."""
+"""A real server beside whose one running stream abuses are played, and what that stream and the
+memory made of them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from tests.families import FAMILIES, save
 from tests.test_process import free_port, serving
 from tests.web.serving import post
 
-STREAM = {"prompt": "Once upon a time", "max_tokens": 300, "stream": True, "ignore_eos": True, "speculation": "off"}
+STREAM = {
+    "prompt": "Once upon a time",
+    "max_tokens": 300,
+    "stream": True,
+    "ignore_eos": True,
+    "speculation": "off",
+}
 QUIET_S = 1.0
 """What is still heard of the stream after the last answer."""
 BACK_S = 45.0
@@ -27,7 +34,14 @@ BACK_S = 45.0
 WITHIN = 1.10
 EXTRA_S = 0.5
 """Beyond what honest requests cause, a pause of a stream may be so long."""
-LIMITS = ("--request-timeout-s", "900", "--queue-timeout-s", "300", "--first-token-timeout-s", "300")
+LIMITS = (
+    "--request-timeout-s",
+    "900",
+    "--queue-timeout-s",
+    "300",
+    "--first-token-timeout-s",
+    "300",
+)
 """The stream and what is played beside it take longer here than the defaults allow."""
 
 
@@ -61,7 +75,9 @@ class Stream:
     async def run(self) -> None:
         while True:
             async with await trio.open_tcp_stream("127.0.0.1", self._port) as stream:
-                await stream.send_all(post(COMPLETIONS, STREAM, "Content-Type: application/json\r\n"))
+                await stream.send_all(
+                    post(COMPLETIONS, STREAM, "Content-Type: application/json\r\n")
+                )
                 await self._read(stream)
 
     async def _read(self, stream: trio.SocketStream) -> None:
@@ -69,7 +85,9 @@ class Stream:
         while b"data: [DONE]" not in tail:
             said = bytes(await stream.receive_some(2**16))
             if not said or b'data: {"error"' in said:
-                self.broken = (tail + said)[-300:].decode("utf-8", "replace") or "the connection ended"
+                self.broken = (tail + said)[-300:].decode(
+                    "utf-8", "replace"
+                ) or "the connection ended"
                 return
             tail = tail[-100:] + said
             if b"data: " in said:
@@ -140,8 +158,13 @@ class Played:
 
     @property
     def statuses(self) -> str:
-        counts = {one.status: sum(other.status == one.status for other in self.heard) for one in self.heard}
-        return ", ".join(f"{status}" if n == 1 else f"{n}x {status}" for status, n in sorted(counts.items()))
+        counts = {
+            one.status: sum(other.status == one.status for other in self.heard)
+            for one in self.heard
+        }
+        return ", ".join(
+            f"{status}" if n == 1 else f"{n}x {status}" for status, n in sorted(counts.items())
+        )
 
 
 class Stage:
@@ -186,7 +209,11 @@ async def staged(port: int, process: psutil.Process) -> AsyncIterator[Stage]:
 
 def faults(abuse: Abuse, heard: Sequence[Heard]) -> list[str]:
     """What of the answers is not as it must be."""
-    return [fault for one, wish in zip(heard, abuse.asks, strict=True) if (fault := _fault(abuse, one, wish))]
+    return [
+        fault
+        for one, wish in zip(heard, abuse.asks, strict=True)
+        if (fault := _fault(abuse, one, wish))
+    ]
 
 
 def _fault(abuse: Abuse, heard: Heard, wish: Ask) -> str:

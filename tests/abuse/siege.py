@@ -144,10 +144,14 @@ async def play(siege: Siege, cases: Sequence[Case]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="just siege", description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="a tiny random model in place of the embedded one")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny random model in place of the embedded one"
+    )
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--descriptors", type=int, help="limit of the server's descriptors")
-    parser.add_argument("--memory-mb", type=int, help="what the server may map beyond what it has when ready")
+    parser.add_argument(
+        "--memory-mb", type=int, help="what the server may map beyond what it has when ready"
+    )
     options = parser.parse_args()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the server ends, too.
@@ -156,7 +160,9 @@ def main() -> int:
     with TemporaryDirectory() as scratch:
         root = Path(scratch)
         tiny = tiny_model(root / "tiny")
-        (tiny / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        (tiny / "tokenizer_config.json").write_text(
+            '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+        )
         cases = build(root / "hostile", tiny)
         flags = ("--models-from", str(root / "hostile"), "--adapters-from", str(root / "hostile"))
         try:

@@ -1,5 +1,6 @@
-"""The abuses that are small enough for every run, on a tiny model behind real sockets: what is answered, that the stream beside them
-goes on, and that the engine's thread compiled none of their grammars. `just abuse` plays all, with figures."""
+"""The abuses that are small enough for every run, on a tiny model behind real sockets: what is
+answered, that the stream beside them goes on, and that the engine's thread compiled none of their
+grammars. `just abuse` plays all, with figures."""
 
 from __future__ import annotations
 
@@ -50,18 +51,26 @@ def test_there_are_enough_of_them_and_each_has_its_name() -> None:
 
 async def test_abuses_are_answered_and_a_stream_goes_on_beside_them(tmp_path: Path) -> None:
     config = {**FAMILIES["llama"], "max_position_embeddings": 8192}
-    settings = Settings(model=str(save("llama", tmp_path, config)), no_ssd=True, gather_ms=0, grammar_timeout_s=2.0)
+    settings = Settings(
+        model=str(save("llama", tmp_path, config)), no_ssd=True, gather_ms=0, grammar_timeout_s=2.0
+    )
     shutdown, wrong = trio.Event(), list[str]()
     async with trio.open_nursery() as nursery:
-        runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=MlxEngine(settings)))
-        [url] = await nursery.start(partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown))
+        runtime: Runtime = await nursery.start(
+            partial(run_runtime, settings, engine=MlxEngine(settings))
+        )
+        [url] = await nursery.start(
+            partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown)
+        )
         port = int(url.rsplit(":", 1)[1])
         stream = Stream(port)
         async with trio.open_nursery() as beside:
             beside.start_soon(stream.run)
             for abuse in played():
                 await stream.hears()
-                wrong += [f"{abuse.name}: {fault}" for fault in faults(abuse, await all_of(port, abuse))]
+                wrong += [
+                    f"{abuse.name}: {fault}" for fault in faults(abuse, await all_of(port, abuse))
+                ]
                 if stream.broken:
                     wrong.append(f"{abuse.name}: the stream broke: {stream.broken}")
                     stream.broken = ""

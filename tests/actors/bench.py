@@ -1,4 +1,5 @@
-"""What the tests of single actors share: real channels, and a scheduler whose engine is the test itself."""
+"""What the tests of single actors share: real channels, and a scheduler whose engine is the test
+itself."""
 
 from __future__ import annotations
 
@@ -58,11 +59,15 @@ class Opened:
         return submission, replies
 
     def still_open(self) -> list[Submission]:
-        states = [(submission, submission.replies.statistics()) for submission in self.by_test + self.in_runtime]
+        states = [
+            (submission, submission.replies.statistics())
+            for submission in self.by_test + self.in_runtime
+        ]
         return [
             submission
             for submission, state in states
-            if state.open_send_channels or (submission in self.in_runtime and state.open_receive_channels)
+            if state.open_send_channels
+            or (submission in self.in_runtime and state.open_receive_channels)
         ]
 
 
@@ -104,11 +109,15 @@ class Bench:
     unanswered: list[Plan] = attrs.field(factory=list)
     unprefilled: dict[RowId, int] = attrs.field(factory=dict)
 
-    async def ask(self, request_id: str = "r", tokens: int = 3, max_tokens: int = 5, **more: Any) -> Replies:
+    async def ask(
+        self, request_id: str = "r", tokens: int = 3, max_tokens: int = 5, **more: Any
+    ) -> Replies:
         request = generate(request_id, tokens, max_tokens=max_tokens, **more)
         submission, answer = self.opened.submission(request)
         assert isinstance(request.prompt, TokenPrompt)
-        await self.admitted.send(attrs.evolve(submission, prompt=request.prompt.tokens, max_tokens=max_tokens))
+        await self.admitted.send(
+            attrs.evolve(submission, prompt=request.prompt.tokens, max_tokens=max_tokens)
+        )
         await wait_all_tasks_blocked()
         return answer
 
@@ -134,19 +143,23 @@ class Bench:
         plan = self.unanswered.pop(0)
         for chunk in plan.prefill:
             self.unprefilled[chunk.row] -= chunk.tokens
-        rows = plan.decode + tuple(chunk.row for chunk in plan.prefill if self.unprefilled[chunk.row] == 0)
+        rows = plan.decode + tuple(
+            chunk.row for chunk in plan.prefill if self.unprefilled[chunk.row] == 0
+        )
         self.results.send_nowait(Stepped(plan.step, rows, (token,) * len(rows), (), seconds))
         await wait_all_tasks_blocked()
         return plan
 
     async def play(self, token: int = 97, most: int = 10_000) -> list[Plan]:
-        """Answer as an engine does until the scheduler has nothing left to do; every plan, in order."""
+        """Answer as an engine does until the scheduler has nothing left to do; every plan, in
+        order."""
         played: list[Plan] = []
         for _ in range(most):
             await self.new_plans()
             if not self.unanswered:
                 return played
-            if len(self.unanswered) == 1:  # Plan n-1 is answered when n has arrived: work is never left unflushed.
+            # Plan n-1 is answered when n has arrived: work is never left unflushed.
+            if len(self.unanswered) == 1:
                 assert not self.unanswered[0].has_work
             played.append(await self.answer(token))
         raise AssertionError("the scheduler never rests")
@@ -154,10 +167,13 @@ class Bench:
 
 @asynccontextmanager
 async def scheduling(
-    opened: Opened, stats: Watch[SchedulerStats] | None = None, told: ModelCard | None = None, **more: Any
+    opened: Opened,
+    stats: Watch[SchedulerStats] | None = None,
+    told: ModelCard | None = None,
+    **more: Any,
 ) -> AsyncIterator[Bench]:
-    """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that crashed. `told`: of the
-    model."""
+    """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that
+    crashed. `told`: of the model."""
     channels = Channels(CHANNELS)
     admitted, admitted_in = channels.open("admitted")
     sending, plans_in = channels.open("plans")
@@ -167,11 +183,19 @@ async def scheduling(
     stats, memory = stats or Watch(SchedulerStats()), Watch(MemoryStatus())
     orders, orders_in = channels.open("orders")
     edges = SchedulerEdges(
-        admitted=admitted_in, plans=plans, results=results_in, orders=orders, disk_known=trio.Event(),
+        admitted=admitted_in,
+        plans=plans,
+        results=results_in,
+        orders=orders,
+        disk_known=trio.Event(),
         watches=CoreWatches(
-            stats=stats, memory=memory, directory=Watch(DirectoryStats()), last_viewed_at=last_viewed_at, batch=batch
+            stats=stats,
+            memory=memory,
+            directory=Watch(DirectoryStats()),
+            last_viewed_at=last_viewed_at,
+            batch=batch,
         ),
-    )  # fmt: skip
+    )
     bench = Bench(admitted, plans_in, results, stats, memory, last_viewed_at, batch, opened)
 
     async def actor() -> None:
@@ -196,6 +220,8 @@ async def running(engine: FakeEngine | None = None, **more: Any) -> AsyncIterato
     """The whole graph around a fake engine; drained at the end."""
     settings = Settings(**{"no_ssd": True, "gather_ms": 0, **more})
     async with trio.open_nursery() as nursery:
-        runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=engine or FakeEngine()))
+        runtime: Runtime = await nursery.start(
+            partial(run_runtime, settings, engine=engine or FakeEngine())
+        )
         yield runtime
         await runtime.drain(10)

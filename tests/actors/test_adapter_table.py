@@ -1,4 +1,5 @@
-"""An adapter that is unloaded is refused at once, and goes when the requests that have it have ended, those without a row, too."""
+"""An adapter that is unloaded is refused at once, and goes when the requests that have it have
+ended, those without a row, too."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ async def test_it_goes_when_its_last_request_has_ended() -> None:
         await table.remove("one")
         removed.set()
 
-    assert table.begin("one") == table.begin("one") == card("one") and table.begin("two") == card("two")
+    assert table.begin("one") == table.begin("one") == card("one") and table.begin("two") == card(
+        "two"
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(remove)
         await wait_all_tasks_blocked()
@@ -65,8 +68,11 @@ class Noting(FakeEngine):
         return await super().unload_adapter(name)
 
 
-async def test_it_goes_after_the_plans_that_admit_a_row_with_it(opened: Opened, autojump_clock: MockClock) -> None:
-    """Its client has left, but the plan is on its way: the row's KV would be computed without the adapter, and be kept as if with it."""
+async def test_it_goes_after_the_plans_that_admit_a_row_with_it(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
+    """Its client has left, but the plan is on its way: the row's KV would be computed without the
+    adapter, and be kept as if with it."""
     admitted_at = list[float]()
 
     async def slow(plan: Plan) -> None:

@@ -12,7 +12,10 @@ from tests.fakes import FakeEngine
 
 
 async def test_the_example_streams_an_answer_and_ends(
-    opened: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    opened: Opened,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     await embed.main("hello?", engine=FakeEngine())

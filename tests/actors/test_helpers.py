@@ -24,7 +24,7 @@ from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder, Sweep
 
-# -- CacheJanitor ------------------------------------------------------------------------------------
+# -- CacheJanitor ---------------------------------------------------------------------------------
 
 
 def start_janitor(
@@ -56,7 +56,9 @@ async def test_the_janitor_looks_often_and_sweeps_seldom(autojump_clock: MockClo
 
 async def test_a_full_channel_to_the_writer_sheds(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
-        _, sweeps = start_janitor(nursery, lambda: MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=1))
+        _, sweeps = start_janitor(
+            nursery, lambda: MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=1)
+        )
         await trio.sleep(10 * SWEEP_EVERY_S)
         assert sweeps.statistics().current_buffer_used == 1
         nursery.cancel_scope.cancel(reason="the test is over")
@@ -66,7 +68,9 @@ async def test_a_full_channel_to_the_writer_sheds(autojump_clock: MockClock) -> 
     ("given_back", "asks"),
     [("nothing", 1), ("everything, and it stays away", 1), ("everything, but it comes back", 10)],
 )
-async def test_f25_memory_is_not_asked_back_for_ever(autojump_clock: MockClock, given_back: str, asks: int) -> None:
+async def test_f25_memory_is_not_asked_back_for_ever(
+    autojump_clock: MockClock, given_back: str, asks: int
+) -> None:
     spare = 10
 
     def look() -> MemoryStats:
@@ -84,10 +88,12 @@ async def test_f25_memory_is_not_asked_back_for_ever(autojump_clock: MockClock, 
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
-# -- SSDWriter ---------------------------------------------------------------------------------------
+# -- SSDWriter -----------------------------------------------------------------------------------
 
 
-async def carry_out(path: Path | None, stats: Watch[DirectoryStats], orders: int = 1) -> DirectoryStats:
+async def carry_out(
+    path: Path | None, stats: Watch[DirectoryStats], orders: int = 1
+) -> DirectoryStats:
     send, receive = trio.open_memory_channel[DiskOrder](orders)
     for _ in range(orders):
         send.send_nowait(Sweep(86400))
@@ -106,7 +112,9 @@ async def test_the_writer_owns_and_measures_its_directory(tmp_path: Path) -> Non
     assert stats.free_disk_bytes > 0
 
 
-async def test_a_sick_disk_detaches_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sick_disk_detaches_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "blocks"
     path.write_text("a file where the directory should be")
     watch = Watch(DirectoryStats())
@@ -125,7 +133,7 @@ async def test_no_ssd_takes_orders_and_touches_nothing(tmp_path: Path) -> None:
     assert (stats.attached, stats.reason) == (False, "--no-ssd")
 
 
-# -- ModelStepper ------------------------------------------------------------------------------------
+# -- ModelStepper --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("crash", [False, True])

@@ -1,4 +1,5 @@
-"""A model whose files do not answer: the others are loaded and served beside it, and requests for it are refused by name."""
+"""A model whose files do not answer: the others are loaded and served beside it, and requests for
+it are refused by name."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ async def test_the_others_are_loaded_and_served(autojump_clock: object) -> None:
         world.repaired = True
         assert states(manager) == ["ready", "loading", "unloaded", "unloaded"], "one after another"
         assert await serves(manager, "large") == 3
-        assert trio.current_time() < STALLED_S, "who asks for another waits no longer than a short silence"
+        assert trio.current_time() < STALLED_S, (
+            "who asks for another waits no longer than a short silence"
+        )
         await trio.sleep(1)
         assert states(manager) == ["ready", "loading", "ready", "ready"], "what fits is loaded, too"
 

@@ -64,28 +64,47 @@ async def test_f1_a_chats_tokens_are_the_templates_own(opened: Opened) -> None:
         ({"prompt": TokenPrompt((1, 2**70))}, "prompt", "invalid_token"),
         ({"sampling": Sampling(logit_bias=((EOS + 1, 1.0),))}, "logit_bias", "invalid_token"),
         ({"prompt": TokenPrompt((1,) * 81)}, "prompt", "context_length_exceeded"),
-        ({"prompt": ChatPrompt(({"role": "user", "content": "x" * 81},))}, "messages", "context_length_exceeded"),
+        (
+            {"prompt": ChatPrompt(({"role": "user", "content": "x" * 81},))},
+            "messages",
+            "context_length_exceeded",
+        ),
         ({"max_tokens": 98}, "max_tokens", "context_length_exceeded"),
         ({"prompt": TextPrompt("lone \ud800 surrogate")}, "prompt", "invalid_text"),
-        ({"prompt": ChatPrompt(({"role": "user", "content": "\udfff"},))}, "messages", "invalid_text"),
-        ({"prompt": ChatPrompt(({"role": "user", "content": [{"text": "\udfff"}]},))}, "messages", "invalid_text"),
+        (
+            {"prompt": ChatPrompt(({"role": "user", "content": "\udfff"},))},
+            "messages",
+            "invalid_text",
+        ),
+        (
+            {"prompt": ChatPrompt(({"role": "user", "content": [{"text": "\udfff"}]},))},
+            "messages",
+            "invalid_text",
+        ),
     ],
 )
-async def test_what_is_wrong_is_named(opened: Opened, more: dict[str, Any], param: str, error: str) -> None:
+async def test_what_is_wrong_is_named(
+    opened: Opened, more: dict[str, Any], param: str, error: str
+) -> None:
     problem = await refused(opened, generate(**more))
     assert (problem.param, problem.code) == (param, error)
 
 
 async def test_a_prompt_that_fills_the_context_is_refused_by_name(opened: Opened) -> None:
     settings = Settings()
-    for prompt, param in ((TokenPrompt((1,) * 100), "prompt"), (ChatPrompt(HELLO * 10), "messages")):
+    for prompt, param in (
+        (TokenPrompt((1,) * 100), "prompt"),
+        (ChatPrompt(HELLO * 10), "messages"),
+    ):
         with pytest.raises(RequestFailed) as failed:
             await prepared(opened, generate(prompt=prompt), settings=settings)
         assert failed.value.problem.param == param
 
 
 async def test_a_model_without_a_chat_template_refuses_chats(opened: Opened) -> None:
-    problem = await refused(opened, generate(prompt=ChatPrompt(HELLO)), LoadedModel(card(), WithoutTemplate()))
+    problem = await refused(
+        opened, generate(prompt=ChatPrompt(HELLO)), LoadedModel(card(), WithoutTemplate())
+    )
     assert (problem.param, problem.code) == ("messages", "no_chat_template")
 
 
@@ -108,7 +127,8 @@ async def test_a_length_that_nobody_names(opened: Opened, context: int, most: in
 
 
 async def test_as_much_as_there_is_room_for(opened: Opened) -> None:
-    """Instead of a refusal, if the request says so; a prompt without any room behind it is refused all the same."""
+    """Instead of a refusal, if the request says so; a prompt without any room behind it is refused
+    all the same."""
     settings = Settings(max_kv_size=50)
     wish = attrs.evolve(generate(tokens=10, max_tokens=500), as_room_allows=True)
     assert (await prepared(opened, wish, settings=settings)).max_tokens == 40
@@ -159,13 +179,18 @@ async def test_a_request_that_cannot_be_prepared_costs_nobody_else_anything(
             return super().encode(text)
 
     async with trio.open_nursery() as nursery:
-        requests = (generate("bad", prompt=TextPrompt("secret")), generate("good", prompt=TextPrompt("hello")))
+        requests = (
+            generate("bad", prompt=TextPrompt("secret")),
+            generate("good", prompt=TextPrompt("hello")),
+        )
         [bad, _], admitted = await intake_with(opened, nursery, 2, Breaking(), *requests)
         good = await admitted.receive()
         good.close()
         assert code(heard(bad)) == "intake_failed"
     [line] = caplog.messages
-    assert line.startswith(f"request bad could not be prepared: {error.__name__} at test_intake.py:")
+    assert line.startswith(
+        f"request bad could not be prepared: {error.__name__} at test_intake.py:"
+    )
 
 
 async def test_the_request_in_hand_is_answered_when_intake_is_cancelled(opened: Opened) -> None:
@@ -177,19 +202,27 @@ async def test_the_request_in_hand_is_answered_when_intake_is_cancelled(opened: 
     assert code(heard(answer)) == "draining"
 
 
-@pytest.mark.parametrize(("logits", "limited"), [(EOS + 1, True), (ord("t") + 1, True), (ord("t"), False)])
+@pytest.mark.parametrize(
+    ("logits", "limited"), [(EOS + 1, True), (ord("t") + 1, True), (ord("t"), False)]
+)
 async def test_a_model_that_cannot_write_the_end_of_its_reasoning_has_no_limit_on_it(
     opened: Opened, logits: int, limited: bool
 ) -> None:
-    """Its tokenizer has a token more than it has logits. To force that token would end the engine."""
+    """Its tokenizer has a token more than it has logits. To force that token would end the
+    engine."""
     model = LoadedModel(attrs.evolve(card(context_length=100), vocab_size=logits), ByteTokenizer())
-    admitted = await prepared(opened, generate(thinking_tokens=3, prompt=TokenPrompt((1, 2))), model)
+    admitted = await prepared(
+        opened, generate(thinking_tokens=3, prompt=TokenPrompt((1, 2))), model
+    )
     assert (admitted.thinking is not None) == limited
 
 
 async def test_d13_drafts_that_cannot_be_are_refused(opened: Opened) -> None:
-    """A model whose state cannot be taken back: who asks for drafts is told, who does not gets its answer without."""
-    model = LoadedModel(attrs.evolve(card(), capabilities=Capabilities(drafts="recurrent state")), ByteTokenizer())
+    """A model whose state cannot be taken back: who asks for drafts is told, who does not gets its
+    answer without."""
+    model = LoadedModel(
+        attrs.evolve(card(), capabilities=Capabilities(drafts="recurrent state")), ByteTokenizer()
+    )
     problem = await refused(opened, generate(speculation="ngram"), model)
     assert (problem.param, problem.code) == ("speculation", "speculation_not_supported")
     assert "recurrent state" in problem.message
@@ -232,7 +265,9 @@ BESIDE = [
 ]
 
 
-def asked(submissions: Opened, *requests: Generate) -> tuple[trio.MemoryReceiveChannel[Submission], list[Replies]]:
+def asked(
+    submissions: Opened, *requests: Generate
+) -> tuple[trio.MemoryReceiveChannel[Submission], list[Replies]]:
     """All of them in the inbox of an intake, which is closed behind them."""
     outside, inbox = trio.open_memory_channel[Submission](len(requests))
     answers = []
@@ -245,7 +280,9 @@ def asked(submissions: Opened, *requests: Generate) -> tuple[trio.MemoryReceiveC
 
 
 @pytest.mark.parametrize("more", BESIDE)
-async def test_what_takes_long_is_done_beside_and_is_overtaken(opened: Opened, more: dict[str, Any]) -> None:
+async def test_what_takes_long_is_done_beside_and_is_overtaken(
+    opened: Opened, more: dict[str, Any]
+) -> None:
     held, short = Held(), [generate(f"short {n}", prompt=TextPrompt("hello")) for n in range(3)]
     model = LoadedModel(card(context_length=200_000), held)
     inbox, _ = asked(opened, generate("long", **more), *short)
@@ -271,7 +308,9 @@ async def test_a_quick_one_does_not_wait_for_slow_ones(opened: Opened) -> None:
     inbox, _ = asked(opened, *slow, generate("quick", prompt=TextPrompt(LONG)))
     admitted, admitted_in = trio.open_memory_channel[Submission](8)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000))
+        nursery.start_soon(
+            take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000)
+        )
         await eventually(lambda: LONG in held.texts and len(held.texts) > SLOW)
         assert len(held.texts) == SLOW + 1, "so many threads work at a time"
         held.free.set()
@@ -282,11 +321,15 @@ async def test_a_quick_one_does_not_wait_for_slow_ones(opened: Opened) -> None:
 async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: Opened) -> None:
     held = Held()
     model = LoadedModel(card(context_length=2_000_000), held)
-    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1 + n))) for n in range(SLOW + 1)]
+    slow = [
+        generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1 + n))) for n in range(SLOW + 1)
+    ]
     inbox, answers = asked(opened, *slow)
     admitted, admitted_in = trio.open_memory_channel[Submission](8)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000))
+        nursery.start_soon(
+            take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000)
+        )
         await eventually(lambda: len(held.texts) == SLOW)
         answers[-1].close()
         held.free.set()
@@ -299,7 +342,9 @@ async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
     held = Held()
     model = LoadedModel(card(context_length=2_000_000), held)
     settings = Settings(max_prompt_tokens=2_000_000, max_queue_size=1)
-    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1))) for n in range(SLOW + 2)]
+    slow = [
+        generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1))) for n in range(SLOW + 2)
+    ]
     outside, inbox = trio.open_memory_channel[Submission](len(slow))
     admitted, admitted_in = trio.open_memory_channel[Submission](8)
     answers = []
@@ -336,6 +381,8 @@ async def test_what_crashes_on_a_thread_costs_those_beside_it_nothing(opened: Op
 
 
 async def test_a_grammar_may_not_be_longer_than_any_is_compiled(opened: Opened) -> None:
-    problem = await refused(opened, generate(grammar=Grammar("lark", "x" * (MAX_SOURCE + 1), "tools")))
+    problem = await refused(
+        opened, generate(grammar=Grammar("lark", "x" * (MAX_SOURCE + 1), "tools"))
+    )
     assert (problem.param, problem.code) == ("tools", "invalid_grammar")
     assert str(MAX_SOURCE) in problem.message

@@ -21,7 +21,8 @@ from trouper.protocol.settings import Settings
 
 
 class Foretold(SimEngine):
-    """Every plan comes to it through RankMirror, without any follower; it compares each digest with its own state."""
+    """Every plan comes to it through RankMirror, without any follower; it compares each digest with
+    its own state."""
 
     compared = 0
 
@@ -29,7 +30,9 @@ class Foretold(SimEngine):
         mirrored, mirrored_in = plan_channel(*trio.open_memory_channel[Plan](2))
         answers, answers_in = trio.open_memory_channel[Stepped](2)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lead_ranks, MirrorEdges(plans, mirrored, answers_in, results), Leader(Settings()))
+            nursery.start_soon(
+                lead_ranks, MirrorEdges(plans, mirrored, answers_in, results), Leader(Settings())
+            )
             with mirrored_in, answers:
                 await super()._answer(mirrored_in, answers)
 
@@ -45,7 +48,8 @@ def run(engine: type[SimEngine], seed: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_digest_is_what_the_engine_has(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks, restores, tails, embeddings, evictions, drops, crashes; a world has some hundred plans."""
+    """Chunks, restores, tails, embeddings, evictions, drops, crashes; a world has some hundred
+    plans."""
     Foretold.compared = 0
     run(Foretold, seed, monkeypatch)
     assert Foretold.compared
@@ -54,7 +58,10 @@ def test_every_digest_is_what_the_engine_has(seed: int, monkeypatch: pytest.Monk
 def test_an_embedded_prompt_is_a_row_that_never_decodes() -> None:
     ledger = ExpectedState()
     one, two = RowId(1), RowId(2)
-    admits = Admit(one, bytes(4 * 5), Sampling(), embed="mean"), Admit(two, bytes(4 * 5), Sampling())
+    admits = (
+        Admit(one, bytes(4 * 5), Sampling(), embed="mean"),
+        Admit(two, bytes(4 * 5), Sampling()),
+    )
     ledger.predict(Plan(0, admit=admits, prefill=(Chunk(one, 5), Chunk(two, 5))))
     assert ledger.digest().rows == ranks.pairs(ranks.ids_of((one, two)), np.array([0, 1]))
     assert ledger.digest().lengths == ranks.pairs(ranks.ids_of((one, two)), np.array([5, 5]))
@@ -72,7 +79,11 @@ def test_accepted_drafts_count_once_their_answer_is_there() -> None:
     ledger.predict(Plan(1, decode=(one, two), drafts=(4, 0)))
     before = ledger.digest()
     assert ledger.lengths == {one: 6, two: 6}
-    ledger.correct(Stepped(1, (one, one, one, two), (7, 7, 7, 7), drafted=((one, 4, 2),), order=3, tokens_hash=4))
+    ledger.correct(
+        Stepped(
+            1, (one, one, one, two), (7, 7, 7, 7), drafted=((one, 4, 2),), order=3, tokens_hash=4
+        )
+    )
     assert ledger.lengths == {one: 8, two: 6}
     after = ledger.digest()
     assert (after.settled, after.order, after.tokens) == (1, 3, 4)

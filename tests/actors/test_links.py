@@ -20,7 +20,17 @@ from trouper.actors.ranks.rank_heartbeat import wait_until_silent
 from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
 from trouper.protocol.blocks import Tensor
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.link import Compile, Compiled, Heartbeat, Hello, Leave, LoadFailed, LogRecord, Ready, Refused
+from trouper.protocol.link import (
+    Compile,
+    Compiled,
+    Heartbeat,
+    Hello,
+    Leave,
+    LoadFailed,
+    LogRecord,
+    Ready,
+    Refused,
+)
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import BlockId, Load, Plan, RowId, Stepped
 from trouper.protocol.problems import Problem, RequestFailed
@@ -39,7 +49,9 @@ def autojump_clock() -> MockClock:
 
 
 @asynccontextmanager
-async def leading(settings: Settings = SETTINGS) -> AsyncIterator[tuple[Leader, trio.Nursery, Invitation]]:
+async def leading(
+    settings: Settings = SETTINGS,
+) -> AsyncIterator[tuple[Leader, trio.Nursery, Invitation]]:
     leader = Leader(settings)
     with trio.fail_after(LONG_S):
         async with trio.open_nursery() as nursery:
@@ -48,7 +60,9 @@ async def leading(settings: Settings = SETTINGS) -> AsyncIterator[tuple[Leader, 
             nursery.cancel_scope.cancel()
 
 
-async def attended(leader: Leader, nursery: trio.Nursery, invitation: Invitation, hello: Hello) -> Link:
+async def attended(
+    leader: Leader, nursery: trio.Nursery, invitation: Invitation, hello: Hello
+) -> Link:
     ours, theirs = memory_stream_pair()
     nursery.start_soon(leader.attend, ours)
     link = await Link.authenticate(theirs, invitation.secret, "follower")
@@ -140,7 +154,10 @@ async def test_what_a_follower_sent_before_lets_nobody_in(autojump_clock: MockCl
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (hello(kv_bits="8"), "rank 1 has --kv-bits 8, rank 0 has 0: start all ranks with the same flags"),
+        (
+            hello(kv_bits="8"),
+            "rank 1 has --kv-bits 8, rank 0 has 0: start all ranks with the same flags",
+        ),
         (
             attrs.evolve(hello(), version="old"),
             "rank 1 runs another version of Trouper: install the same on all machines",
@@ -155,7 +172,10 @@ async def test_what_a_follower_sent_before_lets_nobody_in(autojump_clock: MockCl
         ),
         (
             attrs.evolve(hello(), versions=(*versions()[:-1], (versions()[-1][0], "0.1"))),
-            f"rank 1 has mlx-lm 0.1, rank 0 has {version('mlx-lm')}: install the same on all machines",
+            (
+                f"rank 1 has mlx-lm 0.1, rank 0 has {version('mlx-lm')}: install the same on all "
+                "machines"
+            ),
         ),
     ],
 )
@@ -169,7 +189,9 @@ async def test_a_follower_that_cannot_be_one_is_refused_by_name(
         assert (leader.reason, leader.unusable) == (reason, True)
 
 
-async def test_a_follower_that_does_not_read_its_refusal_is_refused_all_the_same(autojump_clock: MockClock) -> None:
+async def test_a_follower_that_does_not_read_its_refusal_is_refused_all_the_same(
+    autojump_clock: MockClock,
+) -> None:
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello(kv_bits="8"))
         await link.close()
@@ -187,12 +209,17 @@ async def test_readiness_waits_for_all_and_keeps_to_the_least(autojump_clock: Mo
         assert model.card.cache_bytes == 7
         await link.send(Heartbeat(5, MemoryStats(active_bytes=9, spare_bytes=0, limit_bytes=10)))
         await trio.sleep(1)
-        assert [(rank.state, rank.step) for rank in leader.stats.latest.ranks] == [("ready", -1), ("ready", 5)]
+        assert [(rank.state, rank.step) for rank in leader.stats.latest.ranks] == [
+            ("ready", -1),
+            ("ready", 5),
+        ]
         own = MemoryStats(active_bytes=1, spare_bytes=0, limit_bytes=10)
         assert leader.memory(own).active_bytes == 9, "the fullest rank is everybody's bound"
 
 
-async def test_a_model_that_one_rank_cannot_load_ends_all_with_its_reason(autojump_clock: MockClock) -> None:
+async def test_a_model_that_one_rank_cannot_load_ends_all_with_its_reason(
+    autojump_clock: MockClock,
+) -> None:
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())
         await leader.gather(2)
@@ -242,8 +269,11 @@ async def test_f27_silence_is_a_loss_within_a_short_limit(autojump_clock: MockCl
         assert leader.reason == "rank 1: it has been silent for 0.5 s (--rank-timeout-s)"
 
 
-async def test_f27_a_rank_that_was_suspended_takes_nobody_for_silent(autojump_clock: MockClock) -> None:
-    """What the others sent meanwhile may not have been read yet, so they get the whole time limit."""
+async def test_f27_a_rank_that_was_suspended_takes_nobody_for_silent(
+    autojump_clock: MockClock,
+) -> None:
+    """What the others sent meanwhile may not have been read yet, so they get the whole time
+    limit."""
     stream, _ = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_until_silent, Link(stream), 4.0, 0.5)
@@ -273,7 +303,9 @@ async def test_rank_0_leaves_as_soon_as_its_followers_have_ended(autojump_clock:
         assert not leader.lost.is_set()
 
 
-async def test_f27_a_step_that_never_ends_is_named_with_who_is_behind(autojump_clock: MockClock) -> None:
+async def test_f27_a_step_that_never_ends_is_named_with_who_is_behind(
+    autojump_clock: MockClock,
+) -> None:
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())
 
@@ -289,11 +321,14 @@ async def test_f27_a_step_that_never_ends_is_named_with_who_is_behind(autojump_c
         leader.answered(Stepped(4))
         await leader.lost.wait()
         assert leader.reason == (
-            "step 5 has not ended for 60 s (--collective-timeout-s); the last steps done: rank 0: 4, rank 1: 3"
+            "step 5 has not ended for 60 s (--collective-timeout-s); the last steps done: rank 0: "
+            "4, rank 1: 3"
         )
 
 
-async def test_f27_a_step_takes_no_longer_for_a_pause_of_the_process(autojump_clock: MockClock) -> None:
+async def test_f27_a_step_takes_no_longer_for_a_pause_of_the_process(
+    autojump_clock: MockClock,
+) -> None:
     """A container or a virtual machine that is paused: the clock goes on, the step does not."""
     async with leading() as (leader, _, _):
         leader.tell(Plan(4, decode=(RowId(0),)))
@@ -301,7 +336,11 @@ async def test_f27_a_step_takes_no_longer_for_a_pause_of_the_process(autojump_cl
         autojump_clock.jump(SETTINGS.collective_timeout_s + 1)
         resumed_at = trio.current_time()
         await leader.lost.wait()
-        assert SETTINGS.collective_timeout_s <= trio.current_time() - resumed_at <= SETTINGS.collective_timeout_s + 2
+        assert (
+            SETTINGS.collective_timeout_s
+            <= trio.current_time() - resumed_at
+            <= SETTINGS.collective_timeout_s + 2
+        )
 
 
 async def test_d12_a_follower_that_does_not_read_is_lost(autojump_clock: MockClock) -> None:
@@ -342,7 +381,9 @@ async def test_f27_whoever_is_lost_the_others_hear_of_it(autojump_clock: MockClo
         assert said == Leave("rank 2: its connection ended")
 
 
-async def test_f27_a_collective_that_fails_while_ranks_load_is_only_the_consequence(autojump_clock: MockClock) -> None:
+async def test_f27_a_collective_that_fails_while_ranks_load_is_only_the_consequence(
+    autojump_clock: MockClock,
+) -> None:
     class Failing(FakeEngine):
         async def load(self) -> LoadedModel:
             raise RuntimeError("a connection to a peer was lost")
@@ -407,7 +448,9 @@ async def test_f27_a_follower_whose_leader_has_gone_ends(autojump_clock: MockClo
     assert follower.reason == "rank 0 is silent for 4 s (--rank-timeout-s)"
 
 
-async def test_f27_a_follower_ends_with_the_reason_that_rank_0_has(autojump_clock: MockClock) -> None:
+async def test_f27_a_follower_ends_with_the_reason_that_rank_0_has(
+    autojump_clock: MockClock,
+) -> None:
     async def lead(link: Link) -> None:
         await link.send(Leave("rank 2: its connection ended"))
 
@@ -439,7 +482,9 @@ async def test_what_a_plan_loads_travels_without_its_bytes(autojump_clock: MockC
         assert message == Plan(1, load=(attrs.evolve(load, payload=()),))
 
 
-async def test_f27_a_rank_that_is_lost_while_they_meet_is_no_crash(autojump_clock: MockClock) -> None:
+async def test_f27_a_rank_that_is_lost_while_they_meet_is_no_crash(
+    autojump_clock: MockClock,
+) -> None:
     """Its process ended with a traceback and exit code 1."""
 
     class Alone(FakeEngine):
@@ -499,11 +544,15 @@ async def test_a_grammar_that_one_rank_cannot_follow_is_refused(autojump_clock: 
         assert "rank 1: it is too slow" in problem.message
 
 
-async def test_a_rank_that_has_no_process_for_the_moment_costs_a_503(autojump_clock: MockClock) -> None:
+async def test_a_rank_that_has_no_process_for_the_moment_costs_a_503(
+    autojump_clock: MockClock,
+) -> None:
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())
         await leader.gather(2)
-        [problem] = await spread_to(leader, link, Compiled(0), Compiled(1, "no process", passes=True))
+        [problem] = await spread_to(
+            leader, link, Compiled(0), Compiled(1, "no process", passes=True)
+        )
         assert (problem.status, problem.code, problem.retry_after_s) == (503, "system_shortage", 1)
         assert "rank 1: no process" in problem.message
 
@@ -516,8 +565,12 @@ async def test_a_rank_that_compiles_for_ever_is_not_waited_for(autojump_clock: M
         assert "rank 1 takes more than 20 s" in problem.message
 
 
-@pytest.mark.parametrize(("source", "fault"), [("a+", ""), ("wrong", "guided_regex cannot be followed: it is wrong")])
-async def test_a_follower_compiles_what_it_is_told_to_beside_its_plans(source: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "fault"), [("a+", ""), ("wrong", "guided_regex cannot be followed: it is wrong")]
+)
+async def test_a_follower_compiles_what_it_is_told_to_beside_its_plans(
+    source: str, fault: str
+) -> None:
     """On a real clock, since it does so on a thread."""
     heard: list[Compiled] = []
 

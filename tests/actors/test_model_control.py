@@ -1,4 +1,5 @@
-"""Loading, unloading, sleep and wake on demand: nobody who runs is disturbed, and what cannot be is refused at once."""
+"""Loading, unloading, sleep and wake on demand: nobody who runs is disturbed, and what cannot be is
+refused at once."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ async def test_what_sleeps_can_be_unloaded_and_the_default_too(autojump_clock: o
         assert await serves(manager, "small") == 3
 
 
-async def test_unloading_waits_for_those_who_run_and_later_requests_load_it_again(autojump_clock: object) -> None:
+async def test_unloading_waits_for_those_who_run_and_later_requests_load_it_again(
+    autojump_clock: object,
+) -> None:
     async with manager_of("small", "middle") as (manager, world), trio.open_nursery() as nursery:
         lease = await manager.lease("middle")
         operation = manager.control.unload("middle")
@@ -80,17 +83,25 @@ async def test_force_ends_those_who_run_also_of_a_pinned_model(autojump_clock: o
         assert states(manager) == ["ready", "unloaded"]
 
 
-async def test_what_does_not_fit_is_refused_at_once_and_nothing_is_unloaded_for_it(autojump_clock: object) -> None:
+async def test_what_does_not_fit_is_refused_at_once_and_nothing_is_unloaded_for_it(
+    autojump_clock: object,
+) -> None:
     async with manager_of("small", "large", "middle") as (manager, world):
         lease = await manager.lease("large")
         operation = manager.control.load("middle")
         assert await done(operation) == "insufficient_memory"
         assert operation.problem is not None and operation.problem.status == 507
-        assert "large (in use)" in operation.problem.message and "--model-memory" in operation.problem.message
+        assert (
+            "large (in use)" in operation.problem.message
+            and "--model-memory" in operation.problem.message
+        )
         assert world.events == ["+small", "+large"]
         lease.release()
         manager.control.pin("large", pinned=True)
-        assert await done(manager.control.load("middle", pinned=True, ttl_s=9)) == "insufficient_memory"
+        assert (
+            await done(manager.control.load("middle", pinned=True, ttl_s=9))
+            == "insufficient_memory"
+        )
         assert [(one.pinned, one.ttl_s) for one in manager.entries()][2] == (False, 0), (
             "what is refused changes nothing"
         )
@@ -143,7 +154,9 @@ async def test_a_model_that_was_used_while_another_went_to_sleep_stays(
         assert states(manager) == ["asleep", "asleep"]
 
 
-async def test_what_cannot_be_loaded_says_why_and_is_tried_again_on_demand(autojump_clock: object) -> None:
+async def test_what_cannot_be_loaded_says_why_and_is_tried_again_on_demand(
+    autojump_clock: object,
+) -> None:
     async with manager_of("small", "broken") as (manager, world):
         for _ in range(2):
             assert await done(manager.control.load("broken")) == "model_unusable"
@@ -154,7 +167,9 @@ async def test_what_cannot_be_loaded_says_why_and_is_tried_again_on_demand(autoj
         await done(manager.control.load("small"))
 
 
-async def test_an_operation_that_the_end_of_the_server_has_cut_off_has_not_succeeded(autojump_clock: object) -> None:
+async def test_an_operation_that_the_end_of_the_server_has_cut_off_has_not_succeeded(
+    autojump_clock: object,
+) -> None:
     async with manager_of("small", "large", room=60) as (manager, world):
         world.may_load = trio.Event()
         load = manager.control.load("large")

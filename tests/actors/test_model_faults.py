@@ -1,4 +1,5 @@
-"""What goes wrong with one model of several is that model's affair: the others serve, and who waits for it does not keep others waiting."""
+"""What goes wrong with one model of several is that model's affair: the others serve, and who waits
+for it does not keep others waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ async def test_whatever_loading_raises_the_others_go_on(
         with pytest.raises(RequestFailed, match="AttributeError: 'list' object") as refused:
             await manager.lease("broken")
         assert (refused.value.problem.status, refused.value.problem.code) == (500, "model_unusable")
-        assert any(record.exc_info for record in caplog.records), "nobody foresaw it, so the log has its traceback"
+        assert any(record.exc_info for record in caplog.records), (
+            "nobody foresaw it, so the log has its traceback"
+        )
         assert await serves(manager, "small") == 3
         assert await done(manager.control.load("broken")) == "model_unusable"
         world.repaired = True
@@ -47,24 +50,36 @@ async def test_a_model_that_cannot_be_measured_is_unusable(
         assert await done(manager.control.load("broken")) == "model_unusable"
 
 
-async def test_what_can_never_fit_is_refused_at_once_and_nothing_is_unloaded_for_it(autojump_clock: object) -> None:
+async def test_what_can_never_fit_is_refused_at_once_and_nothing_is_unloaded_for_it(
+    autojump_clock: object,
+) -> None:
     """Found by review: all idle models were unloaded one by one, and then it waited."""
     async with manager_of("middle", "small", "large", room=70) as (manager, world):
         manager.control.pin("middle", pinned=True)
         began = trio.current_time()
         with pytest.raises(RequestFailed, match="beside pinned models") as refused:
             await manager.lease("large")
-        assert "middle" not in refused.value.problem.message, "it may be none that the client knows of"
-        assert (refused.value.problem.status, refused.value.problem.code) == (503, "no_memory_for_model")
+        assert "middle" not in refused.value.problem.message, (
+            "it may be none that the client knows of"
+        )
+        assert (refused.value.problem.status, refused.value.problem.code) == (
+            503,
+            "no_memory_for_model",
+        )
         assert trio.current_time() == began and states(manager) == ["ready", "ready", "unloaded"]
         manager.control.pin("middle", pinned=False)
         assert await serves(manager, "large") == 3
         assert world.events[-2:] == ["-middle", "+large"], "small stays"
 
 
-async def test_who_waits_for_room_unloads_nothing_and_lets_others_load(autojump_clock: object) -> None:
+async def test_who_waits_for_room_unloads_nothing_and_lets_others_load(
+    autojump_clock: object,
+) -> None:
     async with (
-        manager_of("middle", "small", "large", "broken", room=70, queue_timeout_s=30) as (manager, world),
+        manager_of("middle", "small", "large", "broken", room=70, queue_timeout_s=30) as (
+            manager,
+            world,
+        ),
         trio.open_nursery() as nursery,
     ):
         world.repaired = True
@@ -76,7 +91,9 @@ async def test_who_waits_for_room_unloads_nothing_and_lets_others_load(autojump_
 
         nursery.start_soon(ask)
         await trio.sleep(10)
-        assert states(manager) == ["ready", "ready", "waiting", "unloaded"], "20 and 60 are too much without small, too"
+        assert states(manager) == ["ready", "ready", "waiting", "unloaded"], (
+            "20 and 60 are too much without small, too"
+        )
         assert await done(manager.control.load("broken")) == ""
         lease.release()
         await trio.sleep(1)
@@ -84,8 +101,13 @@ async def test_who_waits_for_room_unloads_nothing_and_lets_others_load(autojump_
 
 
 @pytest.mark.parametrize("queue_timeout_s", [0, 30])
-async def test_nothing_is_loaded_for_those_who_have_left(autojump_clock: object, queue_timeout_s: float) -> None:
-    async with manager_of("middle", "large", room=70, queue_timeout_s=queue_timeout_s) as (manager, world):
+async def test_nothing_is_loaded_for_those_who_have_left(
+    autojump_clock: object, queue_timeout_s: float
+) -> None:
+    async with manager_of("middle", "large", room=70, queue_timeout_s=queue_timeout_s) as (
+        manager,
+        world,
+    ):
         lease = await manager.lease("middle")
         with trio.move_on_after(5):
             await manager.lease("large")
@@ -136,7 +158,9 @@ async def test_a_model_does_not_inherit_the_context_of_who_loads_it(
     seen: list[str] = []
 
     class Noting(World):
-        async def start(self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        async def start(
+            self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]
+        ) -> None:
             seen.append(ASKED_BY.get())
             await super().start(settings, task_status=task_status)
 
@@ -154,10 +178,14 @@ async def test_a_model_does_not_inherit_the_context_of_who_loads_it(
         monkeypatch.setattr(manager, "measured", measured)
         assert await done(manager.control.load("middle")) == ""
         ASKED_BY.reset(token)
-        assert seen == ["nobody"] * 5, "two models at the start and one again, and it was measured twice"
+        assert seen == ["nobody"] * 5, (
+            "two models at the start and one again, and it was measured twice"
+        )
 
 
-async def test_entries_say_what_fits_only_when_asked(autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_say_what_fits_only_when_asked(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests look for names in the entries, several times each."""
     asked: list[str] = []
 

@@ -78,11 +78,15 @@ class World:
                         raise world.error
                     raise ModelUnusable("no weights") from world.cause
                 world.events.append(f"+{name}")
-                return LoadedModel(attrs.evolve(card(), id=name, weights_bytes=WEIGHTS[name]), self.tokenizer)
+                return LoadedModel(
+                    attrs.evolve(card(), id=name, weights_bytes=WEIGHTS[name]), self.tokenizer
+                )
 
         try:
             unknown = MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=0)
-            await run_graph(settings, Engine(before_step=crash, stats=unknown), task_status=task_status)
+            await run_graph(
+                settings, Engine(before_step=crash, stats=unknown), task_status=task_status
+            )
         finally:
             self.events.append(f"-{name}")
 
@@ -117,7 +121,9 @@ async def manager_of(
         ttl_s=ttl_s,
     )
     async with trio.open_nursery() as nursery:
-        start: ModelManager = await nursery.start(lambda *, task_status: run(task_status=task_status))
+        start: ModelManager = await nursery.start(
+            lambda *, task_status: run(task_status=task_status)
+        )
         await wait_all_tasks_blocked()
         yield start, world
         assert await start.drain(5)
@@ -182,7 +188,10 @@ async def test_without_room_for_too_long(autojump_clock: object) -> None:
         large = await manager.lease(None)
         with pytest.raises(RequestFailed, match="--model-memory") as refused:
             await manager.lease("middle")
-        assert (refused.value.problem.status, refused.value.problem.code) == (503, "no_memory_for_model")
+        assert (refused.value.problem.status, refused.value.problem.code) == (
+            503,
+            "no_memory_for_model",
+        )
         large.release()
         (await manager.lease("middle")).release()
 
@@ -191,7 +200,10 @@ async def test_one_loading_serves_all_who_wait(autojump_clock: object) -> None:
     """... also when the first of them does not wait any longer."""
     world = World()
     world.may_load.set()
-    async with manager_of("large", "middle", world=world) as (manager, _), trio.open_nursery() as nursery:
+    async with (
+        manager_of("large", "middle", world=world) as (manager, _),
+        trio.open_nursery() as nursery,
+    ):
         world.may_load = trio.Event()
         got: list[str] = []
 
@@ -247,7 +259,8 @@ async def test_a_model_that_met_the_limit_on_descriptors_is_tried_again_with_the
 
 
 async def test_what_cannot_be_loaded_is_not_tried_again_at_once(autojump_clock: object) -> None:
-    """Each try may cost another model its place, and a client that asks again and again would cost it that each time."""
+    """Each try may cost another model its place, and a client that asks again and again would cost
+    it that each time."""
     async with manager_of("small", "large", "broken") as (manager, world):
         for _ in range(3):
             with pytest.raises(RequestFailed, match="no weights"):
@@ -261,13 +274,18 @@ async def test_what_cannot_be_loaded_is_not_tried_again_at_once(autojump_clock: 
         await trio.sleep(RETRY_S)
         with pytest.raises(RequestFailed, match="no weights"):
             await manager.lease("broken")
-        assert world.events.count("-large") == 1, "it was tried again, and this one had gone longest without being used"
+        assert world.events.count("-large") == 1, (
+            "it was tried again, and this one had gone longest without being used"
+        )
 
 
 async def test_who_waits_for_a_model_is_counted(autojump_clock: object) -> None:
     world = World()
     world.may_load.set()
-    async with manager_of("large", "middle", world=world) as (manager, _), trio.open_nursery() as nursery:
+    async with (
+        manager_of("large", "middle", world=world) as (manager, _),
+        trio.open_nursery() as nursery,
+    ):
         world.may_load = trio.Event()
 
         async def ask() -> None:
@@ -292,7 +310,9 @@ async def test_a_draining_manager_refuses(autojump_clock: object) -> None:
 
 
 async def test_a_name_that_would_have_no_effect_is_refused_before_anything_is_loaded() -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(SettingsInvalid, match="'huge' is none"), flatten_subgroups=True):
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(SettingsInvalid, match="'huge' is none"), flatten_subgroups=True
+    ):
         async with manager_of("small", "large", aliases=("big=huge",)):
             pytest.fail("it was loaded")
 
@@ -301,7 +321,12 @@ async def test_names(autojump_clock: object) -> None:
     assert names_of("b", ["x", "y=b"], default=False) == ("y", "b")
     async with manager_of("small", "large", aliases=("gpt", "big=large")) as (manager, _):
         assert [one.names for one in manager.entries()] == [("gpt", "small"), ("big", "large")]
-        for name, meant in ((None, "small"), ("gpt", "small"), ("small", "small"), ("big", "large")):
+        for name, meant in (
+            (None, "small"),
+            ("gpt", "small"),
+            ("small", "small"),
+            ("big", "large"),
+        ):
             lease = await manager.lease(name)
             assert lease.runtime.model.id == meant
             lease.release()
@@ -310,7 +335,9 @@ async def test_names(autojump_clock: object) -> None:
         assert refused.value.problem.status == 404
 
 
-async def test_a_model_that_crashes_too_often_ends_alone_and_is_tried_again_later(autojump_clock: object) -> None:
+async def test_a_model_that_crashes_too_often_ends_alone_and_is_tried_again_later(
+    autojump_clock: object,
+) -> None:
     async with manager_of("small", "middle") as (manager, world):
         world.crashing.add("middle")
         lease = await manager.lease("middle")
@@ -344,18 +371,24 @@ async def test_the_only_model_ends_with_the_server(autojump_clock: object) -> No
     assert ended.group_contains(ActorFailed)
 
 
-# -- adapters that are loaded at run time ----------------------------------------------------------
+# -- adapters that are loaded at run time --------------------------------------------------------
 
 
 async def test_adapters_count_as_their_models_memory(autojump_clock: object) -> None:
     async with manager_of("small", "middle", "large", room=35) as (manager, world):
         world.events.clear()
         await manager.control.load_adapter("small", "fits", "5")
-        assert [entry.weights_bytes for entry in manager.entries()][:2] == [15, 20] and world.events == ["+fits"]
+        assert [entry.weights_bytes for entry in manager.entries()][:2] == [
+            15,
+            20,
+        ] and world.events == ["+fits"]
         lease = await manager.lease("middle")
         with pytest.raises(RequestFailed) as refused:
             await manager.control.load_adapter("small", "large", "9")
-        assert (refused.value.problem.status, refused.value.problem.code) == (507, "insufficient_memory")
+        assert (refused.value.problem.status, refused.value.problem.code) == (
+            507,
+            "insufficient_memory",
+        )
         assert "with the adapter 'large' small needs" in refused.value.problem.message
         assert manager.entries()[0].weights_bytes == 15 and world.events == ["+fits"]
         lease.release()
@@ -363,7 +396,9 @@ async def test_adapters_count_as_their_models_memory(autojump_clock: object) -> 
         assert manager.entries()[0].weights_bytes == 10
 
 
-async def test_the_names_of_unloaded_adapters_outlast_a_sleep_of_their_model(autojump_clock: object) -> None:
+async def test_the_names_of_unloaded_adapters_outlast_a_sleep_of_their_model(
+    autojump_clock: object,
+) -> None:
     async with manager_of("small", "middle", "large", room=35) as (manager, _):
         await manager.control.load_adapter("small", "brief", "5")
         assert manager.entries()[0].unloaded_adapters == ()

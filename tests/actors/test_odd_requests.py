@@ -1,4 +1,5 @@
-"""Requests of a program that embeds the runtime whose values no schema has checked: each has one end, and costs nobody else anything."""
+"""Requests of a program that embeds the runtime whose values no schema has checked: each has one
+end, and costs nobody else anything."""
 
 from __future__ import annotations
 
@@ -50,12 +51,15 @@ async def test_an_odd_request_is_refused_and_others_go_on(
             assert (failed.value.problem.status, failed.value.problem.code) == (status, error)
             assert len([delta async for delta in answer]) == 50
         assert [actor.restarts for actor in runtime.health().actors] == [0, 0, 0, 0]
-    assert [(record.request_id, record.reason, record.code) for record in records] == [("odd", "refused", error)]
+    assert [(record.request_id, record.reason, record.code) for record in records] == [
+        ("odd", "refused", error)
+    ]
 
 
 @pytest.fixture
 def admission_crashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Ids of the requests that crash admission, each as often as it is listed; "odd" always does."""
+    """Ids of the requests that crash admission, each as often as it is listed; "odd" always
+    does."""
     look, crashes = Admission._look_up, ["odd"]
 
     def looking(self: Admission, sequence: Sequence) -> Found | None:
@@ -78,23 +82,38 @@ async def refusal(runtime: Runtime, request: Generate) -> tuple[int, str | None]
 
 
 @pytest.mark.usefixtures("admission_crashes")
-async def test_a_request_that_crashes_admission_is_refused_and_others_go_on(autojump_clock: MockClock) -> None:
-    """Found by review: each scheduler took it over from the one before, until the restart limit ended the server for everybody."""
+async def test_a_request_that_crashes_admission_is_refused_and_others_go_on(
+    autojump_clock: MockClock,
+) -> None:
+    """Found by review: each scheduler took it over from the one before, until the restart limit
+    ended the server for everybody."""
     async with running() as runtime:
         with await runtime.submit(generate("other", max_tokens=300)) as other:
             await other.next()
             for _ in range(5):
-                assert await refusal(runtime, generate("odd", tokens=7)) == (422, "request_crashes_engine")
+                assert await refusal(runtime, generate("odd", tokens=7)) == (
+                    422,
+                    "request_crashes_engine",
+                )
             assert len([delta async for delta in other]) == 299
         stats = runtime.health().scheduler
-        assert (stats.recovery.crashes, stats.recovery.convicted, stats.requests_errored) == (2, 1, 5)
+        assert (stats.recovery.crashes, stats.recovery.convicted, stats.requests_errored) == (
+            2,
+            1,
+            5,
+        )
 
 
 @pytest.mark.usefixtures("admission_crashes")
-async def test_many_requests_that_crash_admission_do_not_end_the_server(autojump_clock: MockClock) -> None:
+async def test_many_requests_that_crash_admission_do_not_end_the_server(
+    autojump_clock: MockClock,
+) -> None:
     async with running() as runtime:
         for tokens in range(4, 13):
-            assert await refusal(runtime, generate("odd", tokens=tokens)) == (422, "request_crashes_engine")
+            assert await refusal(runtime, generate("odd", tokens=tokens)) == (
+                422,
+                "request_crashes_engine",
+            )
         assert runtime.health().ready
         with await runtime.submit(generate(max_tokens=5)) as answer:
             assert len([delta async for delta in answer]) == 5
@@ -116,9 +135,13 @@ async def test_a_crash_in_admission_that_does_not_come_again_costs_nobody_anythi
 
 @pytest.mark.parametrize("times", [1, 9])
 async def test_a_crash_where_requests_are_carried_over_loses_no_other(
-    autojump_clock: MockClock, admission_crashes: list[str], monkeypatch: pytest.MonkeyPatch, times: int
+    autojump_clock: MockClock,
+    admission_crashes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
 ) -> None:
-    """The scheduler after a crash takes several up; each has its end, also where one of them crashes that scheduler, once or always."""
+    """The scheduler after a crash takes several up; each has its end, also where one of them
+    crashes that scheduler, once or always."""
     make, armed = PrefixCache.chain, 0
 
     def making(self: PrefixCache, tokens: bytes, salt: str, scope: CacheScope) -> Chain:
@@ -140,7 +163,11 @@ async def test_a_crash_where_requests_are_carried_over_loses_no_other(
         armed = times
         admission_crashes.append("late")
         with await runtime.submit(generate("late", tokens=9, max_tokens=9)) as late, one, odd, two:
-            assert [len([delta async for delta in answer]) for answer in (late, one, two)] == [9, 49, 49]
+            assert [len([delta async for delta in answer]) for answer in (late, one, two)] == [
+                9,
+                49,
+                49,
+            ]
             if times == 1:
                 assert len([delta async for delta in odd]) == 49
             else:
@@ -153,7 +180,8 @@ async def test_a_crash_where_requests_are_carried_over_loses_no_other(
 async def test_a_request_whose_rest_cannot_be_sent_loses_no_other(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its token crashes the scheduler, and again does what is left of its text, where it is refused. The others are handed over all the same."""
+    """Its token crashes the scheduler, and again does what is left of its text, where it is
+    refused. The others are handed over all the same."""
     append, flush = Sequence.append_token, AnswerOutput.flush
 
     def appending(self: Sequence, *given: Any) -> Finished | None:
@@ -170,9 +198,14 @@ async def test_a_request_whose_rest_cannot_be_sent_loses_no_other(
     monkeypatch.setattr(AnswerOutput, "flush", flushing)
     async with running() as runtime:
         one, two = [
-            await runtime.submit(generate(name, tokens=4, max_tokens=50, cache_salt=name)) for name in ("one", "two")
+            await runtime.submit(generate(name, tokens=4, max_tokens=50, cache_salt=name))
+            for name in ("one", "two")
         ]
-        with await runtime.submit(generate("strange", tokens=5, max_tokens=51)) as strange, one, two:
+        with (
+            await runtime.submit(generate("strange", tokens=5, max_tokens=51)) as strange,
+            one,
+            two,
+        ):
             assert [len([delta async for delta in answer]) for answer in (one, two)] == [50, 50]
             with pytest.raises(RequestFailed) as failed:
                 _ = [delta async for delta in strange]
@@ -180,7 +213,9 @@ async def test_a_request_whose_rest_cannot_be_sent_loses_no_other(
         assert runtime.health().ready
 
 
-async def test_a_request_that_crashes_the_scheduler_on_its_arrival_is_answered(opened: Opened) -> None:
+async def test_a_request_that_crashes_the_scheduler_on_its_arrival_is_answered(
+    opened: Opened,
+) -> None:
     """No actor's queue has it yet, and none would have told its client."""
     submission, answer = opened.submission(generate(cache_salt=None))
     stats = Watch(SchedulerStats())

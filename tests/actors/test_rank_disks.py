@@ -1,4 +1,5 @@
-"""The disks of several ranks: what all have counts, and no disk costs anybody more than a block (R4, F27)."""
+"""The disks of several ranks: what all have counts, and no disk costs anybody more than a block
+(R4, F27)."""
 
 from __future__ import annotations
 
@@ -29,11 +30,23 @@ from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.wire import VERSION
-from trouper.protocol.work import DiskNews, DiskOrder, Inspect, Loaded, Read, RemovedFromDisk, Run, Write, Written
+from trouper.protocol.work import (
+    DiskNews,
+    DiskOrder,
+    Inspect,
+    Loaded,
+    Read,
+    RemovedFromDisk,
+    Run,
+    Write,
+    Written,
+)
 
 PIECES = tuple(chain(4))
 WANTED = tuple(BlockRef(one.key, one.tokens, payload=True, snapshot=False) for one in PIECES)
-NAMES = Run(ROOT, tuple(BlockRef(one.key, one.tokens, True, one.snapshot is not None) for one in PIECES))
+NAMES = Run(
+    ROOT, tuple(BlockRef(one.key, one.tokens, True, one.snapshot is not None) for one in PIECES)
+)
 KEYS = tuple(one.key for one in PIECES)
 PAYLOADS = tuple(part for one in PIECES for part in (one.payload, one.snapshot) if part is not None)
 WELL, SICK = DirectoryStats(attached=True), DirectoryStats(reason="No space left on device")
@@ -44,7 +57,7 @@ def autojump_clock() -> MockClock:
     return MockClock(autojump_threshold=0)
 
 
-# -- rank 0 ------------------------------------------------------------------------------------------
+# -- rank 0 --------------------------------------------------------------------------------------
 
 
 @attrs.define(eq=False)
@@ -163,7 +176,10 @@ async def test_a_disk_that_does_not_answer_counts_as_nothing_and_is_not_asked_fo
         await group.tell(1, Fetched(7, 4, 0.2))
         assert_nothing(await group.news.receive(), 7, held=True)
         assert ANSWER_S <= trio.current_time() - began <= ANSWER_S + 1
-        assert (group.stats.latest.attached, group.stats.latest.reason) == (False, "rank 2: its disk did not answer")
+        assert (group.stats.latest.attached, group.stats.latest.reason) == (
+            False,
+            "rank 2: its disk did not answer",
+        )
         await group.orders.send(Read(8, WANTED))
         assert_nothing(await group.news.receive(), 8, held=False)
         await group.tell(2, Fetched(7, 4, 30.0))
@@ -172,7 +188,9 @@ async def test_a_disk_that_does_not_answer_counts_as_nothing_and_is_not_asked_fo
         assert await group.ask(9) == [Fetch(9, WANTED)] * 2
 
 
-async def test_nobody_waits_behind_the_orders_of_a_disk_that_hangs(autojump_clock: MockClock) -> None:
+async def test_nobody_waits_behind_the_orders_of_a_disk_that_hangs(
+    autojump_clock: MockClock,
+) -> None:
     """With several ranks the scheduler has no limit of its own: the answer comes from here."""
     async with two_followers(HungWriter()) as group:
         for _ in range(WRITER_ORDERS + 1):
@@ -192,7 +210,10 @@ async def test_the_tier_rests_while_one_rank_s_disk_is_off(autojump_clock: MockC
     async with two_followers() as group:
         assert group.stats.latest.attached
         await group.beat(WELL, SICK)
-        assert (group.stats.latest.attached, group.stats.latest.reason) == (False, "rank 2: No space left on device")
+        assert (group.stats.latest.attached, group.stats.latest.reason) == (
+            False,
+            "rank 2: No space left on device",
+        )
         await group.beat(WELL, WELL)
         assert (group.stats.latest.attached, group.stats.latest.reason) == (True, "")
 
@@ -233,7 +254,7 @@ def assert_nothing(news: DiskNews, ticket: int, *, held: bool) -> None:
     assert (news.ticket, news.blocks, news.must_settle) == (ticket, (), held)
 
 
-# -- a follower --------------------------------------------------------------------------------------
+# -- a follower ----------------------------------------------------------------------------------
 
 
 @attrs.define(eq=False)
@@ -257,12 +278,16 @@ class Follower:
 
 
 @asynccontextmanager
-async def a_follower(path: Path, disk_writer: DiskWriter = write_to_disk, **settings: Any) -> AsyncIterator[Follower]:
+async def a_follower(
+    path: Path, disk_writer: DiskWriter = write_to_disk, **settings: Any
+) -> AsyncIterator[Follower]:
     tell, told = trio.open_memory_channel[Message](100)
     chosen = Settings(**{"ssd_cache_dir": path, "ssd_keep_free": ByteSize(0), **settings})
     follower = Follower(told, tell)
     memory = FakeEngine().memory
-    follower.disk = FollowerDisk(card(), chosen, memory, follower.post, lambda: None, disk_writer=disk_writer)
+    follower.disk = FollowerDisk(
+        card(), chosen, memory, follower.post, lambda: None, disk_writer=disk_writer
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.disk.run)
         yield follower
@@ -276,7 +301,10 @@ def loads(ticket: int) -> tuple[Load, ...]:
 
 
 def shards(plan: Plan) -> list[BlockData]:
-    return [attrs.evolve(piece, payload=load.payload) for piece, load in zip(PIECES, plan.load, strict=True)]
+    return [
+        attrs.evolve(piece, payload=load.payload)
+        for piece, load in zip(PIECES, plan.load, strict=True)
+    ]
 
 
 async def test_it_writes_what_its_own_engine_gives_and_loads_its_own(tmp_path: Path) -> None:
@@ -364,14 +392,22 @@ async def test_a_writer_that_crashes_for_good_leaves_the_rank_without_a_disk(
             assert await follower.told.receive() == Fetched(ticket, 0, 0.0)
         assert await follower.keep() == WriteDone(KEYS, refused=True)
         assert follower.disk.stats is not None
-        assert follower.disk.stats.reason == "its writer has crashed too often: ZeroDivisionError: a bug in the writer"
+        assert (
+            follower.disk.stats.reason
+            == "its writer has crashed too often: ZeroDivisionError: a bug in the writer"
+        )
 
 
 async def test_writes_rest_while_rows_decode(tmp_path: Path) -> None:
     """What a follower's writer and janitor know of the scheduler follows from the plans."""
     async with a_follower(tmp_path / "blocks") as follower:
         seen = []
-        for plan in (Plan(0), Plan(1, decode=(RowId(0),)), Plan(2, decode=(RowId(0),)), Plan(3, drop=(RowId(0),))):
+        for plan in (
+            Plan(0),
+            Plan(1, decode=(RowId(0),)),
+            Plan(2, decode=(RowId(0),)),
+            Plan(3, drop=(RowId(0),)),
+        ):
             follower.disk.replay(plan)
             seen.append(follower.disk._scheduler.latest.active_sequences)
         assert seen == [0, 1, 1, 0]

@@ -42,7 +42,13 @@ async def test_a_whole_answer(autojump_clock: MockClock, told: Told) -> None:
         await read(second)
         second.close()
     one, other = told
-    assert (one.reason, one.code, one.prompt_tokens, one.generated_tokens, one.max_tokens) == ("length", "", 4, 5, 5)
+    assert (one.reason, one.code, one.prompt_tokens, one.generated_tokens, one.max_tokens) == (
+        "length",
+        "",
+        4,
+        5,
+        5,
+    )
     assert (one.queue_s, one.decode_s, one.mean_inter_token_latency_s) == (0, 4 * STEP_S, STEP_S)
     assert one.prefill_s == one.first_token_s
     assert one.prefill_s is not None
@@ -50,7 +56,12 @@ async def test_a_whole_answer(autojump_clock: MockClock, told: Told) -> None:
     assert (other.arrived_at, other.reason) == (began, "length")
     assert other.queue_s
     assert other.queue_s > 4 * STEP_S, "it waited for the only row"
-    assert other.ended_at >= (other.last_token_at or 0) > (other.first_token_at or 0) > (other.admitted_at or 0)
+    assert (
+        other.ended_at
+        >= (other.last_token_at or 0)
+        > (other.first_token_at or 0)
+        > (other.admitted_at or 0)
+    )
 
 
 async def test_a_slow_reader_shifts_no_time(autojump_clock: MockClock, told: Told) -> None:
@@ -65,7 +76,9 @@ async def test_a_slow_reader_shifts_no_time(autojump_clock: MockClock, told: Tol
     assert record.total_s > 100
 
 
-async def test_who_leaves_is_an_abort_with_all_that_was_generated(autojump_clock: MockClock, told: Told) -> None:
+async def test_who_leaves_is_an_abort_with_all_that_was_generated(
+    autojump_clock: MockClock, told: Told
+) -> None:
     async with running(FakeEngine(before_step=slow)) as runtime:
         with await runtime.submit(generate(max_tokens=1000), told.append) as answer:
             await answer.next()
@@ -155,7 +168,9 @@ async def test_whoever_crashes_the_engine_ends_with_an_error_and_is_refused_then
 
 
 async def test_what_was_refused_is_told_too(autojump_clock: MockClock, told: Told) -> None:
-    async with running(FakeEngine(before_step=slow), completion_batch_size=1, max_queue_size=0) as runtime:
+    async with running(
+        FakeEngine(before_step=slow), completion_batch_size=1, max_queue_size=0
+    ) as runtime:
         empty = generate("empty", prompt=TextPrompt(""))
         with pytest.raises(RequestFailed):
             await runtime.submit(empty, told.append)
@@ -192,4 +207,7 @@ async def test_what_was_cached(autojump_clock: MockClock, told: Told) -> None:
     async with running() as runtime:
         for name in "ab":
             await read(await runtime.submit(generate(name, 200, max_tokens=2), told.append))
-    assert [(one.prompt_tokens, one.cached_tokens, one.disk_tokens) for one in told] == [(200, 0, 0), (200, 199, 0)]
+    assert [(one.prompt_tokens, one.cached_tokens, one.disk_tokens) for one in told] == [
+        (200, 0, 0),
+        (200, 199, 0),
+    ]

@@ -1,5 +1,5 @@
-"""The whole graph around a fake engine that crashes: what goes on, what is refused, and what a row that leaves comes back
-with."""
+"""The whole graph around a fake engine that crashes: what goes on, what is refused, and what a row
+that leaves comes back with."""
 
 from __future__ import annotations
 
@@ -56,15 +56,22 @@ def recovery_of(runtime: Runtime) -> RecoveryStats:
     return runtime.health().scheduler.recovery
 
 
-async def test_the_rest_goes_on_and_the_same_content_never_reaches_the_engine_again(autojump_clock: MockClock) -> None:
+async def test_the_rest_goes_on_and_the_same_content_never_reaches_the_engine_again(
+    autojump_clock: MockClock,
+) -> None:
     async with running(FakeEngine(before_step=slow, dies=bad)) as runtime:
-        streams = [await runtime.submit(generate(str(n), tokens=n + 4, max_tokens=60)) for n in range(5)]
+        streams = [
+            await runtime.submit(generate(str(n), tokens=n + 4, max_tokens=60)) for n in range(5)
+        ]
         for stream in streams:
             await stream.next()
         for _ in range(3):
             with pytest.raises(RequestFailed) as failed:
                 await tokens_of(await runtime.submit(generate(prompt=TokenPrompt((*BAD, 1)))))
-            assert (failed.value.problem.status, failed.value.problem.code) == (422, "request_crashes_engine")
+            assert (failed.value.problem.status, failed.value.problem.code) == (
+                422,
+                "request_crashes_engine",
+            )
         assert [len(await tokens_of(stream)) for stream in streams] == [59] * 5
         stats = recovery_of(runtime)
         assert (stats.crashes, stats.convicted, stats.quarantined, stats.refused) == (2, 1, 1, 3)
@@ -76,14 +83,16 @@ async def test_another_prompt_of_the_same_kind_is_refused_only_when_it_has_shown
 ) -> None:
     async with running(FakeEngine(dies=bad)) as runtime:
         for n in range(12):
-            assert await problem_of(await runtime.submit(generate(prompt=TokenPrompt((*BAD, n))))) == (
-                "request_crashes_engine"
-            )
+            assert await problem_of(
+                await runtime.submit(generate(prompt=TokenPrompt((*BAD, n))))
+            ) == ("request_crashes_engine")
         assert runtime.health().ready, "however many there are: each was explained"
         assert recovery_of(runtime).convicted == 12
 
 
-async def test_a_client_that_leaves_before_its_trial_is_tried_all_the_same(autojump_clock: MockClock) -> None:
+async def test_a_client_that_leaves_before_its_trial_is_tried_all_the_same(
+    autojump_clock: MockClock,
+) -> None:
     async with running(FakeEngine(before_step=slow, dies=bad)) as runtime:
         for n in range(8):
             with trio.move_on_after(0.2):  # It crashes at once, and the restart takes longer.
@@ -95,8 +104,11 @@ async def test_a_client_that_leaves_before_its_trial_is_tried_all_the_same(autoj
 
 
 @pytest.mark.parametrize("position", [0, 1, 4])
-async def test_tokens_stops_and_logprobs_go_on_exactly(position: int, autojump_clock: MockClock) -> None:
-    """A stop string over the place of the crash, half of a character, log-probabilities, an answer that ends there."""
+async def test_tokens_stops_and_logprobs_go_on_exactly(
+    position: int, autojump_clock: MockClock
+) -> None:
+    """A stop string over the place of the crash, half of a character, log-probabilities, an answer
+    that ends there."""
     said = "añb the end".encode()
 
     def token_at(_: int, place: int) -> int:
@@ -110,7 +122,9 @@ async def test_tokens_stops_and_logprobs_go_on_exactly(position: int, autojump_c
     ]
     async with running(FakeEngine(before_step=slow, token_at=token_at)) as runtime:
         wanted = [await whole(await runtime.submit(wish)) for wish in wishes]
-    dies = once(lambda rows: len(rows) > 1 and any(row.position == position and row.begun for row in rows))
+    dies = once(
+        lambda rows: len(rows) > 1 and any(row.position == position and row.begun for row in rows)
+    )
     async with running(FakeEngine(before_step=slow, token_at=token_at, dies=dies)) as runtime:
         got: dict[int, object] = {}
 
@@ -145,7 +159,11 @@ async def test_embeddings_and_scores_start_again(autojump_clock: MockClock) -> N
     async with running(FakeEngine(before_step=slow), prefill_step_size=8) as runtime:
         wanted = [await whole(await runtime.submit(wish)) for wish in wishes]
     for kind in ("embed", "scores"):
-        dies = once(lambda rows, kind=kind: any(row.embed == (kind == "embed") and len(row.kv) > 30 for row in rows))  # type: ignore[misc]
+        dies = once(
+            lambda rows, kind=kind: any(  # type: ignore[misc]
+                row.embed == (kind == "embed") and len(row.kv) > 30 for row in rows
+            )
+        )
         async with running(FakeEngine(before_step=slow, dies=dies), prefill_step_size=8) as runtime:
             answers = [await runtime.submit(wish) for wish in wishes]
             assert [await whole(answer) for answer in answers] == wanted
@@ -166,26 +184,40 @@ async def test_scores_that_were_delivered_are_not_computed_again(autojump_clock:
 async def test_a_row_that_makes_room_for_a_trial_resumes_from_its_own_blocks(
     kv: object, autojump_clock: MockClock
 ) -> None:
-    """Both rows were in the crash: the first leaves the engine after its trial, and comes back with what it has."""
-    engine = FakeEngine(before_step=slow, kv=kv, dies=once(lambda rows: sum(row.position > 20 for row in rows) > 1))  # type: ignore[arg-type]
+    """Both rows were in the crash: the first leaves the engine after its trial, and comes back with
+    what it has."""
+    engine = FakeEngine(
+        before_step=slow,
+        kv=kv,
+        dies=once(lambda rows: sum(row.position > 20 for row in rows) > 1),  # type: ignore[arg-type]
+    )
     async with running(engine, block_size=4) as runtime:
         answers = [
-            await runtime.submit(generate(str(n), prompt=TokenPrompt((n + 1,) * 50), max_tokens=60)) for n in range(2)
+            await runtime.submit(generate(str(n), prompt=TokenPrompt((n + 1,) * 50), max_tokens=60))
+            for n in range(2)
         ]
         assert [len(await tokens_of(answer)) for answer in answers] == [60, 60]
         assert recovery_of(runtime).resumed == 2
-    after = [plan for plan in engine.plans_seen if any(admit.num_output_tokens for admit in plan.admit)]
+    after = [
+        plan for plan in engine.plans_seen if any(admit.num_output_tokens for admit in plan.admit)
+    ]
     entries = [admit for plan in after for admit in plan.admit]
     assert len(entries) == 3, "each is tried, and one of them comes back"
     again = entries[-1]
     assert again.restore is not None
-    assert again.restore.tokens >= len(again.prompt) // 4 - 4, "all but its last token, or its last block"
+    assert again.restore.tokens >= len(again.prompt) // 4 - 4, (
+        "all but its last token, or its last block"
+    )
 
 
-async def test_two_that_cannot_run_together_run_one_after_another(autojump_clock: MockClock) -> None:
+async def test_two_that_cannot_run_together_run_one_after_another(
+    autojump_clock: MockClock,
+) -> None:
     engine = FakeEngine(before_step=slow, dies=lambda rows: len(rows) > 1)
     async with running(engine) as runtime:
-        answers = [await runtime.submit(generate(str(n), tokens=n + 2, max_tokens=30)) for n in range(6)]
+        answers = [
+            await runtime.submit(generate(str(n), tokens=n + 2, max_tokens=30)) for n in range(6)
+        ]
         assert [len(await tokens_of(answer)) for answer in answers] == [30] * 6
         stats = recovery_of(runtime)
         assert stats.apart
@@ -193,11 +225,18 @@ async def test_two_that_cannot_run_together_run_one_after_another(autojump_clock
         assert runtime.health().ready
 
 
-async def test_one_that_bears_no_company_runs_alone_and_the_others_together(autojump_clock: MockClock) -> None:
+async def test_one_that_bears_no_company_runs_alone_and_the_others_together(
+    autojump_clock: MockClock,
+) -> None:
     """A prompt of one token that joins others crashes some models."""
-    engine = FakeEngine(before_step=slow, dies=lambda rows: len(rows) > 1 and any(row.prompt[0] == 9 for row in rows))
+    engine = FakeEngine(
+        before_step=slow,
+        dies=lambda rows: len(rows) > 1 and any(row.prompt[0] == 9 for row in rows),
+    )
     async with running(engine) as runtime:
-        others = [await runtime.submit(generate(str(n), tokens=n + 2, max_tokens=80)) for n in range(3)]
+        others = [
+            await runtime.submit(generate(str(n), tokens=n + 2, max_tokens=80)) for n in range(3)
+        ]
         for other in others:
             await other.next()
         odd = await runtime.submit(generate("odd", prompt=TokenPrompt((9, 9)), max_tokens=5))
@@ -215,7 +254,9 @@ async def test_a_drain_that_meets_a_crash_still_ends(autojump_clock: MockClock) 
     dies = once(lambda rows: any(row.position == 10 for row in rows))
     async with trio.open_nursery() as nursery:
         engine = FakeEngine(before_step=slow, dies=dies)
-        runtime: Runtime = await nursery.start(partial(run_runtime, Settings(no_ssd=True), engine=engine))
+        runtime: Runtime = await nursery.start(
+            partial(run_runtime, Settings(no_ssd=True), engine=engine)
+        )
         answer = await runtime.submit(generate(max_tokens=30))
         nursery.start_soon(runtime.drain, 60)
         assert len(await tokens_of(answer)) == 30
@@ -225,11 +266,15 @@ async def test_a_drain_that_meets_a_crash_still_ends(autojump_clock: MockClock) 
         assert recovery_of(runtime).crashes == 1
 
 
-async def test_a_drain_that_runs_out_while_there_is_no_scheduler_answers_everybody(autojump_clock: MockClock) -> None:
+async def test_a_drain_that_runs_out_while_there_is_no_scheduler_answers_everybody(
+    autojump_clock: MockClock,
+) -> None:
     dies = once(lambda rows: any(row.position == 10 for row in rows))
     async with trio.open_nursery() as nursery:
         engine = FakeEngine(before_step=slow, dies=dies)
-        runtime: Runtime = await nursery.start(partial(run_runtime, Settings(no_ssd=True), engine=engine))
+        runtime: Runtime = await nursery.start(
+            partial(run_runtime, Settings(no_ssd=True), engine=engine)
+        )
         answer = await runtime.submit(generate(max_tokens=3000))
         while not recovery_of(runtime).crashes:  # noqa: ASYNC110
             await trio.sleep(0.01)
@@ -241,16 +286,22 @@ async def test_a_drain_that_runs_out_while_there_is_no_scheduler_answers_everybo
 
 
 async def test_the_engine_is_tried_before_any_request_is(autojump_clock: MockClock) -> None:
-    engine = FakeEngine(before_step=slow, dies=once(lambda rows: any(row.position == 4 for row in rows)))
+    engine = FakeEngine(
+        before_step=slow, dies=once(lambda rows: any(row.position == 4 for row in rows))
+    )
     async with running(engine) as runtime:
         assert len(await tokens_of(await runtime.submit(generate(max_tokens=9)))) == 9
-    restart = next(place for place, plan in enumerate(engine.plans_seen) if place and plan.step == 0)
+    restart = next(
+        place for place, plan in enumerate(engine.plans_seen) if place and plan.step == 0
+    )
     first = engine.plans_seen[restart].admit[0]
     assert first.prompt == b"".join(token.to_bytes(4, "little") for token in PROOF)
     assert engine.plans_seen[restart + 1].drop == (first.row,)
 
 
-async def test_a_scheduler_alone_without_recovery_ends_its_requests(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_a_scheduler_alone_without_recovery_ends_its_requests(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     """As with several ranks."""
     async with scheduling(opened) as bench:
         answer = await bench.ask()

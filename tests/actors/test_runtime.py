@@ -1,4 +1,5 @@
-"""The client's end: phases and their timeouts, withdrawal, drain. The whole graph around a fake engine."""
+"""The client's end: phases and their timeouts, withdrawal, drain. The whole graph around a fake
+engine."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ async def failure(
     """(code, status, seconds until it came) of the failure that the client meets."""
     began = trio.current_time()
     with pytest.raises(RequestFailed) as failed:  # noqa: SIM117  Submitting is part of it.
-        with await runtime.submit(generate("late", tokens, max_tokens=max_tokens, timeouts=limits)) as answer:
+        with await runtime.submit(
+            generate("late", tokens, max_tokens=max_tokens, timeouts=limits)
+        ) as answer:
             await whole_text(answer)
     return failed.value.problem.code, failed.value.problem.status, trio.current_time() - began
 
@@ -63,7 +66,9 @@ async def test_an_answer_streams_to_its_end(opened: Opened) -> None:
         assert answer.completion_tokens == 4
 
 
-async def test_r12_queue_timeout_before_it_was_even_accepted(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_r12_queue_timeout_before_it_was_even_accepted(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with running(pace(prefill_s=30), completion_batch_size=1) as runtime:
         with await runtime.submit(generate("first")):
             assert await failure(runtime, Timeouts(queue_s=5)) == ("queue_timeout", 503, 5)
@@ -84,8 +89,11 @@ async def test_r12_first_token_timeout(opened: Opened, autojump_clock: MockClock
         await rows_gone(runtime, engine, 30)
 
 
-async def test_r12_a_prefill_of_ten_minutes_that_makes_progress(opened: Opened, autojump_clock: MockClock) -> None:
-    """No default ends it: each chunk begins the limit anew, and there is none for the whole request."""
+async def test_r12_a_prefill_of_ten_minutes_that_makes_progress(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
+    """No default ends it: each chunk begins the limit anew, and there is none for the whole
+    request."""
     async with running(pace(prefill_s=30), prefill_step_size=1) as runtime:
         began = trio.current_time()
         with await runtime.submit(generate(tokens=20, max_tokens=3)) as answer:
@@ -94,7 +102,9 @@ async def test_r12_a_prefill_of_ten_minutes_that_makes_progress(opened: Opened, 
             assert answer.first_token_at - began >= 600
 
 
-async def test_r12_a_prefill_that_makes_no_progress_any_more(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_r12_a_prefill_that_makes_no_progress_any_more(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     began = trio.current_time()
 
     async def before_step(_: Plan) -> None:
@@ -102,14 +112,19 @@ async def test_r12_a_prefill_that_makes_no_progress_any_more(opened: Opened, aut
 
     engine = FakeEngine(before_step=before_step)
     async with running(engine, prefill_step_size=1, stall_timeout_s=5000) as runtime:
-        assert await failure(runtime, Timeouts(first_token_s=120), tokens=20) == ("first_token_timeout", 504, 420)
+        assert await failure(runtime, Timeouts(first_token_s=120), tokens=20) == (
+            "first_token_timeout",
+            504,
+            420,
+        )
         await rows_gone(runtime, engine, 2000)
 
 
 async def test_who_waits_for_a_prefix_is_not_late_while_it_is_computed(
     opened: Opened, autojump_clock: MockClock
 ) -> None:
-    """Choices of one prompt, and agents with the same one, wait in the queue until the first of them has computed it."""
+    """Choices of one prompt, and agents with the same one, wait in the queue until the first of
+    them has computed it."""
     engine = pace(prefill_s=5)
     async with running(engine, prefill_step_size=1, block_size=1) as runtime:
         began = trio.current_time()
@@ -123,9 +138,13 @@ async def test_who_waits_for_a_prefix_is_not_late_while_it_is_computed(
                 assert second.cached_tokens == 39
 
 
-async def test_a_preempted_request_is_not_late_and_a_returned_one_may_be(autojump_clock: MockClock) -> None:
+async def test_a_preempted_request_is_not_late_and_a_returned_one_may_be(
+    autojump_clock: MockClock,
+) -> None:
     replies, received = trio.open_memory_channel[Reply](9)
-    limits = TimeLimits(Timeouts(queue_s=5, first_token_s=10, between_tokens_s=5), trio.current_time())
+    limits = TimeLimits(
+        Timeouts(queue_s=5, first_token_s=10, between_tokens_s=5), trio.current_time()
+    )
     answer = Answer("r", Accepted((1,), 9), received, limits)
     with replies, received:
         replies.send_nowait(Delta("a", (97,)))
@@ -155,15 +174,20 @@ async def test_r12_request_timeout_f13(opened: Opened, autojump_clock: MockClock
         await rows_gone(runtime, engine, 3)
 
 
-async def test_f17_a_long_prefill_is_not_a_stalled_stream(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_f17_a_long_prefill_is_not_a_stalled_stream(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with running(pace(prefill_s=30)) as runtime:
         limits = Timeouts(queue_s=1, first_token_s=60, between_tokens_s=1)
         with await runtime.submit(generate(max_tokens=3, timeouts=limits)) as answer:
             assert len(await whole_text(answer)) == 3
 
 
-async def test_what_already_came_is_not_late_for_a_slow_reader(opened: Opened, autojump_clock: MockClock) -> None:
-    """The limits are on the engine. A reader that dawdles longer than one of them has not been kept waiting."""
+async def test_what_already_came_is_not_late_for_a_slow_reader(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
+    """The limits are on the engine. A reader that dawdles longer than one of them has not been kept
+    waiting."""
     async with running() as runtime:
         limits = Timeouts(queue_s=5, first_token_s=5, between_tokens_s=5)
         with await runtime.submit(generate(max_tokens=3, timeouts=limits)) as answer:
@@ -178,9 +202,13 @@ async def test_what_already_came_is_not_late_for_a_slow_reader(opened: Opened, a
         assert answer.finished is not None
 
 
-async def test_the_whole_request_has_its_limit_for_a_slow_reader_too(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_the_whole_request_has_its_limit_for_a_slow_reader_too(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with running() as runtime:
-        with await runtime.submit(generate(timeouts=Timeouts(between_tokens_s=1, request_s=5))) as answer:
+        with await runtime.submit(
+            generate(timeouts=Timeouts(between_tokens_s=1, request_s=5))
+        ) as answer:
             await trio.sleep(60)
             with pytest.raises(RequestFailed) as failed:
                 await answer.next()
@@ -219,7 +247,9 @@ async def test_next_nowait_gives_what_waits_and_never_the_end(opened: Opened) ->
             assert answer.completion_tokens == 3
 
 
-async def test_close_is_idempotent_and_frees_the_row(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_close_is_idempotent_and_frees_the_row(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     engine = pace(decode_s=1)
     async with running(engine) as runtime:
         answer = await runtime.submit(generate(max_tokens=100))
@@ -236,19 +266,30 @@ def lonely_runtime() -> tuple[Runtime, trio.MemoryReceiveChannel[Submission]]:
     requests, inbox = trio.open_memory_channel[Submission](0)
     own = Settings()
     return Runtime(
-        settings=own, model=card(), tokenizer=ByteTokenizer(), requests=requests, watches=Watches(own), channels=Channels({}),
-        scope=trio.CancelScope(), adapters=AdapterTable("model"), engine=FakeEngine(),
-    ), inbox  # fmt: skip
+        settings=own,
+        model=card(),
+        tokenizer=ByteTokenizer(),
+        requests=requests,
+        watches=Watches(own),
+        channels=Channels({}),
+        scope=trio.CancelScope(),
+        adapters=AdapterTable("model"),
+        engine=FakeEngine(),
+    ), inbox
 
 
-async def test_f14_cancelled_while_it_is_delivered(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_f14_cancelled_while_it_is_delivered(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     runtime, inbox = lonely_runtime()
     with inbox, trio.move_on_after(1) as impatient:
         await runtime.submit(generate())
     assert impatient.cancelled_caught
 
 
-async def test_f14_cancelled_while_it_waits_to_be_accepted(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_f14_cancelled_while_it_waits_to_be_accepted(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with running(pace(prefill_s=30)) as runtime:
         with await runtime.submit(generate("first")):
             await wait_all_tasks_blocked()
@@ -259,7 +300,10 @@ async def test_f14_cancelled_while_it_waits_to_be_accepted(opened: Opened, autoj
 
 @pytest.mark.parametrize(
     ("limits", "code"),
-    [(Timeouts(queue_s=5, request_s=9), "preparation_timeout"), (Timeouts(request_s=3), "request_timeout")],
+    [
+        (Timeouts(queue_s=5, request_s=9), "preparation_timeout"),
+        (Timeouts(request_s=3), "request_timeout"),
+    ],
 )
 async def test_r12_every_limit_counts_while_it_is_delivered(
     opened: Opened, autojump_clock: MockClock, limits: Timeouts, code: str
@@ -269,7 +313,9 @@ async def test_r12_every_limit_counts_while_it_is_delivered(
         assert (await failure(runtime, limits))[0] == code
 
 
-async def test_r13_drain_finishes_what_runs_and_refuses_what_comes(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_r13_drain_finishes_what_runs_and_refuses_what_comes(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with running(pace(decode_s=1)) as runtime, trio.open_nursery() as nursery:
         answer = await runtime.submit(generate(max_tokens=5))
         texts: list[str] = []
@@ -307,7 +353,9 @@ async def test_r13_a_drain_that_takes_too_long_ends_what_is_left(
         assert await runtime.drain(1), "draining what is drained"
 
 
-async def test_r13_a_submission_in_delivery_when_the_drain_begins_is_refused(opened: Opened) -> None:
+async def test_r13_a_submission_in_delivery_when_the_drain_begins_is_refused(
+    opened: Opened,
+) -> None:
     runtime, inbox = lonely_runtime()
     runtime.finished.set()
     with inbox:
@@ -317,7 +365,9 @@ async def test_r13_a_submission_in_delivery_when_the_drain_begins_is_refused(ope
             await runtime.drain(1)
 
 
-async def test_cached_blocks_go_while_nobody_asks_if_the_system_is_short_of_memory(autojump_clock: MockClock) -> None:
+async def test_cached_blocks_go_while_nobody_asks_if_the_system_is_short_of_memory(
+    autojump_clock: MockClock,
+) -> None:
     engine = FakeEngine()
     engine.stats = MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=1000, pressure="normal")
     async with running(engine) as runtime:

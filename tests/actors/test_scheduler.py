@@ -25,8 +25,12 @@ async def test_one_request_from_admission_to_its_end(opened: Opened) -> None:
         assert [(delta.text, delta.tokens) for delta in deltas] == 2 * [("a", (97,))]
         assert replies[2:] == [*deltas, Finished("length", 2)]
         assert [len(plan.admit) for plan in plans] == [1, 0, 0]
-        assert [plan.has_work for plan in plans] == [True, True, False], "the third flushes the second"
-        assert [bool(plan.drop) for plan in plans] == [False, False, True], "and drops the row whose last token it was"
+        assert [plan.has_work for plan in plans] == [True, True, False], (
+            "the third flushes the second"
+        )
+        assert [bool(plan.drop) for plan in plans] == [False, False, True], (
+            "and drops the row whose last token it was"
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +187,9 @@ async def test_f16_eos_ends_the_row_and_the_token_in_flight_goes_nowhere(opened:
         assert bench.stats.latest.tokens_generated == 1
 
 
-async def test_d11_f27_a_late_step_is_published_and_taken_back(opened: Opened, autojump_clock: trio.abc.Clock) -> None:
+async def test_d11_f27_a_late_step_is_published_and_taken_back(
+    opened: Opened, autojump_clock: trio.abc.Clock
+) -> None:
     async with scheduling(opened, stall_timeout_s=5) as bench:
         await bench.ask()
         began = trio.current_time()
@@ -193,7 +199,9 @@ async def test_d11_f27_a_late_step_is_published_and_taken_back(opened: Opened, a
         assert bench.stats.latest.stalled_since is None
 
 
-async def test_an_answer_is_late_by_its_own_time(opened: Opened, autojump_clock: trio.abc.Clock) -> None:
+async def test_an_answer_is_late_by_its_own_time(
+    opened: Opened, autojump_clock: trio.abc.Clock
+) -> None:
     """However long the steps before it took together."""
     async with scheduling(opened, stall_timeout_s=5) as bench:
         await bench.ask(max_tokens=50)
@@ -211,7 +219,9 @@ async def test_an_answer_is_late_by_its_own_time(opened: Opened, autojump_clock:
         assert bench.stats.latest.stalled_since is None
 
 
-async def test_a_process_that_was_paused_has_no_stuck_device(opened: Opened, mock_clock: MockClock) -> None:
+async def test_a_process_that_was_paused_has_no_stuck_device(
+    opened: Opened, mock_clock: MockClock
+) -> None:
     """The clock says that a step took an hour, but the device had none of it."""
 
     async def pass_time(seconds: float) -> None:
@@ -225,7 +235,9 @@ async def test_a_process_that_was_paused_has_no_stuck_device(opened: Opened, moc
         for _ in range(9):
             await pass_time(0.6)
         found.append(bench.stats.latest.stalled_since)
-        assert found[0] is None and (found[1] or 0) >= trio.current_time() - 10, "no clock may say that it was an hour"
+        assert found[0] is None and (found[1] or 0) >= trio.current_time() - 10, (
+            "no clock may say that it was an hour"
+        )
         await pass_time(3600)
         await bench.play()
         assert isinstance(heard(answer)[-1], Finished) and bench.stats.latest.stalled_since is None
@@ -243,7 +255,10 @@ async def test_f18_a_stuck_device_fails_everyone_and_forgets_no_row(
         later = await bench.ask("later")
         plans = await bench.play()
         assert next(plan.drop for plan in plans if plan.drop) == (first.admit[0].row,)
-        assert [row for plan in plans for row in plan.drop] == [first.admit[0].row, first.admit[0].row + 1]
+        assert [row for plan in plans for row in plan.drop] == [
+            first.admit[0].row,
+            first.admit[0].row + 1,
+        ]
         assert isinstance(heard(later)[-1], Finished)
 
 
@@ -280,7 +295,9 @@ async def test_a_row_whose_grammar_gave_up_is_told_and_dropped(opened: Opened) -
         [first, _] = await bench.new_plans()
         row = first.admit[0].row
         bench.unanswered.pop(0)
-        bench.results.send_nowait(Stepped(first.step, failed=((row, RowFault("grammar", "too many items")),)))
+        bench.results.send_nowait(
+            Stepped(first.step, failed=((row, RowFault("grammar", "too many items")),))
+        )
         [following] = await bench.new_plans()
         assert following.drop == (row,)
         assert code(heard(answer)) == "grammar_failed"
@@ -290,7 +307,9 @@ async def test_a_row_whose_grammar_gave_up_is_told_and_dropped(opened: Opened) -
         assert bench.stats.latest.requests_errored == 1
 
 
-async def test_a_row_of_which_the_model_computes_no_numbers_is_told_and_nothing_of_it_is_kept(opened: Opened) -> None:
+async def test_a_row_of_which_the_model_computes_no_numbers_is_told_and_nothing_of_it_is_kept(
+    opened: Opened,
+) -> None:
     async with scheduling(opened) as bench:
         answer = await bench.ask(tokens=10)
         [first, _] = await bench.new_plans()
@@ -330,8 +349,11 @@ async def wait_for_end_of(bench: Bench) -> None:
         await bench.plans.receive()
 
 
-async def test_counters_survive_a_restart_but_not_the_stall(opened: Opened, autojump_clock: trio.abc.Clock) -> None:
-    """A restarted group is ready again at once: readiness must not wait for the next request, which it would keep away."""
+async def test_counters_survive_a_restart_but_not_the_stall(
+    opened: Opened, autojump_clock: trio.abc.Clock
+) -> None:
+    """A restarted group is ready again at once: readiness must not wait for the next request, which
+    it would keep away."""
     async with scheduling(opened, stall_timeout_s=1) as crashed:
         answer = await crashed.ask()
         await trio.sleep(2)
@@ -343,7 +365,8 @@ async def test_counters_survive_a_restart_but_not_the_stall(opened: Opened, auto
 
 
 async def test_a_plan_for_a_stepper_that_has_ended_is_no_crash(opened: Opened) -> None:
-    """When all end, the stepper may be the first: the plan that the scheduler sends then was taken for a crash, once in CI."""
+    """When all end, the stepper may be the first: the plan that the scheduler sends then was taken
+    for a crash, once in CI."""
     async with scheduling(opened) as bench:
         bench.plans.close()
         await bench.ask()
@@ -351,8 +374,11 @@ async def test_a_plan_for_a_stepper_that_has_ended_is_no_crash(opened: Opened) -
         assert not bench.ended.is_set()
 
 
-async def test_an_idle_engine_gets_its_first_plan_before_the_second_is_composed(opened: Opened) -> None:
-    """Who passes plans on to the engine's thread runs, and that thread gets Python's lock, before more is planned."""
+async def test_an_idle_engine_gets_its_first_plan_before_the_second_is_composed(
+    opened: Opened,
+) -> None:
+    """Who passes plans on to the engine's thread runs, and that thread gets Python's lock, before
+    more is planned."""
     async with scheduling(opened) as bench, trio.open_nursery() as nursery:
         waiting: list[int] = []
 

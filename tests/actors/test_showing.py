@@ -24,7 +24,9 @@ async def steps(bench: Bench, count: int, seconds: float = 0.1) -> None:
         await bench.answer()
 
 
-async def test_nothing_is_made_while_nobody_looks(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_nothing_is_made_while_nobody_looks(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with scheduling(opened) as bench:
         await bench.ask(max_tokens=100)
         await steps(bench, 20)
@@ -32,10 +34,14 @@ async def test_nothing_is_made_while_nobody_looks(opened: Opened, autojump_clock
         look(bench)
         await steps(bench, 1)
         assert bench.batch.latest.rows
-        assert bench.batch.latest.inter_token_latency_count == 0, "gaps of which nobody heard were not counted"
+        assert bench.batch.latest.inter_token_latency_count == 0, (
+            "gaps of which nobody heard were not counted"
+        )
 
 
-async def test_a_look_is_answered_once_however_many_steps_follow(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_a_look_is_answered_once_however_many_steps_follow(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with scheduling(opened) as bench:
         await bench.ask(max_tokens=100)
         look(bench)
@@ -48,7 +54,9 @@ async def test_a_look_is_answered_once_however_many_steps_follow(opened: Opened,
         assert bench.batch.latest is not shown
 
 
-async def test_a_look_that_is_not_repeated_is_forgotten(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_a_look_that_is_not_repeated_is_forgotten(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with scheduling(opened) as bench:
         await bench.ask(max_tokens=100)
         look(bench)
@@ -76,15 +84,26 @@ async def test_a_row_is_shown_as_it_is(opened: Opened, autojump_clock: MockClock
         await steps(bench, 1)
         [row] = bench.batch.latest.rows
         assert row == RowStats(
-            row=0, request_id="long", prompt_tokens=60, cached_tokens=0, prefilled_tokens=row.prefilled_tokens,
-            generated_tokens=0, max_tokens=9, since=1.0, first_token_at=None, state="prefilling", priority=0,
-        )  # fmt: skip
+            row=0,
+            request_id="long",
+            prompt_tokens=60,
+            cached_tokens=0,
+            prefilled_tokens=row.prefilled_tokens,
+            generated_tokens=0,
+            max_tokens=9,
+            since=1.0,
+            first_token_at=None,
+            state="prefilling",
+            priority=0,
+        )
         assert 8 <= row.prefilled_tokens < 60
         await steps(bench, 10)
         look(bench)
         await steps(bench, 1)
         [row] = bench.batch.latest.rows
-        assert row.prefilled_tokens == 60 and 0 < row.generated_tokens < 9 and row.state == "decoding"
+        assert (
+            row.prefilled_tokens == 60 and 0 < row.generated_tokens < 9 and row.state == "decoding"
+        )
         assert row.first_token_at is not None and row.first_token_at > row.since
 
 
@@ -101,7 +120,9 @@ async def test_cached_tokens_are_shown(opened: Opened, autojump_clock: MockClock
             assert row.cached_tokens == second.cached_tokens > 100
 
 
-async def test_gaps_are_those_between_tokens_of_running_streams(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_gaps_are_those_between_tokens_of_running_streams(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     async with scheduling(opened) as bench:
         look(bench)
         await bench.ask(max_tokens=4)
@@ -116,7 +137,12 @@ async def test_gaps_are_those_between_tokens_of_running_streams(opened: Opened, 
         await bench.ask(max_tokens=2)
         await steps(bench, 2, 0.5)
         shown = bench.batch.latest
-        assert [round(gap, 3) for gap in shown.inter_token_latencies_s] == [0.25, 0.25, 0.25, 0.5], "resting is no gap"
+        assert [round(gap, 3) for gap in shown.inter_token_latencies_s] == [
+            0.25,
+            0.25,
+            0.25,
+            0.5,
+        ], "resting is no gap"
         assert shown.inter_token_latency_count == 4
 
 
@@ -142,7 +168,9 @@ async def test_channels_tell_how_full_they_are(opened: Opened, autojump_clock: M
         with await runtime.submit(generate(max_tokens=50)) as answer:
             await trio.sleep(1)
             stats = {channel.name: channel for channel in runtime.channels()}
-            assert set(stats) == set(CHANNELS) - {"mirrored", "answers"}, "which only several ranks have"
+            assert set(stats) == set(CHANNELS) - {"mirrored", "answers"}, (
+                "which only several ranks have"
+            )
             assert stats["plans"].used == 1, "one plan is being answered, the next one waits"
             assert (stats["orders"].capacity, stats["orders"].policy) == (64, "sheds")
             hold.set()

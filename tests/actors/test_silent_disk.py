@@ -1,4 +1,5 @@
-"""A disk that says nothing, and a writer that crashes: what waits for them is computed instead, and nobody waits for ever."""
+"""A disk that says nothing, and a writer that crashes: what waits for them is computed instead, and
+nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -47,17 +48,23 @@ class OddThread(DiskThread):
 @asynccontextmanager
 async def serving(directory: Path, thread: OddThread) -> AsyncIterator[Runtime]:
     """The graph around a fake engine, its cache directory in this thread."""
-    settings = Settings(ssd_cache_dir=directory, ssd_keep_free=ByteSize(0), gather_ms=0, block_size=4)
+    settings = Settings(
+        ssd_cache_dir=directory, ssd_keep_free=ByteSize(0), gather_ms=0, block_size=4
+    )
     async with trio.open_nursery() as nursery:
         writer = partial(write_to_disk, thread=thread)
-        runtime: Runtime = await nursery.start(partial(run_graph, settings, FakeEngine(), disk_writer=writer))
+        runtime: Runtime = await nursery.start(
+            partial(run_graph, settings, FakeEngine(), disk_writer=writer)
+        )
         yield runtime
         await runtime.drain(400)
 
 
 async def answered(runtime: Runtime, text: int) -> int:
     """Number of tokens that came from the cache."""
-    with await runtime.submit(generate(prompt=TokenPrompt((1 + text,) * 41), max_tokens=2)) as answer:
+    with await runtime.submit(
+        generate(prompt=TokenPrompt((1 + text,) * 41), max_tokens=2)
+    ) as answer:
         async for _ in answer:
             pass
         return answer.cached_tokens
@@ -93,7 +100,9 @@ async def test_a_disk_that_says_nothing_costs_time_and_no_request(
             both.start_soon(answered, runtime, 0)
             both.start_soon(answered, runtime, 1)
         assert ANSWER_S <= trio.current_time() - began < ANSWER_S + 1
-        assert await answered(runtime, 2) == 0 and trio.current_time() - began < ANSWER_S + 1, "it is not asked"
+        assert await answered(runtime, 2) == 0 and trio.current_time() - began < ANSWER_S + 1, (
+            "it is not asked"
+        )
         await trio.sleep(began + PAUSE_S - trio.current_time())
         assert await answered(runtime, 3) > 0, "it has answered, and is asked again"
 

@@ -57,15 +57,23 @@ async def test_each_restart_waits_twice_as_long(autojump_clock: MockClock) -> No
 
 async def test_a_fourth_crash_within_a_minute_goes_up(autojump_clock: MockClock) -> None:
     actor, stats = Fragile([0] * 9), Watch(ActorStats(name="it"))
-    with pytest.raises(ActorFailed, match="it crashed 4 times within 60 s, at last with Crash: boom"):
+    with pytest.raises(
+        ActorFailed, match="it crashed 4 times within 60 s, at last with Crash: boom"
+    ):
         await supervise(actor.run, stats, RestartLimit(), needed=True)
     assert (len(actor.starts), stats.latest.state) == (4, "failed")
 
 
-async def test_what_the_server_can_do_without_ends_degraded_and_says_so(autojump_clock: MockClock) -> None:
+async def test_what_the_server_can_do_without_ends_degraded_and_says_so(
+    autojump_clock: MockClock,
+) -> None:
     actor, stats = Fragile([0] * 9), Watch(ActorStats(name="it"))
     await supervise(actor.run, stats, RestartLimit(), needed=False)
-    assert (len(actor.starts), stats.latest.state, stats.latest.last_error) == (4, "degraded", "Crash: boom")
+    assert (len(actor.starts), stats.latest.state, stats.latest.last_error) == (
+        4,
+        "degraded",
+        "Crash: boom",
+    )
 
 
 async def test_crashes_far_apart_are_forgiven(autojump_clock: MockClock) -> None:
@@ -144,7 +152,7 @@ async def test_whoever_judges_decides_what_counts(autojump_clock: MockClock) -> 
     assert [str(crash) for crash in judged] == ["boom"] * 9
 
 
-# -- in the graph ------------------------------------------------------------------------------------
+# -- in the graph --------------------------------------------------------------------------------
 
 
 async def tokens_of(answer: Answer) -> list[int]:
@@ -164,14 +172,19 @@ def crashing_engine(*steps: int) -> FakeEngine:
     return FakeEngine(before_step=before_step)
 
 
-async def test_r13_after_a_crash_every_answer_goes_on(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_r13_after_a_crash_every_answer_goes_on(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     """Each with the tokens that it would have had; readiness is 503 for the pause alone."""
     async with running(FakeEngine()) as runtime:
         wanted = [
-            await tokens_of(await runtime.submit(generate(str(n), tokens=n + 1, max_tokens=90))) for n in range(8)
+            await tokens_of(await runtime.submit(generate(str(n), tokens=n + 1, max_tokens=90)))
+            for n in range(8)
         ]
     async with running(crashing_engine(40)) as runtime:
-        answers = [await runtime.submit(generate(str(n), tokens=n + 1, max_tokens=90)) for n in range(8)]
+        answers = [
+            await runtime.submit(generate(str(n), tokens=n + 1, max_tokens=90)) for n in range(8)
+        ]
         statuses = set[str]()
 
         async def watch() -> None:
@@ -186,7 +199,11 @@ async def test_r13_after_a_crash_every_answer_goes_on(opened: Opened, autojump_c
         assert statuses == {"ok", "restarting"}
         assert runtime.health().ready
         stats = runtime.health().scheduler
-        assert (stats.recovery.crashes, stats.recovery.resumed, stats.recovery.convicted) == (1, 8, 0)
+        assert (stats.recovery.crashes, stats.recovery.resumed, stats.recovery.convicted) == (
+            1,
+            8,
+            0,
+        )
         assert (stats.requests_completed, stats.requests_errored) == (8, 0)
         assert runtime.health().actors[1].restarts == 1
 
@@ -210,7 +227,9 @@ async def test_a_device_that_is_gone_ends_the_runtime_and_blames_nobody(
                 with pytest.raises(RequestFailed) as failed:
                     await runtime.submit(generate())
                 problems.append(failed.value.problem.code)
-    assert up.group_contains(ActorFailed, match="crashed 4 times within 60 s, at last with Crash: the device died")
+    assert up.group_contains(
+        ActorFailed, match="crashed 4 times within 60 s, at last with Crash: the device died"
+    )
     assert problems == ["engine_stopped"] * 4 + ["draining"]
     stats = runtime.health().scheduler
     assert (stats.recovery.convicted, stats.requests_errored) == (0, 4)
@@ -235,7 +254,9 @@ async def test_a_janitor_that_crashed_is_back_and_the_writer_still_hears_it(
         assert (writer.state, writer.restarts) == ("running", 0)
 
 
-async def test_without_its_janitor_the_server_goes_on(opened: Opened, autojump_clock: MockClock) -> None:
+async def test_without_its_janitor_the_server_goes_on(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
     class Engine(FakeEngine):
         def memory(self) -> MemoryStats:
             raise Crash("never")

@@ -1,4 +1,5 @@
-"""The scheduler's side of the disk: what it asks for, how much is on its way, and what becomes of what did not come."""
+"""The scheduler's side of the disk: what it asks for, how much is on its way, and what becomes of
+what did not come."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from trio.testing import MockClock
 from tests.policy.test_prefix import Played
 from trouper.actors.runtime.channels import offer
 from trouper.actors.scheduling.block_keys import token_bytes
-from trouper.actors.scheduling.disk_tier import ANSWER_S, BACKLOG_BYTES, FIRST_BYTES_PER_S, RUN_BYTES, DiskTier
+from trouper.actors.scheduling.disk_tier import (
+    ANSWER_S,
+    BACKLOG_BYTES,
+    FIRST_BYTES_PER_S,
+    RUN_BYTES,
+    DiskTier,
+)
 from trouper.actors.scheduling.found_prefix import Found
 from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.protocol.health import DirectoryStats
@@ -67,7 +74,9 @@ def tier(capacity: int = 100, *, attached: bool = True) -> Iterator[Bench]:
     with orders, taken:
         bench = Bench(
             played,
-            DiskTier(partial(offer, orders), directory, lambda: None, played.cache, trio.current_time),
+            DiskTier(
+                partial(offer, orders), directory, lambda: None, played.cache, trio.current_time
+            ),
             directory,
             taken,
         )
@@ -83,7 +92,11 @@ def picked(bench: Bench) -> int:
     """Bytes of one run that the next plan would give back; 0: none."""
     blocks, run = bench.tier.pick()
     assert bool(blocks) == (run is not None)
-    return 0 if run is None else sum(len(piece.tokens) // 4 for piece in run.blocks) * HEAVY.token_bytes
+    return (
+        0
+        if run is None
+        else sum(len(piece.tokens) // 4 for piece in run.blocks) * HEAVY.token_bytes
+    )
 
 
 def on_disk(bench: Bench) -> None:
@@ -136,7 +149,9 @@ async def test_a_disk_that_is_off_is_asked_for_nothing() -> None:
         bench.directory.publish(DirectoryStats(attached=True))
         assert bench.tier.load(bench.look(), 0.0) is not None
         [order] = bench.ordered()
-        assert isinstance(order, Read) and b"".join(one.tokens for one in order.blocks) == token_bytes(TEXT)
+        assert isinstance(order, Read) and b"".join(
+            one.tokens for one in order.blocks
+        ) == token_bytes(TEXT)
 
 
 @pytest.mark.parametrize("came", [0, 1, 60])
@@ -148,7 +163,9 @@ async def test_what_did_not_come_is_not_asked_for_again_and_nothing_stays_pinned
         ticket = bench.tier.load(bench.look(), 0.0)
         assert ticket is not None
         assert any(node.pins for node in ticket.pinned)
-        pieces = tuple(BlockData(one.key, one.tokens, payload(4)) for one in ticket.requested[:came])
+        pieces = tuple(
+            BlockData(one.key, one.tokens, payload(4)) for one in ticket.requested[:came]
+        )
         loads = bench.tier.hear(Loaded(ticket.number, pieces, 100, 0.1))
         assert [load.index for load in loads] == [*range(came)]
         bench.played.cache.freed()
@@ -169,7 +186,9 @@ async def test_parts_become_blocks_one_after_another_and_the_last_ends_the_read(
         pieces = tuple(BlockData(one.key, one.tokens, payload(4)) for one in ticket.requested)
         for start, end in pairwise((0, *cuts)):
             assert not ticket.done and all(node.pins for node in ticket.pinned)
-            loads = bench.tier.hear(Loaded(ticket.number, pieces[start:end], 2**19, 0.1, complete=False))
+            loads = bench.tier.hear(
+                Loaded(ticket.number, pieces[start:end], 2**19, 0.1, complete=False)
+            )
             assert (len(loads), ticket.read_tokens) == (end - start, 4 * end)
             bench.played.cache.freed()
         assert bench.tier.hear(Loaded(ticket.number, (), 2**20, 0.1)) == []
@@ -178,8 +197,12 @@ async def test_parts_become_blocks_one_after_another_and_the_last_ends_the_read(
         found = bench.look()
         assert (found.tokens, found.missing_tokens) == (4 * cuts[-1], 0)
         bench.played.cache.evict(10**12)
-        assert bench.look().missing_tokens == 4 * cuts[-1], "what any part brought is still known to be on disk"
-        assert bench.tier._speed.bytes_per_s < FIRST_BYTES_PER_S, "the parts' sizes and durations are added"
+        assert bench.look().missing_tokens == 4 * cuts[-1], (
+            "what any part brought is still known to be on disk"
+        )
+        assert bench.tier._speed.bytes_per_s < FIRST_BYTES_PER_S, (
+            "the parts' sizes and durations are added"
+        )
 
 
 async def test_a_part_behind_a_block_without_room_is_left_out(autojump_clock: MockClock) -> None:
@@ -205,7 +228,9 @@ async def test_who_left_pins_nothing(autojump_clock: MockClock) -> None:
         assert bench.look().missing_tokens == len(TEXT), "it may be asked for again"
 
 
-async def test_the_limit_of_a_disk_that_has_one_of_its_own_is_not_ours(autojump_clock: MockClock) -> None:
+async def test_the_limit_of_a_disk_that_has_one_of_its_own_is_not_ours(
+    autojump_clock: MockClock,
+) -> None:
     with tier() as bench:
         on_disk(bench)
         for limit_s, given_up in ((inf, False), (ANSWER_S, True)):
@@ -218,8 +243,11 @@ async def test_the_limit_of_a_disk_that_has_one_of_its_own_is_not_ours(autojump_
             bench.tier.forget(ticket.number)
 
 
-async def test_what_a_crash_of_the_writer_forgot_is_neither_awaited_nor_lost(autojump_clock: MockClock) -> None:
-    """What was sent may be written again; what a plan in flight brings still is; the catalogue comes again."""
+async def test_what_a_crash_of_the_writer_forgot_is_neither_awaited_nor_lost(
+    autojump_clock: MockClock,
+) -> None:
+    """What was sent may be written again; what a plan in flight brings still is; the catalogue
+    comes again."""
     with tier() as bench:
         blocks, run = bench.tier.pick()
         assert run is not None
@@ -234,7 +262,11 @@ async def test_what_a_crash_of_the_writer_forgot_is_neither_awaited_nor_lost(aut
         assert isinstance(order, Write)
         bench.tier.hear(Written(tuple(one.key for one in order.blocks), order.nbytes))
         assert not bench.tier.busy
-        nodes = [node for node in bench.played.cache.tree.nodes() if node.key in {ref.key for ref in run.blocks}]
+        nodes = [
+            node
+            for node in bench.played.cache.tree.nodes()
+            if node.key in {ref.key for ref in run.blocks}
+        ]
         bench.played.cache.writes.add(max(nodes, key=lambda node: node.end))
         again = set[bytes]()
         while (pending := bench.played.cache.writes.next_run(10**12)) is not None:

@@ -1,4 +1,5 @@
-"""Files of the cache directory that the disk does not read: each costs its own blocks, and only a faulty disk the whole tier."""
+"""Files of the cache directory that the disk does not read: each costs its own blocks, and only a
+faulty disk the whole tier."""
 
 from __future__ import annotations
 
@@ -11,9 +12,30 @@ import attrs
 import pytest
 from trio.testing import MockClock
 
-from tests.actors.test_writer import A, B, Bench, C, autojump_clock, keys, nothing, read, said, write, writing
+from tests.actors.test_writer import (
+    A,
+    B,
+    Bench,
+    C,
+    autojump_clock,
+    keys,
+    nothing,
+    read,
+    said,
+    write,
+    writing,
+)
 from trouper.actors.runtime.unreadable_files import MAX_IN_A_ROW, UnreadableFiles
-from trouper.protocol.work import Announce, DiskNews, DiskOrder, Inspect, Loaded, RemovedFromDisk, Sweep, Written
+from trouper.protocol.work import (
+    Announce,
+    DiskNews,
+    DiskOrder,
+    Inspect,
+    Loaded,
+    RemovedFromDisk,
+    Sweep,
+    Written,
+)
 from trouper.storage import cache_directory
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Disk
@@ -75,7 +97,10 @@ async def test_one_unreadable_file_costs_its_own_blocks_alone(
         disk.bad.add(name := name_of(bench, 0))
         assert RemovedFromDisk(keys(PLAIN[0])) in await bench.tell(order)
         assert bench.stats.latest.attached
-        assert said(await bench.tell(read(2, PLAIN[0]), read(3, PLAIN[1]))) == [nothing(2), (3, keys(PLAIN[1]))]
+        assert said(await bench.tell(read(2, PLAIN[0]), read(3, PLAIN[1]))) == [
+            nothing(2),
+            (3, keys(PLAIN[1])),
+        ]
         assert await bench.tell(Sweep(WEEK_S), Inspect()) == [], "a sweep does not find it again"
         assert len(bench.files()) == 3, "it stays: the disk may read it after a restart"
         assert [name in line for line in warnings(caplog)] == [True], "it is named, and once"
@@ -89,7 +114,9 @@ async def test_one_unreadable_file_costs_its_own_blocks_alone(
         assert len(warnings(caplog)) == 1
 
 
-async def test_what_is_written_again_replaces_an_unreadable_file(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_what_is_written_again_replaces_an_unreadable_file(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     disk = BadSectors()
     async with writing(tmp_path, disk=disk) as bench:
         await bench.tell(Announce(), write(PLAIN[0]))
@@ -152,13 +179,18 @@ async def test_neither_a_damaged_file_that_stays_nor_a_use_that_is_not_noted_cos
         disk.keeps = disk.touches = True
         told: list[DiskNews] = await bench.tell(read(1, PLAIN[0]), read(2, PLAIN[1]))
         assert RemovedFromDisk(keys(PLAIN[0])) in told
-        assert said([one for one in told if isinstance(one, Loaded)]) == [nothing(1), (2, keys(PLAIN[1]))]
+        assert said([one for one in told if isinstance(one, Loaded)]) == [
+            nothing(1),
+            (2, keys(PLAIN[1])),
+        ]
         assert bench.stats.latest.attached
         assert await bench.tell(Sweep(WEEK_S)) == []
         disk.keeps = disk.touches = False
 
 
-def test_a_file_that_cannot_be_removed_does_not_stop_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_removed_does_not_stop_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache_directory.prepare(tmp_path / "blocks")
     for name in ("a", "b", "c"):
         (old := tmp_path / "blocks" / f"{name}{TEMPORARY_SUFFIX}").touch()

@@ -27,7 +27,9 @@ class World:
     """Clients of one lane, and what became of their work."""
 
     def __init__(self, size: LaneSize, max_waiting: int = 1000, share: float = inf) -> None:
-        self.lane = FairLane(size, max_waiting, share, lambda: grammars_full(int(share), GRAMMAR_SHARE))
+        self.lane = FairLane(
+            size, max_waiting, share, lambda: grammars_full(int(share), GRAMMAR_SHARE)
+        )
         self.done: dict[str, list[float]] = {}
         """Times of each client's ends."""
         self.refused: dict[str, list[str | None]] = {}
@@ -49,7 +51,9 @@ class World:
             await wait_all_tasks_blocked()
 
 
-async def test_a_grammar_does_not_wait_for_slow_ones_of_another_client(autojump_clock: MockClock) -> None:
+async def test_a_grammar_does_not_wait_for_slow_ones_of_another_client(
+    autojump_clock: MockClock,
+) -> None:
     world, began = World(GRAMMARS), trio.current_time()
     async with trio.open_nursery() as nursery:
         await world.send(nursery, "hostile", 4, SLOW_S)
@@ -70,13 +74,17 @@ async def test_a_grammar_waits_for_one_slow_one_at_most_where_others_have_all_th
     assert world.most_at_work == 2
 
 
-async def test_one_long_prompt_does_not_wait_for_two_hundred_of_another_client(autojump_clock: MockClock) -> None:
+async def test_one_long_prompt_does_not_wait_for_two_hundred_of_another_client(
+    autojump_clock: MockClock,
+) -> None:
     world, began = World(TEXTS), trio.current_time()
     async with trio.open_nursery() as nursery:
         await world.send(nursery, "many", 200, 1.0)
         await world.send(nursery, "one", 1, 1.0)
     assert world.done["one"] == pytest.approx([began + 2.0])
-    assert max(world.done["many"]) == pytest.approx(began + 101.0), "one client alone has all threads"
+    assert max(world.done["many"]) == pytest.approx(began + 101.0), (
+        "one client alone has all threads"
+    )
 
 
 @pytest.mark.parametrize("clients", [2, 5])
@@ -114,7 +122,9 @@ async def test_grammars_of_a_client_that_wait_are_bounded(autojump_clock: MockCl
 
 
 @pytest.mark.parametrize("leaver", ["first", "second"])
-async def test_whoever_leaves_gives_its_turn_to_the_next(autojump_clock: MockClock, leaver: str) -> None:
+async def test_whoever_leaves_gives_its_turn_to_the_next(
+    autojump_clock: MockClock, leaver: str
+) -> None:
     world, began = World(LaneSize(1)), trio.current_time()
     async with trio.open_nursery() as nursery:
         scopes = {client: trio.CancelScope() for client in ("first", "second", "third")}
@@ -132,7 +142,9 @@ async def _work_within(scope: trio.CancelScope, world: World, client: str) -> No
         await world.work(client, 1.0)
 
 
-async def test_a_system_without_threads_lacks_something_for_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_system_without_threads_lacks_something_for_the_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Neither a request nor a disk is to blame: requests get a 503, and the writer tries again as
     after an error of its disk."""
 

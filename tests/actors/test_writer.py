@@ -110,7 +110,9 @@ async def writing(
     news, heard = trio.open_memory_channel[DiskNews](100)
     bench = Bench(path, orders, heard, Watch(DirectoryStats()), Watch(SchedulerStats()))
     with news, heard, taken:
-        edges = WriterEdges(taken, news, bench.stats, bench.scheduler, reads_in_parts=reads_in_parts)
+        edges = WriterEdges(
+            taken, news, bench.stats, bench.scheduler, reads_in_parts=reads_in_parts
+        )
         async with trio.open_nursery() as nursery:
             with orders:
                 writer = partial(write_to_disk, disk=disk, thread=SlowThread())
@@ -140,16 +142,23 @@ def nothing(ticket: int) -> object:
     return (ticket, ())
 
 
-async def test_who_waits_for_a_read_goes_before_all_writes(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_who_waits_for_a_read_goes_before_all_writes(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     async with writing(tmp_path) as bench:
         await bench.tell(Announce(), write(A))
         told = await bench.tell(write(B), Inspect(), write(C), read(7, A))
         assert [type(one) for one in told] == [Loaded, Written, Written]
-        assert isinstance(told[0], Loaded) and same(told[0].blocks, [attrs.evolve(one, snapshot=None) for one in A])
+        assert isinstance(told[0], Loaded) and same(
+            told[0].blocks, [attrs.evolve(one, snapshot=None) for one in A]
+        )
 
 
-async def test_the_blocks_of_each_file_come_as_soon_as_they_are_read(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """The reading of a file takes a second here. The last file is damaged: the answer ends without it."""
+async def test_the_blocks_of_each_file_come_as_soon_as_they_are_read(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The reading of a file takes a second here. The last file is damaged: the answer ends without
+    it."""
     plain = [attrs.evolve(one, snapshot=None) for one in (*A, *B, *C)]
     runs = plain[:2], plain[2:4], plain[4:]
     async with writing(tmp_path, reads_in_parts=True) as bench:
@@ -164,7 +173,9 @@ async def test_the_blocks_of_each_file_come_as_soon_as_they_are_read(tmp_path: P
             while not came or not came[-1][2]:
                 news = await bench.heard.receive()
                 if isinstance(news, Loaded):
-                    came.append((round(trio.current_time() - began, 6), keys([*news.blocks]), news.complete))
+                    came.append(
+                        (round(trio.current_time() - began, 6), keys([*news.blocks]), news.complete)
+                    )
             whole = [one for one in runs if one is not spoilt]
             parts = [(WORK_S * (number + 1), keys(run), False) for number, run in enumerate(whole)]
             assert came[:-1] == parts
@@ -202,7 +213,9 @@ async def take(bench: Bench, count: int) -> AsyncIterator[DiskNews]:
         yield await bench.heard.receive()
 
 
-async def test_a_disk_has_only_so_many_writes_an_hour(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_disk_has_only_so_many_writes_an_hour(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     size = write(A).nbytes
     async with writing(tmp_path, ssd_write_budget=ByteSize(size)) as bench:
         await bench.tell(Announce())
@@ -232,7 +245,8 @@ async def test_a_damaged_file_is_a_miss_and_gone(tmp_path: Path, autojump_clock:
 async def test_damaged_files_are_counted_once_and_vanished_ones_are_none(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Another server may remove files of a shared directory. A sweep counts from the store's own count."""
+    """Another server may remove files of a shared directory. A sweep counts from the store's own
+    count."""
     async with writing(tmp_path) as bench:
         plain = [attrs.evolve(one, snapshot=None) for one in A]
         await bench.tell(Announce(), write(plain), write(B))
@@ -246,7 +260,9 @@ async def test_damaged_files_are_counted_once_and_vanished_ones_are_none(
         assert bench.stats.latest.damaged == 1
 
 
-async def test_what_lies_in_two_files_is_lost_with_the_last(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_what_lies_in_two_files_is_lost_with_the_last(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """The second has one block again, with a snapshot: there it is whole."""
     first = [attrs.evolve(one, snapshot=None) for one in A]
     whole = [attrs.evolve(A[1], snapshot=piece(ROOT, b"", payload=False, snapshot=True).snapshot)]
@@ -258,10 +274,14 @@ async def test_what_lies_in_two_files_is_lost_with_the_last(tmp_path: Path, auto
             assert isinstance(loaded, Loaded) and same(loaded.blocks, whole)
             next(one for one in bench.files() if A[0].key.hex()[:16] in one.name).unlink()
             assert RemovedFromDisk(keys(A[:1])) in await bench.tell(Sweep(WEEK_S))
-            assert [one.nbytes for one in await bench.tell(read(2, whole)) if isinstance(one, Loaded)] != [0]
+            assert [
+                one.nbytes for one in await bench.tell(read(2, whole)) if isinstance(one, Loaded)
+            ] != [0]
 
 
-async def test_a_snapshot_that_is_nowhere_costs_no_file(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_snapshot_that_is_nowhere_costs_no_file(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     plain = [attrs.evolve(one, snapshot=None) for one in A]
     async with writing(tmp_path) as bench:
         await bench.tell(Announce(), write(plain))
@@ -299,12 +319,14 @@ async def test_what_is_read_is_of_use_and_the_next_start_opens_no_file(
         used = {path.name[:16]: path.stat().st_mtime for path in bench.files()}
         assert used[A[0].key.hex()[:16]] > used[B[0].key.hex()[:16]] == 10**9
     store = RunStore(tmp_path, NAMESPACE)
-    assert {run.name for run in catalogue.decode(NAMESPACE, (store.path / catalogue.NAME).read_bytes())} == {
-        path.name for path in bench.files()
-    }
+    assert {
+        run.name for run in catalogue.decode(NAMESPACE, (store.path / catalogue.NAME).read_bytes())
+    } == {path.name for path in bench.files()}
 
 
-async def test_each_file_is_inspected_in_its_turn(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_each_file_is_inspected_in_its_turn(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     many = [chain(1, seed=seed) for seed in range(2 * INSPECTED_AT_ONCE - 1)]
     async with writing(tmp_path) as bench:
         await bench.tell(Announce(), *map(write, many))
@@ -319,7 +341,9 @@ async def test_each_file_is_inspected_in_its_turn(tmp_path: Path, autojump_clock
         assert bench.stats.latest.inspected == len(many)
 
 
-async def test_one_round_of_inspections_reads_each_file_once(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_one_round_of_inspections_reads_each_file_once(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     many = [chain(1, seed=seed) for seed in range(INSPECTED_AT_ONCE + 1)]
     opened = OpenedFiles()
     async with writing(tmp_path, disk=opened) as bench:

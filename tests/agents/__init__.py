@@ -1,1 +1,2 @@
-"""Real coding agents against a scripted server: each edits a file, in the formats of several model families."""
+"""Real coding agents against a scripted server: each edits a file, in the formats of several model
+families."""

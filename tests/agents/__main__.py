@@ -1,4 +1,5 @@
-"""`just agents [NAME ...]`: install coding agents, let each edit a file with each family's format, and write a table.
+"""`just agents [NAME ...]`: install coding agents, let each edit a file with each family's format,
+and write a table.
 
 python -m tests.agents --family qwen3_5 codex claude
 python -m tests.agents --words 100000 --prefill-rate 2000 --context 262144 claude pi
@@ -41,7 +42,9 @@ def report(session: Session) -> str:
     )
     notes = list(session.refused)
     if not session.ok:
-        notes.append(f"edited {session.edited}, exit code {session.exit_code}, answered {session.answered}")
+        notes.append(
+            f"edited {session.edited}, exit code {session.exit_code}, answered {session.answered}"
+        )
         notes.append(session.output[-1500:])
     row = "| " + " | ".join(map(str, cells)) + " |"
     return "\n".join([row, *(f"<!-- {note} -->" for note in notes)])
@@ -52,9 +55,13 @@ def main() -> int:
     parser.add_argument("agents", nargs="*", metavar="NAME", help=", ".join(AGENTS))
     parser.add_argument("--family", action="append", choices=sorted(FAMILIES), help="default: all")
     parser.add_argument("--words", type=int, default=0, help="so many words before the task")
-    parser.add_argument("--prefill-rate", type=float, default=0.0, help="prompt tokens a second; 0: at once")
+    parser.add_argument(
+        "--prefill-rate", type=float, default=0.0, help="prompt tokens a second; 0: at once"
+    )
     parser.add_argument("--context", type=int, default=131_072, help="tokens that the model holds")
-    parser.add_argument("--save-bodies", action="store_true", help="keep what the agents send for the tests")
+    parser.add_argument(
+        "--save-bodies", action="store_true", help="keep what the agents send for the tests"
+    )
     parser.add_argument("--json", type=Path, help="write every session into this file")
     given = parser.parse_args()
     if unknown := set(given.agents) - set(AGENTS):
@@ -63,16 +70,26 @@ def main() -> int:
         parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
     sessions = []
     print(HEADER)  # noqa: T201
-    for agent in given.agents or [name for name, program in AGENTS.items() if program.piped or not given.words]:
+    for agent in given.agents or [
+        name for name, program in AGENTS.items() if program.piped or not given.words
+    ]:
         for family in given.family or FAMILIES:
             sessions.append(
-                run(agent, family, words=given.words, prefill_rate=given.prefill_rate, context=given.context)
+                run(
+                    agent,
+                    family,
+                    words=given.words,
+                    prefill_rate=given.prefill_rate,
+                    context=given.context,
+                )
             )
             print(report(sessions[-1]), flush=True)  # noqa: T201
             if given.save_bodies:
                 save(agent, sessions[-1].bodies)
     if given.json is not None:
-        given.json.write_text(json.dumps([attrs.asdict(session) for session in sessions], indent=1) + "\n", "utf-8")
+        given.json.write_text(
+            json.dumps([attrs.asdict(session) for session in sessions], indent=1) + "\n", "utf-8"
+        )
     return int(not all(session.ok for session in sessions))
 
 

@@ -1,6 +1,8 @@
-"""The task, and the model's side of it: look at a file, change it with the agent's own tool, run it, say what came out.
+"""The task, and the model's side of it: look at a file, change it with the agent's own tool, run
+it, say what came out.
 
-What is written has quotes, tags, a line break and letters beyond ASCII, which each format carries in its own way.
+What is written has quotes, tags, a line break and letters beyond ASCII, which each format carries
+in its own way.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def script(conversation: Conversation) -> str:
         tool = next(offer for offer in sorted(offered, key=len) if offer.endswith(name))
         if name == "wait_agent":
             arguments = arguments | {"targets": [json.loads(conversation.results[-1])["agent_id"]]}
-        return conversation.calls((tool, arguments), text=f"Step {done + 1}.", reasoning=f"Of {len(steps)} steps.")
+        return conversation.calls(
+            (tool, arguments), text=f"Step {done + 1}.", reasoning=f"Of {len(steps)} steps."
+        )
     return conversation.answer(f"{FINAL}: {conversation.results[-1]}", reasoning="That was it.")
 
 
@@ -67,7 +71,8 @@ def _claude(path: str) -> Sequence[Step]:
 
 
 def _codex(_path: str) -> Sequence[Step]:
-    """Its own agent is of a namespace. A here-document changes the file: to unknown models it offers no apply_patch."""
+    """Its own agent is of a namespace. A here-document changes the file: to unknown models it
+    offers no apply_patch."""
     return (
         ("spawn_agent", {"message": SUBTASK}),
         ("wait_agent", {"timeout_ms": 20_000}),
@@ -121,7 +126,11 @@ def _continue(path: str) -> Sequence[Step]:
 def _continue_several(path: str) -> Sequence[Step]:
     """To models whose names it knows as good ones it offers MultiEdit in place of Edit."""
     read, _edit, run = _continue(path)
-    return (read, ("MultiEdit", {"file_path": path, "edits": [{"old_string": BEFORE, "new_string": AFTER}]}), run)
+    return (
+        read,
+        ("MultiEdit", {"file_path": path, "edits": [{"old_string": BEFORE, "new_string": AFTER}]}),
+        run,
+    )
 
 
 def _mini_swe_agent(_path: str) -> Sequence[Step]:
@@ -148,8 +157,11 @@ STEPS: Mapping[str, Callable[[str], Sequence[Step]]] = {
 
 
 def _without_tools(conversation: Conversation) -> str:
-    """aider's: a listing of the whole file, whose first version fails aider's test. Others ask for a title."""
+    """aider's: a listing of the whole file, whose first version fails aider's test. Others ask for
+    a title."""
     if "file listing" not in str(conversation.messages):
         return conversation.answer("A greeting")
     body = AFTER if COMPLAINT in conversation.question else BEFORE + "  # not yet"
-    return conversation.answer(f"{FINAL}:\n\ngreeting.py\n```\n{body}\n```", reasoning="The whole file.")
+    return conversation.answer(
+        f"{FINAL}:\n\ngreeting.py\n```\n{body}\n```", reasoning="The whole file."
+    )

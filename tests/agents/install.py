@@ -1,4 +1,5 @@
-"""The agents' own packages, outside of the checkout: a directory for each, kept until its packages change."""
+"""The agents' own packages, outside of the checkout: a directory for each, kept until its packages
+change."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ def cache() -> Path:
 
 def search_path(name: str) -> str:
     """PATH with the agent's programs, and with a Node.js that is new enough for all of them."""
-    directories = [cache() / NODE.package / "node_modules" / "node" / "bin", binaries(name, AGENTS[name])]
+    directories = [
+        cache() / NODE.package / "node_modules" / "node" / "bin",
+        binaries(name, AGENTS[name]),
+    ]
     return ":".join([*map(str, directories), os.environ["PATH"]])
 
 
@@ -48,9 +52,13 @@ def _install(name: str, program: Program) -> None:
         line = ["npm", "install", "--silent", "--no-audit", "--no-fund", *program.packages]
         subprocess.run(line, cwd=directory, check=True, env=os.environ | {"PATH": path})
     else:
-        subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(directory)], check=True)
+        subprocess.run(
+            ["uv", "venv", "--quiet", "--python", sys.executable, str(directory)], check=True
+        )
         python = str(directory / "bin" / "python")
-        subprocess.run(["uv", "pip", "install", "--quiet", "--python", python, *program.packages], check=True)
+        subprocess.run(
+            ["uv", "pip", "install", "--quiet", "--python", python, *program.packages], check=True
+        )
     installed.write_text(wanted, "utf-8")
 
 

@@ -13,13 +13,14 @@ URL = "{url}"
 
 @attrs.frozen
 class Program:
-    """An agent. `arguments` are behind `trouper connect NAME --run --`; where `connect` does not know it, they are its own
-    whole command, with `variables`."""
+    """An agent. `arguments` are behind `trouper connect NAME --run --`; where `connect` does not
+    know it, they are its own whole command, with `variables`."""
 
     packages: tuple[str, ...]
     arguments: tuple[str, ...] = ()
     piped: tuple[str, ...] | None = None
-    """The arguments for a task that comes by stdin, since it is too long for a command line; None: it cannot."""
+    """The arguments for a task that comes by stdin, since it is too long for a command line; None:
+    it cannot."""
     is_javascript: bool = True
     connected: bool = True
     variables: Mapping[str, str] = attrs.field(factory=dict)
@@ -49,27 +50,48 @@ AGENTS: Mapping[str, Program] = {
     "qwen": Program(("@qwen-code/qwen-code",), ("--yolo", "-p", TASK), piped=("--yolo",)),
     "cline": Program(("cline",), ("--yolo", TASK)),
     "pi": Program(("@earendil-works/pi-coding-agent@0.87.1",), ("-p", TASK), piped=("-p",)),
-    "continue": Program(("@continuedev/cli",), ("--auto", "-p", TASK)),  # Of stdin it reads no more than a pipe holds.
+    # Of stdin it reads no more than a pipe holds.
+    "continue": Program(("@continuedev/cli",), ("--auto", "-p", TASK)),
     "aider": Program(
         ("aider-chat",),
         (
-            "--yes-always", "--no-git", "--no-check-update", "--analytics-disable", "--no-show-model-warnings",
-            "--auto-test", "--test-cmd", "python3 check.py", "--message", TASK, "greeting.py",
+            "--yes-always",
+            "--no-git",
+            "--no-check-update",
+            "--analytics-disable",
+            "--no-show-model-warnings",
+            "--auto-test",
+            "--test-cmd",
+            "python3 check.py",
+            "--message",
+            TASK,
+            "greeting.py",
         ),
         is_javascript=False,
     ),
     "mini-swe-agent": Program(
         ("mini-swe-agent", "mcp"),
         (
-            "mini", "--model", "openai/scripted", "--yolo", "--exit-immediately", "--cost-limit", "0",
-            "--task", TASK, "--output", "trajectory.json",
+            "mini",
+            "--model",
+            "openai/scripted",
+            "--yolo",
+            "--exit-immediately",
+            "--cost-limit",
+            "0",
+            "--task",
+            TASK,
+            "--output",
+            "trajectory.json",
         ),
         is_javascript=False,
         connected=False,
         variables={
-            "OPENAI_API_BASE": f"{URL}/v1", "OPENAI_API_KEY": "none", "MSWEA_COST_TRACKING": "ignore_errors",
+            "OPENAI_API_BASE": f"{URL}/v1",
+            "OPENAI_API_KEY": "none",
+            "MSWEA_COST_TRACKING": "ignore_errors",
             "MSWEA_CONFIGURED": "true",
         },
     ),
-}  # fmt: skip
+}
 """By the names of `trouper connect`, where it knows them."""

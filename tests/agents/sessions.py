@@ -39,8 +39,8 @@ QUIET = {
 
 @attrs.frozen
 class Turn:
-    """One request of a session. `known`: how many tokens the prompt before it in the same conversation has that were given
-    and not generated; 0 if it begins one."""
+    """One request of a session. `known`: how many tokens the prompt before it in the same
+    conversation has that were given and not generated; 0 if it begins one."""
 
     path: str
     prompt: int
@@ -93,21 +93,36 @@ class Session:
 
 
 def run(
-    agent: str, family: str = "qwen3", *, words: int = 0, prefill_rate: float = 0.0, context: int = 131_072
+    agent: str,
+    family: str = "qwen3",
+    *,
+    words: int = 0,
+    prefill_rate: float = 0.0,
+    context: int = 131_072,
 ) -> Session:
-    """Let an agent edit a file. With `words` so many of a text come before the task, by stdin. `prefill_rate`: prompt tokens a
-    second, 0: no time. `context`: tokens that the model holds."""
+    """Let an agent edit a file. With `words` so many of a text come before the task, by stdin.
+    `prefill_rate`: prompt tokens a second, 0: no time. `context`: tokens that the model holds."""
     install(agent)
-    with tempfile.TemporaryDirectory(prefix="agent-", dir=Path.cwd().parent, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="agent-", dir=Path.cwd().parent, ignore_cleanup_errors=True
+    ) as name:
         home = Path(name)
         work, record = home / "work", home / "record.jsonl"
         work.mkdir()
         (work / "greeting.py").write_text(edit_task.BEFORE + "\n", "utf-8")
         (work / "check.py").write_text(edit_task.CHECK, "utf-8")
         flags = (
-            "--family", family, "--script", SCRIPT, "--record", str(record), "--prefill-rate", str(prefill_rate),
-            "--context", str(context),
-        )  # fmt: skip
+            "--family",
+            family,
+            "--script",
+            SCRIPT,
+            "--record",
+            str(record),
+            "--prefill-rate",
+            str(prefill_rate),
+            "--context",
+            str(context),
+        )
         began = time.monotonic()
         with _variable(edit_task.DIRECTORY, str(work)), scripted_server(*flags) as url:
             exit_code, output = _ran(agent, url, home, words)
@@ -141,7 +156,9 @@ def _ran(agent: str, url: str, home: Path, words: int) -> tuple[int | None, str]
     if program.connected:
         connect = "import sys; from trouper.cli import main; main()"
         line = [sys.executable, "-c", connect, "connect", "--url", url, "--run", agent, "--", *line]
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")
+    }
     environment |= {
         **QUIET,
         **{name: value.replace(URL, url) for name, value in program.variables.items()},
@@ -153,9 +170,16 @@ def _ran(agent: str, url: str, home: Path, words: int) -> tuple[int | None, str]
     }
     given = f"{'The quick brown fox ' * (words // 4)}\n\n{edit_task.TASK}" if words else ""
     process = subprocess.Popen(
-        line, cwd=home / "work", env=environment, text=True, errors="replace", start_new_session=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        line,
+        cwd=home / "work",
+        env=environment,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         output, _ = process.communicate(given, LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -165,7 +189,8 @@ def _ran(agent: str, url: str, home: Path, words: int) -> tuple[int | None, str]
 
 
 def _end(process: subprocess.Popen[str]) -> str:
-    """End what the agent has left behind, a daemon among it, and return what it wrote until then."""
+    """End what the agent has left behind, a daemon among it, and return what it wrote until
+    then."""
     try:
         os.killpg(process.pid, 9)
     except ProcessLookupError:
@@ -177,14 +202,28 @@ def _observed(record: Path, home: str) -> Session:
     lines = [line for line in recorded(record) if line["method"] == "POST"]
     tokens = {line["request_id"]: line for line in recorded(record, "request")}
     return Session(
-        agent="", family="", edited=False, exit_code=None, answered=False,
-        refused=[f"{line['path']}: {line['status']} {line['answer'][:400]}" for line in lines if line["status"] >= 400],
+        agent="",
+        family="",
+        edited=False,
+        exit_code=None,
+        answered=False,
+        refused=[
+            f"{line['path']}: {line['status']} {line['answer'][:400]}"
+            for line in lines
+            if line["status"] >= 400
+        ],
         unfinished=sum(not line["ended"] for line in lines),
-        ignored=sorted({name for line in lines for name in _names(line["headers"].get("x-trouper-ignored", ""))}),
+        ignored=sorted(
+            {
+                name
+                for line in lines
+                for name in _names(line["headers"].get("x-trouper-ignored", ""))
+            }
+        ),
         turns=list(_turns(lines, tokens)),
         bodies=list(shapes(record, home)),
         silence_s=max((line["event_silence_s"] for line in lines), default=0.0),
-    )  # fmt: skip
+    )
 
 
 def _names(header: str) -> list[str]:
@@ -193,7 +232,8 @@ def _names(header: str) -> list[str]:
 
 @attrs.frozen
 class _Before:
-    """A request that others may go on with. `given`: the tokens of its prompt that no answer had generated."""
+    """A request that others may go on with. `given`: the tokens of its prompt that no answer had
+    generated."""
 
     texts: Sequence[str]
     prompt: int
@@ -201,7 +241,9 @@ class _Before:
     generated: int
 
 
-def _turns(lines: Sequence[Mapping[str, Any]], tokens: Mapping[str, Mapping[str, Any]]) -> Iterator[Turn]:
+def _turns(
+    lines: Sequence[Mapping[str, Any]], tokens: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Turn]:
     """A request goes on with the latest one whose conversation begins as its own."""
     seen: list[_Before] = []
     for line in lines:
@@ -209,10 +251,18 @@ def _turns(lines: Sequence[Mapping[str, Any]], tokens: Mapping[str, Mapping[str,
         if counted is None or line["status"] >= 400:
             continue
         prompt, texts = counted["prompt_tokens"], _texts(json.loads(line["body"]))
-        last = max((one for one in seen if _continues(texts, one.texts)), key=lambda one: one.prompt, default=None)
-        known, answers = (0, 0) if last is None else (last.given, last.prompt - last.given + last.generated)
+        last = max(
+            (one for one in seen if _continues(texts, one.texts)),
+            key=lambda one: one.prompt,
+            default=None,
+        )
+        known, answers = (
+            (0, 0) if last is None else (last.given, last.prompt - last.given + last.generated)
+        )
         seen.append(_Before(texts, prompt, prompt - answers, counted["generated_tokens"]))
-        yield Turn(line["path"], prompt, counted["cached_tokens"], counted["generated_tokens"], known)
+        yield Turn(
+            line["path"], prompt, counted["cached_tokens"], counted["generated_tokens"], known
+        )
 
 
 def _continues(texts: Sequence[str], before: Sequence[str]) -> bool:

@@ -1,6 +1,8 @@
-"""What agents send, without what it says: the bodies of their requests with a stand-in for each text.
+"""What agents send, without what it says: the bodies of their requests with a stand-in for each
+text.
 
-The texts are their makers'; what a server has to understand is the rest: names, types, schemas, and what is sent back.
+The texts are their makers'; what a server has to understand is the rest: names, types, schemas, and
+what is sent back.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ TEXTS = {
     "user_id",
     "x-codex-turn-metadata",
 }
-"""Members whose strings are texts. In a schema these are names of parameters, too, whose values are objects and stay."""
+"""Members whose strings are texts. In a schema these are names of parameters, too, whose values are
+objects and stay."""
 STAND_IN = "some text"
 
 
 def shape(value: Any, directory: str, name: str = "") -> Any:
-    """The value with stand-ins. `directory`: where the agent worked, which is another one each time."""
+    """The value with stand-ins. `directory`: where the agent worked, which is another one each
+    time."""
     if isinstance(value, dict):
         return {key: shape(part, directory, key) for key, part in value.items()}
     if isinstance(value, list):
@@ -40,7 +44,8 @@ def shape(value: Any, directory: str, name: str = "") -> Any:
 
 
 def shapes(record: Path, directory: str) -> Iterator[dict[str, Any]]:
-    """Of each conversation of a recorded session the request with most messages: {"path", "body"}."""
+    """Of each conversation of a recorded session the request with most messages: {"path",
+    "body"}."""
     latest: dict[str, dict[str, Any]] = {}
     for line in recorded(record):
         if line["method"] == "POST":
@@ -53,7 +58,9 @@ def shapes(record: Path, directory: str) -> Iterator[dict[str, Any]]:
 
 def save(agent: str, requests: Sequence[Mapping[str, Any]]) -> None:
     BODIES.mkdir(exist_ok=True)
-    (BODIES / f"{agent}.json").write_text(json.dumps(requests, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    (BODIES / f"{agent}.json").write_text(
+        json.dumps(requests, indent=1, ensure_ascii=False) + "\n", "utf-8"
+    )
 
 
 def load(agent: str) -> list[dict[str, Any]]:

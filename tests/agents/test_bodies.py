@@ -1,4 +1,5 @@
-"""What agents sent, as recorded, is answered in every family's format; `just agents` runs the agents themselves."""
+"""What agents sent, as recorded, is answered in every family's format; `just agents` runs the
+agents themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.scripted.families import FAMILIES
 from tests.web.serving import exchange, post, serving
 
 IGNORED = {"", "tools.web_search", "messages.provider_specific_fields"}
-"""What may be left out: Codex offers a search that OpenAI's servers would run, and LiteLLM sends notes of its own back."""
+"""What may be left out: Codex offers a search that OpenAI's servers would run, and LiteLLM sends
+notes of its own back."""
 ENDS = {
     "/v1/chat/completions": "data: [DONE]",
     "/v1/messages": "event: message_stop",
@@ -54,12 +56,22 @@ async def test_they_are_answered(family: str, tmp_path: Path) -> None:
                 assert not body.get("tools") or CALLS[path] in text, (agent, text)
                 if body.get("stream"):
                     assert ENDS[path] in text, (agent, text[-300:])
-                    assert '"error"' not in text.replace('"error": null', "").replace('"error":null', "")
+                    assert '"error"' not in text.replace('"error": null', "").replace(
+                        '"error":null', ""
+                    )
 
 
 def test_a_shape_has_no_text_of_the_agent() -> None:
-    tool: Any = {"name": "f", "description": "Theirs.", "input_schema": {"properties": {"text": {"type": "string"}}}}
+    tool: Any = {
+        "name": "f",
+        "description": "Theirs.",
+        "input_schema": {"properties": {"text": {"type": "string"}}},
+    }
     body = {"system": [{"type": "text", "text": "Theirs."}], "tools": [tool], "cwd": "/tmp/x/work"}
     tool = tool | {"description": STAND_IN}
-    expected = {"system": [{"type": "text", "text": STAND_IN}], "tools": [tool], "cwd": "/home/agent/work"}
+    expected = {
+        "system": [{"type": "text", "text": STAND_IN}],
+        "tools": [tool],
+        "cwd": "/home/agent/work",
+    }
     assert shape(body, "/tmp/x") == expected

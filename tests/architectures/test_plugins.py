@@ -43,11 +43,15 @@ Install = Callable[..., Path]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install a package: what a wheel leaves behind is its modules and the metadata beside them."""
 
-    def installed(package: str, model_type: str, source: str, group: str = "trouper.architectures") -> Path:
+    def installed(
+        package: str, model_type: str, source: str, group: str = "trouper.architectures"
+    ) -> Path:
         site = tmp_path / f"site-{package}"
         metadata = site / f"{package}-1.0.dist-info"
         metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+        )
         (metadata / "entry_points.txt").write_text(f"[{group}]\n{model_type} = {package}_module\n")
         (site / f"{package}_module.py").write_text(source)
         monkeypatch.syspath_prepend(str(site))
@@ -58,11 +62,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def save(directory: Path, model_type: str = "parallel_llama") -> Path:
-    """A checkpoint of the example's architecture, whose norms have the names that its `sanitize` knows."""
+    """A checkpoint of the example's architecture, whose norms have the names that its `sanitize`
+    knows."""
     config = {**CONFIG, "model_type": model_type}
     directory.mkdir(parents=True, exist_ok=True)
-    weights = {name.replace("input_layernorm", "norm"): weight for name, weight in
-               tree_flatten(tiny.build(config, 3).parameters())}  # fmt: skip
+    weights = {
+        name.replace("input_layernorm", "norm"): weight
+        for name, weight in tree_flatten(tiny.build(config, 3).parameters())
+    }
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
     write_json(directory / "config.json", {**config, "eos_token_id": END})
     save_tokenizer(directory)
@@ -85,18 +92,25 @@ async def test_the_example_is_served_in_a_batch(install: Install, tmp_path: Path
     directory, asked = save(tmp_path / "model"), prompts((5, 37, 60))
     requests = [
         Generate(
-            request_id=str(index), prompt=TokenPrompt(tuple(prompt)), max_tokens=8, ignore_eos=True,
+            request_id=str(index),
+            prompt=TokenPrompt(tuple(prompt)),
+            max_tokens=8,
+            ignore_eos=True,
             sampling=Sampling(temperature=0),
         )
         for index, prompt in enumerate(asked)
-    ]  # fmt: skip
+    ]
     async with running(str(directory)) as runtime:
         assert runtime.model.architecture_source == "parallel_module of parallel 1.0"
-        assert runtime.model.capabilities.off == {}, "its caches are mlx-lm's, so its rows may do everything"
+        assert runtime.model.capabilities.off == {}, (
+            "its caches are mlx-lm's, so its rows may do everything"
+        )
         heard = await ask(runtime, *requests)
     model = load_from(directory).model
     assert type(model).__module__ == "parallel_module"
-    assert [list(each.tokens) for each in heard] == [reference(model, prompt, 8) for prompt in asked]
+    assert [list(each.tokens) for each in heard] == [
+        reference(model, prompt, 8) for prompt in asked
+    ]
 
 
 def test_caches_that_nobody_knows_run_row_by_row(install: Install, tmp_path: Path) -> None:
@@ -105,34 +119,47 @@ def test_caches_that_nobody_knows_run_row_by_row(install: Install, tmp_path: Pat
     assert found.off["batch"] == "cache OwnCache"
 
 
-def test_a_plugin_that_raises_is_named_and_costs_no_other_model_anything(install: Install, tmp_path: Path) -> None:
+def test_a_plugin_that_raises_is_named_and_costs_no_other_model_anything(
+    install: Install, tmp_path: Path
+) -> None:
     install("works", "parallel_llama", (EXAMPLE / "parallel_llama.py").read_text())
     directory = save(tmp_path / "model")
     install("broken", "broken_type", "import a_package_that_is_not_here")
     install("leaves", "leaving_type", "raise SystemExit(3)")
     for kind, package, reason in (
-        ("broken_type", "broken", "ModuleNotFoundError: No module named 'a_package_that_is_not_here'"),
+        (
+            "broken_type",
+            "broken",
+            "ModuleNotFoundError: No module named 'a_package_that_is_not_here'",
+        ),
         ("leaving_type", "leaves", "it exits with 3"),
     ):
         other = llama_as(kind, tmp_path / kind)
         with pytest.raises(ModelUnusable) as caught:
             load_from(other)
         assert str(caught.value) == (
-            f"{other}: the plugin {package}_module of {package} 1.0, which registers model_type {kind!r}, cannot be "
+            f"{other}: the plugin {package}_module of {package} 1.0, which registers model_type "
+            f"{kind!r}, cannot be "
             f"imported: {reason}; update or uninstall that package"
         )
     assert load_from(directory).card.architecture == "parallel_llama"
-    assert load_from(families.save("llama", tmp_path / "llama")).card.architecture_source.startswith("mlx-lm ")
+    assert load_from(
+        families.save("llama", tmp_path / "llama")
+    ).card.architecture_source.startswith("mlx-lm ")
 
 
 def test_a_plugin_has_the_interface_of_mlx_lms_modules(install: Install, tmp_path: Path) -> None:
     install("half", "half_type", "class Model: pass")
     directory = llama_as("half_type", tmp_path / "model")
-    with pytest.raises(ModelUnusable, match=r"half_module of half 1\.0, .* has no ModelArgs; a plugin has"):
+    with pytest.raises(
+        ModelUnusable, match=r"half_module of half 1\.0, .* has no ModelArgs; a plugin has"
+    ):
         load_from(directory)
 
 
-def test_mlx_lms_own_is_replaced_only_where_a_plugin_says_so(install: Install, tmp_path: Path) -> None:
+def test_mlx_lms_own_is_replaced_only_where_a_plugin_says_so(
+    install: Install, tmp_path: Path
+) -> None:
     directory = families.save("llama", tmp_path / "llama")
     install("modest", "llama", ALONE)
     assert find_architecture({"model_type": "llama"}).native
@@ -146,7 +173,8 @@ def test_two_packages_of_one_name(install: Install, tmp_path: Path) -> None:
     install("first", "twice", ALONE)
     install("second", "twice", ALONE)
     with pytest.raises(
-        ModelUnusable, match=r"is registered by second_module of second 1\.0 and by first_module of first 1"
+        ModelUnusable,
+        match=r"is registered by second_module of second 1\.0 and by first_module of first 1",
     ):
         find_architecture({"model_type": "twice"})
 
@@ -164,9 +192,12 @@ def test_what_is_remembered_of_a_plugin_is_forgotten_with_its_code(
 
 
 @pytest.mark.parametrize(
-    ("kind", "nearest"), [("qwen3_mo", "qwen3_moe"), ("aya_visions", "aya_vision"), ("cohere_v2", "cohere2")]
+    ("kind", "nearest"),
+    [("qwen3_mo", "qwen3_moe"), ("aya_visions", "aya_vision"), ("cohere_v2", "cohere2")],
 )
-def test_the_error_of_an_unknown_type_says_what_to_install(kind: str, nearest: str, tmp_path: Path) -> None:
+def test_the_error_of_an_unknown_type_says_what_to_install(
+    kind: str, nearest: str, tmp_path: Path
+) -> None:
     directory = llama_as(kind, tmp_path / "model")
     with pytest.raises(ModelUnusable) as caught:
         checkpoint.inspect(directory)

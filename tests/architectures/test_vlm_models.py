@@ -1,4 +1,5 @@
-"""Text parts of mlx-vlm's models answer as mlx-vlm's own language model does, side by side in one batch."""
+"""Text parts of mlx-vlm's models answer as mlx-vlm's own language model does, side by side in one
+batch."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ TOKENS = 12
 
 def wish(number: int) -> Generate:
     return Generate(
-        request_id=str(number), prompt=TokenPrompt(tuple(PROMPTS[number])), max_tokens=TOKENS, ignore_eos=True,
+        request_id=str(number),
+        prompt=TokenPrompt(tuple(PROMPTS[number])),
+        max_tokens=TOKENS,
+        ignore_eos=True,
         sampling=Sampling(temperature=0),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -34,27 +38,37 @@ async def test_rows_of_a_batch_say_what_mlx_vlm_says(name: str, tmp_path: Path) 
     async with running(str(save(model, name, tmp_path))) as runtime:
         assert runtime.model.architecture == CONFIGS[name]["model_type"]
         assert runtime.model.architecture_source == f"mlx-vlm {vlm_models.version()}"
-        assert runtime.model.capabilities.off == {}, "rows share passes, prefixes and banks, and draft"
+        assert runtime.model.capabilities.off == {}, (
+            "rows share passes, prefixes and banks, and draft"
+        )
         heard = await ask(runtime, *map(wish, range(len(PROMPTS))))
-    assert [list(each.tokens) for each in heard] == [own_loop(model, prompt, TOKENS) for prompt in PROMPTS]
+    assert [list(each.tokens) for each in heard] == [
+        own_loop(model, prompt, TOKENS) for prompt in PROMPTS
+    ]
 
 
-def test_weights_may_have_the_names_of_the_hub_and_those_of_the_encoder_are_not_kept(tmp_path: Path) -> None:
+def test_weights_may_have_the_names_of_the_hub_and_those_of_the_encoder_are_not_kept(
+    tmp_path: Path,
+) -> None:
     """Idefics3's checkpoints name its parts otherwise than mlx-vlm: its own `sanitize` says how."""
     model = whole("idefics3")
     directory = save(model, "idefics3", tmp_path)
     names = {
-        name: "lm_head.weight" if name == "language_model.lm_head.weight"
+        name: "lm_head.weight"
+        if name == "language_model.lm_head.weight"
         else f"model.{name.replace('language_model', 'text_model')}"
         for name, _ in tree_flatten(model.parameters())
-    }  # fmt: skip
+    }
     hub = {names[name]: array for name, array in tree_flatten(model.parameters())}
     mx.save_safetensors(str(directory / "model.safetensors"), hub, {"format": "pt"})
     loaded = load(Settings(model=str(directory), no_ssd=True), lambda line: None)
     kept = dict(tree_flatten(loaded.model.parameters()))
     expected = dict(tree_flatten(model.language_model.parameters()))
     assert kept.keys() == {f"language_model.{name}" for name in expected}
-    assert all(bool(mx.array_equal(kept[f"language_model.{name}"], array)) for name, array in expected.items())
+    assert all(
+        bool(mx.array_equal(kept[f"language_model.{name}"], array))
+        for name, array in expected.items()
+    )
 
 
 def test_a_quantized_checkpoint(tmp_path: Path) -> None:
@@ -65,7 +79,9 @@ def test_a_quantized_checkpoint(tmp_path: Path) -> None:
     nn.quantize(model.language_model, group_size=32, bits=8)
     directory = save(model, "k2_horizon", tmp_path)
     config = directory / "config.json"
-    config.write_text(config.read_text().replace("{", '{"quantization": {"group_size": 32, "bits": 8}, ', 1))
+    config.write_text(
+        config.read_text().replace("{", '{"quantization": {"group_size": 32, "bits": 8}, ', 1)
+    )
     loaded = load(Settings(model=str(directory), no_ssd=True), lambda line: None)
     prompt = PROMPTS[0]
     ours, theirs = loaded.model(mx.array([prompt])), model.language_model(mx.array([prompt])).logits

@@ -1,4 +1,5 @@
-"""Tiny models of mlx-vlm's own classes, of model types that mlx-lm does not have, and their checkpoints."""
+"""Tiny models of mlx-vlm's own classes, of model types that mlx-lm does not have, and their
+checkpoints."""
 
 from __future__ import annotations
 
@@ -50,12 +51,17 @@ def _sees(model_type: str, text_type: str, **text: object) -> Config:
     return {
         "model_type": model_type,
         "text_config": {**BASE, "model_type": text_type, **text},
-        "vision_config": {**VISION, "model_type": model_type if model_type == "dots_ocr" else VISION["model_type"]},
+        "vision_config": {
+            **VISION,
+            "model_type": model_type if model_type == "dots_ocr" else VISION["model_type"],
+        },
     }
 
 
 CONFIGS: dict[str, Config] = {
-    "aya_vision": _sees("aya_vision", "cohere2", sliding_window=WINDOW, sliding_window_pattern=2, logit_scale=1.0),
+    "aya_vision": _sees(
+        "aya_vision", "cohere2", sliding_window=WINDOW, sliding_window_pattern=2, logit_scale=1.0
+    ),
     "idefics3": _sees("idefics3", "llama"),
     "internvl_chat": _sees("internvl_chat", "qwen2"),
     "molmo": {"model_type": "molmo", "text_config": MOLMO, "vision_config": MOLMO_VISION},
@@ -78,20 +84,25 @@ SERVED = ("aya_vision", "internvl_chat", "molmo", "cohere2_moe")
 REFUSED = "paligemma"
 """The tokens of its prompts attend to the whole prompt: in chunks it says something else."""
 SEEDS = {"internvl_chat": 3, "molmo": 4}
-"""Of seeds 0 to 7, the one with the largest smallest gap between the two best logits on the path of the tests; else 7."""
+"""Of seeds 0 to 7, the one with the largest smallest gap between the two best logits on the path of
+the tests; else 7."""
 
 
 def whole(name: str, seed: int | None = None) -> Any:
-    """A model of mlx-vlm's own class, with its encoder, built as mlx-vlm does; random weights, the same in each process."""
+    """A model of mlx-vlm's own class, with its encoder, built as mlx-vlm does; random weights, the
+    same in each process."""
     from mlx_vlm.utils import update_module_configs
 
     module = importlib.import_module(f"mlx_vlm.models.{name}")
     config = deepcopy(CONFIGS[name])
-    made = update_module_configs(module.ModelConfig.from_dict(config), module, config, ["text", "vision"])
+    made = update_module_configs(
+        module.ModelConfig.from_dict(config), module, config, ["text", "vision"]
+    )
     model: nn.Module = module.Model(made)
     random = np.random.RandomState(SEEDS.get(name, 7) if seed is None else seed)
     drawn = [
-        (path, mx.array(_draw(array.shape, random))) for path, array in tree_flatten(model.language_model.parameters())
+        (path, mx.array(_draw(array.shape, random)))
+        for path, array in tree_flatten(model.language_model.parameters())
     ]
     model.language_model.update(tree_unflatten(drawn))
     model.eval()
@@ -116,7 +127,8 @@ def save(model: nn.Module, name: str, directory: Path) -> Path:
 
 
 def own_loop(model: Any, prompt: list[int], n: int) -> list[int]:
-    """`n` greedy tokens by mlx-vlm's language model alone, with mlx-vlm's own cache. Near ties would make tests chance: there are none."""
+    """`n` greedy tokens by mlx-vlm's language model alone, with mlx-vlm's own cache. Near ties
+    would make tests chance: there are none."""
     from mlx_vlm.models.cache import make_prompt_cache
 
     language_model = model.language_model

@@ -1,4 +1,5 @@
-"""`just screenshots`: the live page of a real server at work, into docs/: dark and light, on a desktop and on a phone."""
+"""`just screenshots`: the live page of a real server at work, into docs/: dark and light, on a
+desktop and on a phone."""
 
 from __future__ import annotations
 
@@ -23,12 +24,29 @@ DOCS = Path(__file__).parents[2] / "docs"
 NAME = "SmolLM2-135M-Instruct"
 SIZES = {"desktop": (1280, 1000), "phone": (390, 1000)}
 CLIENTS, WORK_S = 7, 100.0
-SYSTEM = "You are a patient teacher. Explain each thing by a small example from everyday life, in plain words. " * 3
-TOPICS = "rivers", "bridges", "the moon", "bread", "winter", "trains", "letters", "gardens", "glass", "the sea"
+SYSTEM = (
+    "You are a patient teacher. Explain each thing by a small example from everyday life, in plain words. "
+    * 3
+)
+TOPICS = (
+    "rivers",
+    "bridges",
+    "the moon",
+    "bread",
+    "winter",
+    "trains",
+    "letters",
+    "gardens",
+    "glass",
+    "the sea",
+)
 
 
 def ask(port: int, topic: str, number: int, tokens: int) -> None:
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Lesson {number}: {topic}?"}]
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": f"Lesson {number}: {topic}?"},
+    ]
     body = json.dumps({"messages": messages, "max_tokens": tokens, "temperature": 0.8}).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
@@ -38,7 +56,8 @@ def ask(port: int, topic: str, number: int, tokens: int) -> None:
 
 
 def client(port: int, seed: int, over: threading.Event) -> None:
-    """Asks, reads, thinks a while, asks again. The server's end ends it: the last answers are nobody's."""
+    """Asks, reads, thinks a while, asks again. The server's end ends it: the last answers are
+    nobody's."""
     chance = Random(seed)
     for number in count(1):
         try:
@@ -53,7 +72,9 @@ def client(port: int, seed: int, over: threading.Event) -> None:
 
 def chat(browser: Browser) -> None:
     browser.run("document.querySelector('#temperature').value = 0")
-    browser.driver.find_element("css selector", "#prompt").send_keys("What is the capital of France?\n")
+    browser.driver.find_element("css selector", "#prompt").send_keys(
+        "What is the capital of France?\n"
+    )
     while "token" not in browser.text("#messages .told"):
         time.sleep(0.2)
 
@@ -75,7 +96,12 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as disk,
         servers.trouper(
-            servers.embedded(), "--served-model-name", NAME, "--completion-batch-size", "16", disk=Path(disk)
+            servers.embedded(),
+            "--served-model-name",
+            NAME,
+            "--completion-batch-size",
+            "16",
+            disk=Path(disk),
         ) as server,
         chromium() as browser,
     ):

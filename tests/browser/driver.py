@@ -1,4 +1,5 @@
-"""Debian's Chromium without a window, driven by its own chromedriver. Nothing but this machine can be reached from it."""
+"""Debian's Chromium without a window, driven by its own chromedriver. Nothing but this machine can
+be reached from it."""
 
 from __future__ import annotations
 
@@ -17,14 +18,26 @@ from selenium.webdriver.chrome.service import Service
 
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = " and ".join(
-    name for name, path in (("chromium", CHROMIUM), ("chromium-driver", CHROMEDRIVER)) if path is None
+    name
+    for name, path in (("chromium", CHROMIUM), ("chromium-driver", CHROMEDRIVER))
+    if path is None
 )
 """Debian's packages that are not there."""
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--lang=en", "about:blank",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--lang=en",
+    "about:blank",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)  # fmt: skip
+)
 DESKTOP, PHONE = (1280, 800), (390, 844)
 ENDS_S = 5.0
 """After being told to quit: longer, and a process of it is killed."""
@@ -46,7 +59,9 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def text(self, selector: str) -> str:
-        return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector)).strip()
+        return str(
+            self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        ).strip()
 
     def resize(self, width: int, height: int, scale: float = 1) -> None:
         self.driver.execute_cdp_cmd(
@@ -68,7 +83,11 @@ class Browser:
     def requested(self) -> list[str]:
         """Every URL that was asked for since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
-        return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+        return [
+            one["params"]["request"]["url"]
+            for one in events
+            if one["method"] == "Network.requestWillBeSent"
+        ]
 
     def _log(self, kind: str) -> list[Any]:
         entries: list[Any] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
@@ -77,11 +96,15 @@ class Browser:
 
 @contextmanager
 def chromium(flags: Sequence[str] = (), *, told: bool = True) -> Iterator[Browser]:
-    """With a profile of its own, which is gone afterwards. Without `told` nothing is said of what it does, which costs it time."""
+    """With a profile of its own, which is gone afterwards. Without `told` nothing is said of what
+    it does, which costs it time."""
     options = ChromeOptions()
     assert CHROMIUM is not None and CHROMEDRIVER is not None, f"install {MISSING}"
     options.binary_location = CHROMIUM
-    with tempfile.TemporaryDirectory(prefix="trouper-browser-") as place, outlived(profile := Path(place)):
+    with (
+        tempfile.TemporaryDirectory(prefix="trouper-browser-") as place,
+        outlived(profile := Path(place)),
+    ):
         for flag in (*FLAGS, f"--user-data-dir={profile}", *flags):
             options.add_argument(flag)
         if told:
@@ -97,8 +120,8 @@ def chromium(flags: Sequence[str] = (), *, told: bool = True) -> Iterator[Browse
 
 @contextmanager
 def outlived(profile: Path) -> Iterator[None]:
-    """Whoever uses it has ended afterwards: a browser still writes when its driver says that it has quit, and one whose driver
-    was killed never quits."""
+    """Whoever uses it has ended afterwards: a browser still writes when its driver says that it has
+    quit, and one whose driver was killed never quits."""
     try:
         yield
     finally:

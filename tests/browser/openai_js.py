@@ -1,6 +1,8 @@
-"""The `openai` package for JavaScript, by npm, into the user's cache: `python -m tests.browser.openai_js`, which `just test` does.
+"""The `openai` package for JavaScript, by npm, into the user's cache: `python -m
+tests.browser.openai_js`, which `just test` does.
 
-Its ES modules run in a browser as they are. It is part of no checkout; where there is no npm, its test is skipped by name.
+Its ES modules run in a browser as they are. It is part of no checkout; where there is no npm, its
+test is skipped by name.
 """
 
 from __future__ import annotations
@@ -27,12 +29,26 @@ MISSING = (
 
 
 def fetch() -> None:
-    """Raises `OSError`, `CalledProcessError` or `ValueError`. The directory appears whole or not at all."""
+    """Raises `OSError`, `CalledProcessError` or `ValueError`. The directory appears whole or not at
+    all."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=CACHE) as scratch:
-        command = ["npm", "pack", f"openai@{VERSION}", "--silent", "--ignore-scripts", "--pack-destination", scratch]
+        command = [
+            "npm",
+            "pack",
+            f"openai@{VERSION}",
+            "--silent",
+            "--ignore-scripts",
+            "--pack-destination",
+            scratch,
+        ]
         subprocess.run(
-            command, check=True, cwd=scratch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120
+            command,
+            check=True,
+            cwd=scratch,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
         )
         [archive] = Path(scratch).glob("*.tgz")
         if b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() != SHA512:
@@ -52,7 +68,9 @@ def main() -> None:
     try:
         fetch()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        sys.stdout.write(f"openai {VERSION} for JavaScript could not be had, its test is skipped: {error}\n")
+        sys.stdout.write(
+            f"openai {VERSION} for JavaScript could not be had, its test is skipped: {error}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What the tests of the page share: a server beside the browser, a batch that runs, waiting for what is seen."""
+"""What the tests of the page share: a server beside the browser, a batch that runs, waiting for
+what is seen."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ LOOKING = """
     look();
   });
 """
-"""Whether a condition came true within half a second: no longer, so that somebody else may end the waiting."""
+"""Whether a condition came true within half a second: no longer, so that somebody else may end the
+waiting."""
 
 
 async def slowly(plan: Plan) -> None:
@@ -41,12 +43,15 @@ async def slowly(plan: Plan) -> None:
 def says(text: str) -> FakeEngine:
     """Answers everything with this, and stops."""
     data = text.encode()
-    return FakeEngine(before_step=slowly, token_at=lambda _, place: data[place] if place < len(data) else EOS)
+    return FakeEngine(
+        before_step=slowly, token_at=lambda _, place: data[place] if place < len(data) else EOS
+    )
 
 
 @attrs.frozen(eq=False)
 class Page:
-    """The page of one server. The browser is driven from a thread, so that the server can answer meanwhile."""
+    """The page of one server. The browser is driven from a thread, so that the server can answer
+    meanwhile."""
 
     browser: Browser
     url: str
@@ -58,8 +63,8 @@ class Page:
         return await trio.to_thread.run_sync(self.browser.run, script, *arguments)
 
     async def until(self, condition: str) -> None:
-        """Until an expression of JavaScript holds. The page itself looks again and again: asked from here each time, the driver and the
-        browser did little else."""
+        """Until an expression of JavaScript holds. The page itself looks again and again: asked
+        from here each time, the driver and the browser did little else."""
         with trio.fail_after(PATIENCE_S):
             while not await self.run(LOOKING % condition):
                 pass
@@ -77,7 +82,9 @@ class Page:
         await trio.to_thread.run_sync(type_there)
 
     async def click(self, selector: str) -> None:
-        await trio.to_thread.run_sync(lambda: self.browser.driver.find_element("css selector", selector).click())
+        await trio.to_thread.run_sync(
+            lambda: self.browser.driver.find_element("css selector", selector).click()
+        )
 
     async def leave(self) -> None:
         await trio.to_thread.run_sync(self.browser.open, "about:blank")
@@ -96,7 +103,8 @@ class Page:
 async def shown(
     browser: Browser, engine: FakeEngine | None = None, at: str = "", **server: object
 ) -> AsyncIterator[tuple[Page, Served]]:
-    """The page of a server of its own, opened. Left at the end, or its stream would be the last to go."""
+    """The page of a server of its own, opened. Left at the end, or its stream would be the last to
+    go."""
     async with serving(engine or FakeEngine(before_step=slowly), **server) as served:  # type: ignore[arg-type]
         page = Page(browser, f"http://127.0.0.1:{served.port}/{at}")
         await page.open()
@@ -108,7 +116,9 @@ async def shown(
 
 
 @asynccontextmanager
-async def streams(served: Served, count: int, length: int = 0, priority: int = 0) -> AsyncIterator[None]:
+async def streams(
+    served: Served, count: int, length: int = 0, priority: int = 0
+) -> AsyncIterator[None]:
     """So many rows decode until this is left, with prompts of `length` tokens if that is given."""
 
     async def read(stream: trio.SocketStream) -> None:
@@ -119,7 +129,9 @@ async def streams(served: Served, count: int, length: int = 0, priority: int = 0
     async with trio.open_nursery() as nursery:
         for number in range(count):
             stream = await served.connect()
-            prompt = "hello" * (number + 1) if not length else (f"{length} {number} " * length)[:length]
+            prompt = (
+                "hello" * (number + 1) if not length else (f"{length} {number} " * length)[:length]
+            )
             body = {
                 "prompt": prompt,
                 "max_tokens": 4000 - length,

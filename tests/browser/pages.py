@@ -1,6 +1,8 @@
-"""Pages of other origins: `python -m tests.browser.pages` serves an empty page, and a JavaScript package below /openai/.
+"""Pages of other origins: `python -m tests.browser.pages` serves an empty page, and a JavaScript
+package below /openai/.
 
-A process of its own: a browser's spare connections to it are no files of the tests' process, which counts those that it has open.
+A process of its own: a browser's spare connections to it are no files of the tests' process, which
+counts those that it has open.
 """
 
 from __future__ import annotations

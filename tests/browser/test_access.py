@@ -29,7 +29,11 @@ const lit = name => {
 const ratio = (a, b) => { const [low, high] = [lit(a), lit(b)].sort((x, y) => x - y); return (high + 0.05) / (low + 0.05); };
 return arguments[0].map(([one, other]) => [one, other, ratio(one, other)])
 """
-TEXTS = [(one, back) for one in ("text", "soft", "accent", "bad", "warn", "good") for back in ("card", "page", "sunk")]
+TEXTS = [
+    (one, back)
+    for one in ("text", "soft", "accent", "bad", "warn", "good")
+    for back in ("card", "page", "sunk")
+]
 MARKS = [(one, "card") for one in ("decode", "prefill", "cached", "focus")]
 
 
@@ -78,9 +82,7 @@ async def test_tables_have_names_and_plots_say_their_latest_values(browser: Brow
         answers, prompts, _ = cast("list[str]", await page.run(f"return {said}"))
         assert re.fullmatch(r": now answers [\d,.]+", answers)
         assert re.fullmatch(r": now computed [\d,.]+, from cache [\d,.]+", prompts)
-        live = (
-            "return document.querySelectorAll('#plots [aria-live], #plots [role=status], #plots [role=alert]').length"
-        )
+        live = "return document.querySelectorAll('#plots [aria-live], #plots [role=status], #plots [role=alert]').length"
         assert await page.run(live) == 0, "it changes all the time"
 
 
@@ -98,7 +100,9 @@ async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser) -> 
         for width, height in (PHONE, (320, 640), DESKTOP):
             await trio.to_thread.run_sync(browser.resize, width, height)
             await page.reads("#figure-running dd", "2")
-            await page.until(f"document.querySelector('#actors svg').getBoundingClientRect().width <= {width}")
+            await page.until(
+                f"document.querySelector('#actors svg').getBoundingClientRect().width <= {width}"
+            )
             assert await page.run("return document.documentElement.scrollWidth") == width
 
 

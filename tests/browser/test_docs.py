@@ -14,11 +14,16 @@ async def test_it_sends_a_request_and_is_as_closed_as_the_live_page(browser: Bro
         for path in ("/", "/docs"):
             _, headers, _ = await exchange(served, get(path))
             assert set(STRICT) <= set(headers["content-security-policy"].split("; ")), path
-            assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer"), path
+            assert (headers["x-content-type-options"], headers["referrer-policy"]) == (
+                "nosniff",
+                "no-referrer",
+            ), path
         operation = "[...document.querySelectorAll('details')].find(one => one.querySelector('.path').textContent === '/v1/models')"
         await page.until("document.querySelector('details .path')")
         await page.run(f"{operation}.open = true")
         await page.until("document.querySelector('form')")
         await page.run("document.querySelector('form').requestSubmit()")
-        await page.until("[...document.querySelectorAll('form pre')].some(one => one.textContent.includes('fake'))")
+        await page.until(
+            "[...document.querySelectorAll('form pre')].some(one => one.textContent.includes('fake'))"
+        )
         assert not [one for one in await page.complaints() if one.startswith("SEVERE")]

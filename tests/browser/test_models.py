@@ -1,4 +1,5 @@
-"""Models on the live page: what is shown of them, and the buttons that a key with the right `admin` has."""
+"""Models on the live page: what is shown of them, and the buttons that a key with the right `admin`
+has."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ KEYS = "name-of-boss-key name=boss observability=true admin=true\nname-of-viewer
 
 
 @asynccontextmanager
-async def shown(browser: Browser, settings: ServerSettings | None = None) -> AsyncIterator[tuple[Page, ModelManager]]:
+async def shown(
+    browser: Browser, settings: ServerSettings | None = None
+) -> AsyncIterator[tuple[Page, ModelManager]]:
     async with (
         manager_of(*MODELS, room=70) as (manager, _),
         serving_manager(manager, settings) as port,
@@ -94,7 +97,9 @@ async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path
         await press(page, "Load large")
         await state(page, "large", "ready")
         chat = post("/v1/completions", {"model": "large", "prompt": "hi", "max_tokens": 2}, BOSS)
-        async with await trio.open_tcp_stream("127.0.0.1", int(page.url.rstrip("/").rpartition(":")[2])) as stream:
+        async with await trio.open_tcp_stream(
+            "127.0.0.1", int(page.url.rstrip("/").rpartition(":")[2])
+        ) as stream:
             await stream.send_all(chat)
             assert b" 200 " in await stream.receive_some()
         await page.run(
@@ -110,9 +115,7 @@ async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path
 async def test_a_long_name_takes_no_room_from_what_is_beside_it(browser: Browser) -> None:
     """Buttons were outside of the table, and the chat's title had three lines."""
     long = "an-organisation-with-a-long-name/a-model-whose-name-does-not-end-Instruct-2507-4bit-DWQ-and-so-on"
-    name = (
-        "for (const one of document.querySelectorAll('#models tbody th, #chat-model')) one.textContent = arguments[0];"
-    )
+    name = "for (const one of document.querySelectorAll('#models tbody th, #chat-model')) one.textContent = arguments[0];"
     async with shown(browser) as (page, _):
         await offers(page, "large", "Load Pin")
         await page.run(name, long)
@@ -126,11 +129,14 @@ async def test_a_long_name_takes_no_room_from_what_is_beside_it(browser: Browser
 
 
 async def test_a_key_that_may_not_look_is_told_so(browser: Browser, tmp_path: Path) -> None:
-    """Until a key is given that may: the server is there, and asking it again with this one changes nothing."""
+    """Until a key is given that may: the server is there, and asking it again with this one changes
+    nothing."""
     (tmp_path / "keys").write_text(KEYS + "name-of-worker-key name=worker\n")
     async with shown(browser, ServerSettings(port=0, api_key_file=tmp_path / "keys")) as (page, _):
         await page.type("#key", "name-of-worker-key\n")
-        await page.reads("#wrong", "the API key 'worker' has no right to observability, which /v1/live needs")
+        await page.reads(
+            "#wrong", "the API key 'worker' has no right to observability, which /v1/live needs"
+        )
         await page.reads("#status", "Locked")
         await page.type("#key", "name-of-viewer-key\n")
         await page.reads("#status", "Running")

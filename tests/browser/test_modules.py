@@ -18,10 +18,14 @@ import(root + arguments[0]).then(module => { SCRIPT }).then(done, error => done(
 
 async def computed(page: Page, module: str, script: str) -> object:
     code = MODULE.replace("SCRIPT", script)
-    return await trio.to_thread.run_sync(lambda: page.browser.driver.execute_async_script(code, module))
+    return await trio.to_thread.run_sync(
+        lambda: page.browser.driver.execute_async_script(code, module)
+    )
 
 
-async def test_lanes_are_taken_by_who_is_first_and_records_are_the_last_word(browser: Browser) -> None:
+async def test_lanes_are_taken_by_who_is_first_and_records_are_the_last_word(
+    browser: Browser,
+) -> None:
     async with shown(browser) as (page, _):
         bars = await computed(
             page,
@@ -44,14 +48,20 @@ async def test_lanes_are_taken_by_who_is_first_and_records_are_the_last_word(bro
             """,
         )
     assert bars == [
-        [["r0", 0, 98, 100.5, 5], ["r1", 1, 99, None, 1], ["r2", 0, 101.5, None, 1], ["r7", 2, 101.6, 101.9, 5]],
+        [
+            ["r0", 0, 98, 100.5, 5],
+            ["r1", 1, 99, None, 1],
+            ["r2", 0, 101.5, None, 1],
+            ["r7", 2, 101.6, 101.9, 5],
+        ],
         ["r1", "r2", "r7"],
         0,
     ]
 
 
 async def test_a_record_that_is_told_again_is_no_further_request(browser: Browser) -> None:
-    """Found by use: a page that was opened, or missed snapshots, showed what had ended just before twice."""
+    """Found by use: a page that was opened, or missed snapshots, showed what had ended just before
+    twice."""
     async with shown(browser) as (page, _):
         counts = await computed(
             page,
@@ -71,7 +81,9 @@ async def test_a_record_that_is_told_again_is_no_further_request(browser: Browse
     assert counts == [1, 1, 2]
 
 
-async def test_a_block_of_the_disk_that_is_not_full_is_none_less_of_memory(browser: Browser) -> None:
+async def test_a_block_of_the_disk_that_is_not_full_is_none_less_of_memory(
+    browser: Browser,
+) -> None:
     """Found by use: after a short prompt of an earlier server memory had found -1 blocks."""
     async with shown(browser) as (page, _):
         found = await computed(
@@ -88,7 +100,9 @@ async def test_a_block_of_the_disk_that_is_not_full_is_none_less_of_memory(brows
     assert found == "0"
 
 
-async def test_a_row_that_was_preempted_keeps_its_lane_and_shows_its_pauses(browser: Browser) -> None:
+async def test_a_row_that_was_preempted_keeps_its_lane_and_shows_its_pauses(
+    browser: Browser,
+) -> None:
     """It returns with another number. Another request of the same name has a lane of its own."""
     async with shown(browser) as (page, _):
         bars = await computed(
@@ -120,7 +134,9 @@ async def test_a_row_that_was_preempted_keeps_its_lane_and_shows_its_pauses(brow
     ]
 
 
-async def test_rates_are_of_the_last_two_seconds_and_break_where_a_server_was_replaced(browser: Browser) -> None:
+async def test_rates_are_of_the_last_two_seconds_and_break_where_a_server_was_replaced(
+    browser: Browser,
+) -> None:
     async with shown(browser) as (page, _):
         columns = await computed(
             page,
@@ -177,7 +193,8 @@ async def test_ids_are_cut_to_what_tells_them_apart(browser: Browser) -> None:
 
 
 async def test_midnight_is_the_hour_0(browser: Browser) -> None:
-    """Not 24, which browsers of before 2024 make of a clock without am and pm, as this one does then."""
+    """Not 24, which browsers of before 2024 make of a clock without am and pm, as this one does
+    then."""
     older = """
       const real = Date.prototype.toLocaleTimeString;
       Date.prototype.toLocaleTimeString = function (of, how) {
@@ -187,7 +204,11 @@ async def test_midnight_is_the_hour_0(browser: Browser) -> None:
     async with shown(browser) as (page, _):
         await page.run(older)
         assert (
-            await computed(page, "format.js", "return module.clock(new Date(2026, 0, 1, 0, 5, 9).getTime() / 1000)")
+            await computed(
+                page,
+                "format.js",
+                "return module.clock(new Date(2026, 0, 1, 0, 5, 9).getTime() / 1000)",
+            )
             == "00:05:09"
         )
 
@@ -207,7 +228,8 @@ async def test_an_error_that_is_not_the_servers_goes_by_its_status(browser: Brow
 
 
 async def test_a_key_is_held_where_the_browser_keeps_nothing(browser: Browser) -> None:
-    """Where cookies are blocked each look at the storage is an error: the page showed nothing at all."""
+    """Where cookies are blocked each look at the storage is an error: the page showed nothing at
+    all."""
     async with shown(browser) as (page, _):
         held = await computed(
             page,

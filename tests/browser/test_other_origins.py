@@ -1,6 +1,8 @@
-"""What pages of other origins can do in a real browser: nothing, unless their origin or their name is allowed.
+"""What pages of other origins can do in a real browser: nothing, unless their origin or their name
+is allowed.
 
-Whether something was run is asked of the server, since a page cannot read what became of a simple request.
+Whether something was run is asked of the server, since a page cannot read what became of a simple
+request.
 """
 
 from __future__ import annotations
@@ -153,9 +155,13 @@ class World:
 @asynccontextmanager
 async def world(engine: FakeEngine | None = None, **server: Any) -> AsyncIterator[World]:
     ended: list[RequestRecord] = []
-    async with serving(engine or FakeEngine(before_step=slowly), observers=[ended.append], **server) as served:
+    async with serving(
+        engine or FakeEngine(before_step=slowly), observers=[ended.append], **server
+    ) as served:
         key = "Authorization: Bearer secret\r\n"
-        _, answer = await ask(served, {"input": "hello", "max_output_tokens": 3}, "/v1/responses", key)
+        _, answer = await ask(
+            served, {"input": "hello", "max_output_tokens": 3}, "/v1/responses", key
+        )
         ended.clear()
         yield World(served, f"/v1/responses/{answer['id']}", ended)
 
@@ -208,23 +214,43 @@ async def test_a_page_of_another_origin_runs_nothing_and_reads_nothing(
         since = await answered(at) - before - Counter({"200": 1})
         readable = {what: how for what, how in found.items() if how[:3].isdigit()}
         assert readable == {}, "no status, no text"
-        assert found["preflighted"] == found["read /v1/models"] == found["with a key"] == found["delete"] == "TypeError"
+        assert (
+            found["preflighted"]
+            == found["read /v1/models"]
+            == found["with a key"]
+            == found["delete"]
+            == "TypeError"
+        )
         assert found["events"] == found["socket"] == found["image"] == "error"
         assert found["no-cors /v1/live"] == "opaque 0", "sent, and told nothing"
         assert (found["beacon"], found["form"]) == ("true", "load"), "sent"
-        assert {*since} == {"403"} and since["403"] > 3 * len(READS), "the question before was the only other one"
-        assert at.ended == [] and at.served.busy == 1, "nothing was run, and nothing that runs was cancelled"
+        assert {*since} == {"403"} and since["403"] > 3 * len(READS), (
+            "the question before was the only other one"
+        )
+        assert at.ended == [] and at.served.busy == 1, (
+            "nothing was run, and nothing that runs was cancelled"
+        )
         assert await still_stored(at)
 
 
 async def test_the_attempts_would_succeed_from_the_servers_own_page(browsing: Browser) -> None:
-    """A negative control: the same script on a page of the server itself. Only what says no JSON is refused."""
-    async with world() as at, opened(browsing, f"http://127.0.0.1:{at.served.port}/nowhere") as page:
-        await page.run("document.body.insertAdjacentHTML('beforeend', '<iframe name=frame></iframe>')")
+    """A negative control: the same script on a page of the server itself. Only what says no JSON is
+    refused."""
+    async with (
+        world() as at,
+        opened(browsing, f"http://127.0.0.1:{at.served.port}/nowhere") as page,
+    ):
+        await page.run(
+            "document.body.insertAdjacentHTML('beforeend', '<iframe name=frame></iframe>')"
+        )
         found = await tried(page, at)
-        assert all(found[f"read {path}"].startswith("200 ") for path in (*READS[:4], *READS[6:], at.stored))
+        assert all(
+            found[f"read {path}"].startswith("200 ") for path in (*READS[:4], *READS[6:], at.stored)
+        )
         assert found["preflighted"].startswith("200 ") and found["delete"].startswith("200 ")
-        assert found["simple text/plain"].startswith("415 ") and found["simple untyped"].startswith("415 ")
+        assert found["simple text/plain"].startswith("415 ") and found["simple untyped"].startswith(
+            "415 "
+        )
         assert found["events"] == "open"
         assert len(at.ended) == 1
 
@@ -235,20 +261,33 @@ async def test_a_page_whose_origin_is_named_reads_and_runs_and_no_other_does(
     async with world(cors_origins=pages.origin("page.example")) as at:
         async with opened(browsing, pages.origin("page.example")) as page:
             found = await tried(page, at)
-            assert all(found[f"read {path}"].startswith("200 ") for path in (*READS[:4], *READS[6:], at.stored))
+            assert all(
+                found[f"read {path}"].startswith("200 ")
+                for path in (*READS[:4], *READS[6:], at.stored)
+            )
             assert found["preflighted"].startswith("200 ") and found["delete"].startswith("200 ")
-            assert found["simple text/plain"].startswith("415 ") and found["simple untyped"].startswith("415 ")
+            assert found["simple text/plain"].startswith("415 ") and found[
+                "simple untyped"
+            ].startswith("415 ")
             assert found["events"] == "open"
-            assert [record.reason for record in at.ended] == ["length"], "the one that said it was JSON"
-            answer: Any = await page.run(FETCH, f"{at.base}/v1/chat/completions", {"method": "POST"})
-            assert (answer[0], json.loads(answer[1])["error"]["code"]) == (400, "invalid_json") and answer[2]
+            assert [record.reason for record in at.ended] == ["length"], (
+                "the one that said it was JSON"
+            )
+            answer: Any = await page.run(
+                FETCH, f"{at.base}/v1/chat/completions", {"method": "POST"}
+            )
+            assert (answer[0], json.loads(answer[1])["error"]["code"]) == (
+                400,
+                "invalid_json",
+            ) and answer[2]
         async with opened(browsing, pages.origin("evil.example")) as page:
             assert not [how for how in (await tried(page, at)).values() if how[:3].isdigit()]
             assert len(at.ended) == 1
 
 
 async def test_a_page_that_rebound_its_name_reads_nothing(browsing: Browser) -> None:
-    """To the browser it is the server's own origin, and it sends neither Origin nor Sec-Fetch-Site with what it reads."""
+    """To the browser it is the server's own origin, and it sends neither Origin nor Sec-Fetch-Site
+    with what it reads."""
     async with world() as at:
         url = f"http://evil.example:{at.served.port}"
         async with opened(browsing, f"{url}/") as page:
@@ -257,9 +296,20 @@ async def test_a_page_that_rebound_its_name_reads_nothing(browsing: Browser) -> 
             assert "--allowed-hosts evil.example" in text
             for path in (*READS, at.stored):
                 status, body, _ = await page.run(FETCH, url + path)  # type: ignore[misc]
-                assert (status, json.loads(body)["error"]["code"]) == (403, "host_not_allowed"), path  # type: ignore[has-type]
-            sent = {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": json.dumps(CHAT)}
-            for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", f"{at.stored}/cancel"):
+                assert (status, json.loads(body)["error"]["code"]) == (403, "host_not_allowed"), (  # type: ignore[has-type]
+                    path
+                )
+            sent = {
+                "method": "POST",
+                "headers": {"Content-Type": "application/json"},
+                "body": json.dumps(CHAT),
+            }
+            for path in (
+                "/v1/chat/completions",
+                "/v1/messages",
+                "/v1/responses",
+                f"{at.stored}/cancel",
+            ):
                 answer: Any = await page.run(FETCH, url + path, sent)
                 assert answer[0] == 403, path
             assert at.ended == [] and await still_stored(at)
@@ -283,10 +333,15 @@ async def test_a_link_to_the_live_page_is_followed(browsing: Browser, pages: Pag
 
 
 @pytest.mark.skipif(bool(openai_js.MISSING), reason=openai_js.MISSING)
-async def test_the_openai_package_streams_on_a_page_of_a_named_origin(browsing: Browser, pages: PageServer) -> None:
-    """With a key, which a preflight does not send; and the package's own errors, as it makes them of what it may read."""
+async def test_the_openai_package_streams_on_a_page_of_a_named_origin(
+    browsing: Browser, pages: PageServer
+) -> None:
+    """With a key, which a preflight does not send; and the package's own errors, as it makes them
+    of what it may read."""
     origin = pages.origin("page.example")
-    async with world(says(SAID), cors_origins=origin, api_key=("secret",), model_alias=("off",)) as at:
+    async with world(
+        says(SAID), cors_origins=origin, api_key=("secret",), model_alias=("off",)
+    ) as at:
         async with opened(browsing, origin) as page:
             told: Any = await page.run(OPENAI, f"{at.base}/v1", "secret")
             assert told["text"] == told["whole"] == SAID

@@ -24,7 +24,9 @@ async def test_a_running_batch_moves_without_complaints_or_other_hosts(browser: 
     async with shown(browser) as (page, served), streams(served, 5):
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "5")
-        await page.until("parseFloat(document.querySelector('#figure-generated dd').textContent) > 0")
+        await page.until(
+            "parseFloat(document.querySelector('#figure-generated dd').textContent) > 0"
+        )
         await page.until("document.querySelector('#figure-gap dd').textContent.includes('ms')")
         before = await page.run(f"return {PICTURE}")
         await page.until(f"{PICTURE} !== {before!r}")
@@ -32,7 +34,9 @@ async def test_a_running_batch_moves_without_complaints_or_other_hosts(browser: 
         await page.reads("#actors svg", "ModelStepper")
         await page.click("#rows summary")
         await page.reads("#rows td, #rows th[scope=row]", "row")
-        rows = await page.run("return [...document.querySelectorAll('#rows tbody th')].map(one => one.textContent)")
+        rows = await page.run(
+            "return [...document.querySelectorAll('#rows tbody th')].map(one => one.textContent)"
+        )
         assert rows == [f"row{number}" for number in range(5)]
         assert await page.complaints() == []
         assert {url for url in await page.requested() if not url.startswith(page.url)} == set()
@@ -46,9 +50,15 @@ async def test_it_chats(browser: Browser) -> None:
         await page.reads("#messages .told", f"{len(SAID) + 1} tokens")
         await page.type("#prompt", "And <b>now</b>?")
         await page.click("#send")
-        await page.until("document.querySelectorAll('#messages [data-role=assistant] .said')[1]?.textContent")
-        said = await page.run("return [...document.querySelectorAll('#messages .said')].map(one => one.innerHTML)")
-        assert isinstance(said, list) and said[2] == "And &lt;b&gt;now&lt;/b&gt;?", "text, never markup"
+        await page.until(
+            "document.querySelectorAll('#messages [data-role=assistant] .said')[1]?.textContent"
+        )
+        said = await page.run(
+            "return [...document.querySelectorAll('#messages .said')].map(one => one.innerHTML)"
+        )
+        assert isinstance(said, list) and said[2] == "And &lt;b&gt;now&lt;/b&gt;?", (
+            "text, never markup"
+        )
         await page.until("document.querySelectorAll('#requests tbody tr').length === 2")
         await page.click("#chat-clear")
         assert await page.run("return document.querySelectorAll('#messages > div').length") == 0
@@ -60,7 +70,9 @@ async def test_an_answer_can_be_stopped_and_its_row_is_gone(browser: Browser) ->
         await page.reads("#status", "Running")
         await page.run("document.querySelector('#most').value = 4000")
         await page.type("#prompt", "Go on for ever\n")
-        await page.until("document.querySelector('#messages [data-role=assistant] .said').textContent.length > 5")
+        await page.until(
+            "document.querySelector('#messages [data-role=assistant] .said').textContent.length > 5"
+        )
         await page.click("#stop")
         await page.reads("#messages .told", "stopped")
         await eventually(lambda: served.busy == 0)
@@ -85,7 +97,10 @@ async def test_options_that_are_empty_are_the_servers_to_choose(browser: Browser
     """
     async with shown(browser, says(SAID)) as (page, _):
         await page.reads("#status", "Running")
-        await page.run(sent + "for (const id of ['temperature', 'most']) document.getElementById(id).value = '';")
+        await page.run(
+            sent
+            + "for (const id of ['temperature', 'most']) document.getElementById(id).value = '';"
+        )
         await page.type("#prompt", "Hi\n")
         await page.reads("#messages", SAID)
         body = cast("dict[str, Any]", await page.run("return window.sent[0]"))
@@ -106,7 +121,9 @@ async def test_an_answer_that_is_cut_off_is_no_whole_one(browser: Browser) -> No
         await page.reads("#messages [role=alert]", "The answer has ended in the middle.")
 
 
-async def test_a_message_to_an_absent_server_is_marked_and_can_be_sent_again(browser: Browser) -> None:
+async def test_a_message_to_an_absent_server_is_marked_and_can_be_sent_again(
+    browser: Browser,
+) -> None:
     async with serving(says(SAID)) as served:
         page = Page(browser, f"http://127.0.0.1:{served.port}/")
         await page.open()
@@ -134,13 +151,18 @@ async def test_it_comes_back_after_a_restart_of_the_server(browser: Browser) -> 
         await page.reads("#figure-answered dd", "1")
         assert await page.complaints() == []
     await page.reads("#status", "Reconnecting")
-    async with serving(FakeEngine(before_step=slowly), port=served.port) as again, streams(again, 3):
+    async with (
+        serving(FakeEngine(before_step=slowly), port=served.port) as again,
+        streams(again, 3),
+    ):
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "3")
         await page.reads("#figure-answered dd", "0")
         await page.until("document.querySelectorAll('#requests tbody tr').length === 0")
         complaints = [one for one in await page.complaints() if "ERR_CONNECTION_REFUSED" not in one]
-        assert complaints == [], "the browser itself says that a server is away, and nothing else is wrong"
+        assert complaints == [], (
+            "the browser itself says that a server is away, and nothing else is wrong"
+        )
         await page.leave()
 
 
@@ -158,7 +180,9 @@ async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Brow
     async with serving(FakeEngine(before_step=slowly)) as served, streams(served, 2):
         page = Page(browser, f"http://127.0.0.1:{served.port}/")
         await page.open()
-        await page.until("parseFloat(document.querySelector('#figure-generated dd').textContent) > 0")
+        await page.until(
+            "parseFloat(document.querySelector('#figure-generated dd').textContent) > 0"
+        )
         assert await page.run(f"return {SOFT}") is False
     await page.until(
         "/^Reconnecting, last heard at \\d\\d:\\d\\d:\\d\\d$/.test(document.querySelector('#status').textContent)"
@@ -170,10 +194,15 @@ async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Brow
     await page.click("#theme")
     await page.click("#theme")
     await page.until(f"{RATES}.every(one => one === '–')")
-    async with serving(FakeEngine(before_step=slowly), port=served.port) as again, streams(again, 3):
+    async with (
+        serving(FakeEngine(before_step=slowly), port=served.port) as again,
+        streams(again, 3),
+    ):
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "3")
-        await page.until("parseFloat(document.querySelector('#figure-generated dd').textContent) > 0")
+        await page.until(
+            "parseFloat(document.querySelector('#figure-generated dd').textContent) > 0"
+        )
         assert await page.run(f"return {SOFT}") is False
         await page.run("localStorage.clear()")
         await page.leave()
@@ -192,12 +221,17 @@ async def test_a_key_is_asked_for_kept_in_the_tab_and_sent_as_a_header(browser: 
         await page.reads("#messages", SAID)
         await page.open()
         await page.reads("#status", "Running")
-        assert await page.run("return [{...sessionStorage}, {...localStorage}]") == [{"trouper-key": "secret"}, {}]
+        assert await page.run("return [{...sessionStorage}, {...localStorage}]") == [
+            {"trouper-key": "secret"},
+            {},
+        ]
         assert not [url for url in await page.requested() if "secret" in url]
         assert await page.complaints() == []
         await page.click("#forget")
         await page.reads("#status", "Locked")
-        assert await page.run("return [sessionStorage.length, document.querySelector('#main').hidden]") == [0, True]
+        assert await page.run(
+            "return [sessionStorage.length, document.querySelector('#main').hidden]"
+        ) == [0, True]
 
 
 async def test_a_key_that_no_header_can_hold_is_wrong(browser: Browser) -> None:
@@ -206,7 +240,9 @@ async def test_a_key_that_no_header_can_hold_is_wrong(browser: Browser) -> None:
         for key in ("ключ", "schlüssel", "secret\u200b"):
             await page.type("#key", f"{key}\n")
             await page.reads("#wrong", "The key is wrong.")
-            assert await page.run("return [document.querySelector('#main').hidden, sessionStorage.length]") == [True, 0]
+            assert await page.run(
+                "return [document.querySelector('#main').hidden, sessionStorage.length]"
+            ) == [True, 0]
             await page.run("document.querySelector('#wrong').textContent = ''")
         await page.run("sessionStorage.setItem('trouper-key', 'ключ')")
         await page.open()
@@ -223,12 +259,16 @@ async def test_a_hidden_page_looks_at_nothing(browser: Browser) -> None:
     async with shown(browser) as (page, served):
         await page.reads("#status", "Running")
         await eventually(lambda: served.connections > 0)
-        await page.run("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+        await page.run(
+            "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
+        )
         looks = "document.dispatchEvent(new Event('visibilitychange'))"
         await page.run(looks)
         await trio.to_thread.run_sync(browser.requested)
         await page.run("delete document.hidden")
-        assert not [url for url in await page.requested() if url.endswith("live")], "it does not come back while hidden"
+        assert not [url for url in await page.requested() if url.endswith("live")], (
+            "it does not come back while hidden"
+        )
         await page.run(looks)
         await page.reads("#status", "Running")
         assert [url for url in await page.requested() if url.endswith("live")]
@@ -239,7 +279,9 @@ async def test_several_models_are_chosen_from(browser: Browser) -> None:
         page = Page(browser, f"http://127.0.0.1:{port}/")
         await page.open()
         await page.reads("#status", "Running")
-        assert await page.run("return [...document.querySelectorAll('#model option')].map(one => one.value)") == [
+        assert await page.run(
+            "return [...document.querySelectorAll('#model option')].map(one => one.value)"
+        ) == [
             "small",
             "large",
         ]
@@ -273,7 +315,8 @@ async def tardily(_: Plan) -> None:
 
 
 async def test_kv_memory_its_banks_and_preempted_rows_are_shown(browser: Browser) -> None:
-    """There is memory for a long row and a short one. A second short one, of a higher priority, takes the place of the first."""
+    """There is memory for a long row and a short one. A second short one, of a higher priority,
+    takes the place of the first."""
     settings = {"kv_memory": 150_000, "cache_memory": 0}
     async with shown(browser, FakeEngine(before_step=tardily), settings=settings) as (page, served):
         await page.reads("#kv", "No row is in use.")
@@ -306,7 +349,10 @@ ALL = ["batch", "kv", "rates", "actors", "tiers", "requests", "models", "chat"]
 
 
 async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:
-    async with manager_of("small", "large", "middle") as (manager, _), serving_manager(manager) as port:
+    async with (
+        manager_of("small", "large", "middle") as (manager, _),
+        serving_manager(manager) as port,
+    ):
         page = Page(browser, f"http://127.0.0.1:{port}/")
         await page.open()
         await page.reads("#figure-running dd", "0")
@@ -316,7 +362,10 @@ async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser:
         await page.reads("#status", "Not loaded (unloaded)")
         await page.until(f"{FIGURES}.every(one => one === '–')")
         assert await page.run(f"return {SEEN}") == ["requests", "models", "chat"]
-        assert await page.run("return document.querySelector('#about').textContent.includes('fake')") is False
+        assert (
+            await page.run("return document.querySelector('#about').textContent.includes('fake')")
+            is False
+        )
         await page.open()
         await choose(page, "middle")
         await page.until(f"{SEEN}.length === 3")
@@ -326,14 +375,21 @@ async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser:
         await page.reads("#about", "fake")
         await page.until("document.querySelectorAll('.tier').length === 3")
         assert await page.run(f"return {SEEN}") == ALL
-        await page.until("document.querySelector('#actors svg').getBoundingClientRect().width > 300")
+        await page.until(
+            "document.querySelector('#actors svg').getBoundingClientRect().width > 300"
+        )
         await page.until("document.querySelector('#timeline').width > 300")
         assert await page.complaints() == []
         await page.leave()
 
 
-async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not_there(browser: Browser) -> None:
-    async with manager_of("small", "large", "middle") as (manager, _), serving_manager(manager) as port:
+async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not_there(
+    browser: Browser,
+) -> None:
+    async with (
+        manager_of("small", "large", "middle") as (manager, _),
+        serving_manager(manager) as port,
+    ):
         page = Page(browser, f"http://127.0.0.1:{port}/")
         await page.open()
         await page.reads("#status", "Running")
@@ -354,18 +410,24 @@ async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not
         await page.leave()
 
 
-async def test_why_a_model_could_not_be_loaded_is_said(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_why_a_model_could_not_be_loaded_is_said(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failed(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
         body = model_body(listed, gaps)
         return body if listed.runtime else body | {"problem": "no weights"}
 
     monkeypatch.setattr(feed, "model_body", failed)
-    async with manager_of("small", "large", "middle") as (manager, _), serving_manager(manager) as port:
+    async with (
+        manager_of("small", "large", "middle") as (manager, _),
+        serving_manager(manager) as port,
+    ):
         page = Page(browser, f"http://127.0.0.1:{port}/")
         await page.open()
         await choose(page, "middle")
         await page.reads(
-            "#notice:not([hidden])", "It could not be loaded: no weights. It is tried again when it is asked for."
+            "#notice:not([hidden])",
+            "It could not be loaded: no weights. It is tried again when it is asked for.",
         )
         await choose(page, "small")
         await page.until("document.querySelector('#notice').hidden")

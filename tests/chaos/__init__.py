@@ -1,1 +1,2 @@
-"""Combined faults on real servers by seeds, and what the documentation promises of them afterwards."""
+"""Combined faults on real servers by seeds, and what the documentation promises of them
+afterwards."""

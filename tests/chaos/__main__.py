@@ -1,8 +1,11 @@
-"""`python -m tests.chaos [SEEDS [FIRST]] [--until HH:MM] [--ranks-every N]`: combined faults on real servers, one line for each seed.
+"""`python -m tests.chaos [SEEDS [FIRST]] [--until HH:MM] [--ranks-every N]`: combined faults on
+real servers, one line for each seed.
 
-SIGKILL, SIGSTOP, a full disk, a slow disk, a clock that is moved, a limit on descriptors, each at a moment that the seed chooses, one to
-three at a time, while clients ask for known answers of two models of which one at a time is loaded; every eighth seed a rank is lost.
-A server serves one seed after another until a promise is broken; then the next seed begins with a new one and an empty directory.
+SIGKILL, SIGSTOP, a full disk, a slow disk, a clock that is moved, a limit on descriptors, each at a
+moment that the seed chooses, one to three at a time, while clients ask for known answers of two
+models of which one at a time is loaded; every eighth seed a rank is lost. A server serves one seed
+after another until a promise is broken; then the next seed begins with a new one and an empty
+directory.
 """
 
 # ruff: noqa: T201
@@ -34,11 +37,20 @@ FRESH_EVERY = 10
 Known = dict[str, list[Question]]
 
 
-def known_answers(directories: dict[str, Path], place: Path, count: int, names: Sequence[str]) -> Known:
+def known_answers(
+    directories: dict[str, Path], place: Path, count: int, names: Sequence[str]
+) -> Known:
     """From servers that keep nothing."""
     found: Known = {}
     for name in names:
-        flags = ("--model", str(directories[name]), "--served-model-name", name, "--self-check", "off")
+        flags = (
+            "--model",
+            str(directories[name]),
+            "--served-model-name",
+            name,
+            "--self-check",
+            "off",
+        )
         with group(f"quiet-{name}", place, flags, quiet=True) as served:
             found[name] = trio.run(questions, served.port, described(name), count, Random(7))
     return found
@@ -147,10 +159,18 @@ def main() -> int:
         for seed in range(arguments.first, arguments.first + arguments.seeds):
             if arguments.until and time.strftime("%H:%M") >= arguments.until:
                 break
-            print(played.seed(seed, ranks=bool(every) and seed % every == every - 1).replace("\n", " | "), flush=True)
+            print(
+                played.seed(seed, ranks=bool(every) and seed % every == every - 1).replace(
+                    "\n", " | "
+                ),
+                flush=True,
+            )
             done += 1
     print(", ".join(f"{count} {what}" for what, count in played.outcomes.most_common()))
-    print(f"{done} seeds from {arguments.first}, {len(played.broken)} broke a promise: {list(played.broken)}")
+    print(
+        f"{done} seeds from {arguments.first}, {len(played.broken)} broke a promise: "
+        f"{list(played.broken)}"
+    )
     return int(bool(played.broken))
 
 

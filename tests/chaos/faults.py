@@ -40,7 +40,8 @@ def drawn(chance: Random) -> list[Fault]:
 def _fault(chance: Random, kind: Kind) -> Fault:
     after_s, lasts_s = chance.uniform(0, LOAD_S), chance.uniform(0.1, 1.0)
     amounts: dict[Kind, float] = {
-        "clock": chance.choice((-1, 1)) * chance.choice((1.0, 3600.0, DAY_S, 30 * DAY_S, 3650 * DAY_S)),
+        "clock": chance.choice((-1, 1))
+        * chance.choice((1.0, 3600.0, DAY_S, 30 * DAY_S, 3650 * DAY_S)),
         "disk slow": chance.choice((0.005, 0.05, 0.3)),
         "descriptors": chance.randrange(4),
     }
@@ -113,9 +114,8 @@ class Hand:
 
     async def _limit(self, left: int, seconds: float) -> None:
         process = self.house.processes[0]
-        if (
-            process.poll() is None and self.house.ready()
-        ):  # One that starts needs them for its own files, and ends without.
+        if process.poll() is None and self.house.ready():
+            # One that starts needs them for its own files, and ends without.
             before = self.house.descriptors()
             self.house.limit_descriptors(before + left)
             await trio.sleep(seconds)

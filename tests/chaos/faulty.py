@@ -1,7 +1,8 @@
-"""`python -m tests.chaos.faulty FILE serve ...`: the command on a disk that may be slow, with a clock that may be moved.
+"""`python -m tests.chaos.faulty FILE serve ...`: the command on a disk that may be slow, with a
+clock that may be moved.
 
-FILE has 16 bytes: how far the time of day is moved, and how long each operation on a cached file takes, in seconds. Whoever started
-the process writes them while it runs.
+FILE has 16 bytes: how far the time of day is moved, and how long each operation on a cached file
+takes, in seconds. Whoever started the process writes them while it runs.
 """
 
 from __future__ import annotations

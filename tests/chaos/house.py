@@ -1,4 +1,5 @@
-"""A server of the chaos: it is started on a directory that stays, and started again after it was killed."""
+"""A server of the chaos: it is started on a directory that stays, and started again after it was
+killed."""
 
 from __future__ import annotations
 
@@ -30,9 +31,28 @@ SSD_BYTES, DISK_BYTES = 2_000_000, 3_000_000
 """The tier's bound, and the size of its disk."""
 MODEL_MEMORY = "1200KB"
 """For one of the two models: who asks for the other has it loaded."""
-FLAGS = ("--self-check", "off", "--gather-ms", "0", "--block-size", "16", "--cache-memory", "400KB", "--ssd-keep-free", "1KB",
-         "--ssd-max-bytes", str(SSD_BYTES), "--janitor-interval-s", "0.5", "--completion-batch-size", "4",
-         "--heartbeat-s", "0.5", "--log-level", "error")  # fmt: skip
+FLAGS = (
+    "--self-check",
+    "off",
+    "--gather-ms",
+    "0",
+    "--block-size",
+    "16",
+    "--cache-memory",
+    "400KB",
+    "--ssd-keep-free",
+    "1KB",
+    "--ssd-max-bytes",
+    str(SSD_BYTES),
+    "--janitor-interval-s",
+    "0.5",
+    "--completion-batch-size",
+    "4",
+    "--heartbeat-s",
+    "0.5",
+    "--log-level",
+    "error",
+)
 START_S = 120.0
 
 
@@ -51,10 +71,14 @@ def described(name: str) -> Model:
 
 @contextmanager
 def small_disk(place: Path) -> Iterator[bool]:
-    """A file system of its own that can be full, where this process may mount one; else a directory, and False."""
+    """A file system of its own that can be full, where this process may mount one; else a
+    directory, and False."""
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
-    mounted = os.geteuid() == 0 and not subprocess.run(command, capture_output=True, check=False).returncode
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
     try:
         yield mounted
     finally:
@@ -89,13 +113,31 @@ class House:
 
     def command(self) -> list[str]:
         flags = [flag for name in self.names for flag in ("--model", str(self.directories[name]))]
-        flags += [flag for name in self.names for flag in ("--served-model-name", f"{name}={self.directories[name]}")]
+        flags += [
+            flag
+            for name in self.names
+            for flag in ("--served-model-name", f"{name}={self.directories[name]}")
+        ]
         if len(self.names) == 1:
-            flags = ["--model", str(self.directories[self.names[0]]), "--served-model-name", self.names[0]]
+            flags = [
+                "--model",
+                str(self.directories[self.names[0]]),
+                "--served-model-name",
+                self.names[0],
+            ]
         else:
             flags += ["--model-memory", MODEL_MEMORY]
         module = [sys.executable, "-m", "tests.chaos.faulty", str(self.place / "dials")]
-        return [*module, "serve", "--port", str(self.port), *flags, *FLAGS, "--ssd-cache-dir", str(self.cache)]
+        return [
+            *module,
+            "serve",
+            "--port",
+            str(self.port),
+            *flags,
+            *FLAGS,
+            "--ssd-cache-dir",
+            str(self.cache),
+        ]
 
     def start(self) -> None:
         """The processes, without waiting until they serve."""
@@ -120,7 +162,9 @@ class House:
         while not self.ready():
             dead = [process.returncode for process in self.processes if process.poll() is not None]
             assert not dead, f"it ended with {dead}: {self.said()}"
-            assert time.monotonic() < end, f"it is not ready after {patience_s:.0f} s: {self.states()}: {self.said()}"
+            assert time.monotonic() < end, (
+                f"it is not ready after {patience_s:.0f} s: {self.states()}: {self.said()}"
+            )
             time.sleep(0.02)
 
     def ready(self) -> bool:
@@ -134,7 +178,8 @@ class House:
             health = self.health()
             models = health.get("models", {"": health})
             return {
-                name: (model.get("state"), model.get("status"), model.get("detail")) for name, model in models.items()
+                name: (model.get("state"), model.get("status"), model.get("detail"))
+                for name, model in models.items()
             }
         return "no answer"
 
@@ -162,7 +207,8 @@ class House:
         self._open.close()
 
     def end(self, patience_s: float) -> list[int | None]:
-        """Exit codes of all processes; None for one that does not end by itself, which is killed."""
+        """Exit codes of all processes; None for one that does not end by itself, which is
+        killed."""
         limit = time.monotonic() + patience_s
         codes: list[int | None] = []
         for process in self.processes:

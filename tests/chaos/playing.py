@@ -1,4 +1,5 @@
-"""One seed: a server under a load of known answers, the faults, and then every promise that they could have broken."""
+"""One seed: a server under a load of known answers, the faults, and then every promise that they
+could have broken."""
 
 from __future__ import annotations
 
@@ -17,18 +18,32 @@ import trio
 from tests.chaos.faults import Fault, Hand, drawn
 from tests.chaos.house import SSD_BYTES, House
 from tests.kill_loop import torn
-from tests.soak.client import CHAT, COMPLETIONS, MESSAGES, STREAMED, Ask, Heard, Manner, answer_of, ask, equal, events
+from tests.soak.client import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    STREAMED,
+    Ask,
+    Heard,
+    Manner,
+    answer_of,
+    ask,
+    equal,
+    events,
+)
 from tests.soak.wishes import Question
 
 CLIENTS, EACH = 5, 3
 HANGS_S = 120.0
 """Nobody waits for so long, however busy the machine is."""
 SPARE = 8
-"""Descriptors that may be open more than before: connections of this moment, a file that is read."""
+"""Descriptors that may be open more than before: connections of this moment, a file that is
+read."""
 ENDS = {CHAT: b"data: [DONE]", COMPLETIONS: b"data: [DONE]", MESSAGES: b"event: message_stop"}
 EXIT_S = 60.0
 WRITERS, OWN_BYTES = 2, 1000
-"""The bound of the tier has a margin of one file for each writer; its tag and its count are beside it."""
+"""The bound of the tier has a margin of one file for each writer; its tag and its count are beside
+it."""
 
 
 @attrs.define
@@ -53,7 +68,8 @@ ERROR = re.compile(rb'"error": ?\{')
 
 
 def failed(heard: Heard) -> bool:
-    """Whether an answer, or an event of a stream, is an error: a response that is none has `"error": null`."""
+    """Whether an answer, or an event of a stream, is an error: a response that is none has
+    `"error": null`."""
     return ERROR.search(heard.body) is not None
 
 
@@ -63,28 +79,42 @@ def judged(question: Question, heard: Heard, faults: Sequence[Fault]) -> tuple[s
     wish = question.wish
     if heard.status == 200 and not failed(heard) and whole(wish, heard):
         said = answer_of(wish, heard)
-        return "right", "" if equal(question.answer, said) else f"a wrong answer: {wish}: {said}, not {question.answer}"
+        return "right", "" if equal(
+            question.answer, said
+        ) else f"a wrong answer: {wish}: {said}, not {question.answer}"
     if heard.status == 400 and equal(question.answer, answer_of(wish, heard)):
         return "right", ""
     if heard.short or (heard.status in (0, 200) and not failed(heard)):
         if not continued(question, heard):
             return "cut", f"a cut answer is no part of the right one: {wish}: {heard.body[-300:]!r}"
-        return "cut", "" if "killed" in kinds else f"a connection ended although nothing was killed: {wish}: {heard}"
+        return (
+            "cut",
+            ""
+            if "killed" in kinds
+            else f"a connection ended although nothing was killed: {wish}: {heard}",
+        )
     problem = (heard.json() or {}).get("error") or {}
     if heard.status != 200 and not problem.get("message"):
         return "error", f"an error without a message: {heard.status} {heard.body[:300]!r}"
     allowed = kinds & {"killed", "descriptors"}
-    return f"error {problem.get('code')}", "" if allowed else f"an error that nothing explains: {wish}: {heard}"
+    return (
+        f"error {problem.get('code')}",
+        "" if allowed else f"an error that nothing explains: {wish}: {heard}",
+    )
 
 
 def continued(question: Question, heard: Heard) -> bool:
     """Whether the text of a stream that was cut is a beginning of the right one."""
-    if not (question.wish.body and question.wish.body.get("stream")) or question.wish.path not in ENDS:
+    if (
+        not (question.wish.body and question.wish.body.get("stream"))
+        or question.wish.path not in ENDS
+    ):
         return True
     whole_lines = heard.body.rpartition(b"\n\n")[0]
     texts = STREAMED[question.wish.path](list(events(whole_lines)))
     return all(
-        right.startswith(text.rstrip("\ufffd")) for (text, _), (right, _) in zip(texts, question.answer, strict=False)
+        right.startswith(text.rstrip("\ufffd"))
+        for (text, _), (right, _) in zip(texts, question.answer, strict=False)
     )
 
 
@@ -117,7 +147,8 @@ async def load(
 async def served_again(house: House) -> None:
     """Until it serves. Raises `trio.TooSlowError`."""
     with trio.fail_after(HANGS_S):
-        while not await trio.to_thread.run_sync(house.ready):  # noqa: ASYNC110 - a process announces nothing
+        # A process announces nothing
+        while not await trio.to_thread.run_sync(house.ready):  # noqa: ASYNC110
             await trio.sleep(0.05)
 
 
@@ -144,7 +175,11 @@ async def play(house: House, questions: Sequence[Question], seed: int) -> tuple[
     await settled(house)
     for question in chance.sample(list(questions), 4):
         heard = await asked(house, question, "salt 0")
-        _, broken = judged(question, heard, ()) if heard is not None else ("", f"nobody answers: {question.wish}")
+        _, broken = (
+            judged(question, heard, ())
+            if heard is not None
+            else ("", f"nobody answers: {question.wish}")
+        )
         seen.broken += [f"afterwards: {broken}"] if broken else []
     await settled(house)
     seen.broken += promises(house, before=None if hand.killed else before)
@@ -154,14 +189,18 @@ async def play(house: House, questions: Sequence[Question], seed: int) -> tuple[
 async def settled(house: House) -> None:
     """Until no request runs. Raises `trio.TooSlowError`."""
     with trio.fail_after(HANGS_S):
-        while unsettled(await trio.to_thread.run_sync(house.health)):  # noqa: ASYNC110 - nor does a model
+        # Nor does a model
+        while unsettled(await trio.to_thread.run_sync(house.health)):  # noqa: ASYNC110
             await trio.sleep(0.02)
 
 
 def unsettled(health: Any) -> bool:
-    """Whether a request runs, or a model is on its way, which a client may have asked for and left."""
+    """Whether a request runs, or a model is on its way, which a client may have asked for and
+    left."""
     states = {model.get("state") for model in health.get("models", {}).values()}
-    return bool(states & {"waiting", "loading", "unloading"}) or any(busy(model) for model in _models(health))
+    return bool(states & {"waiting", "loading", "unloading"}) or any(
+        busy(model) for model in _models(health)
+    )
 
 
 def busy(model: Any) -> int:
@@ -169,18 +208,24 @@ def busy(model: Any) -> int:
 
 
 def _models(health: Any) -> list[Any]:
-    """The loaded ones: none if the last that was asked for replaces the other, and its client has left."""
-    return [model for model in health.get("models", {"": health}).values() if "cache_stats" in model]
+    """The loaded ones: none if the last that was asked for replaces the other, and its client has
+    left."""
+    return [
+        model for model in health.get("models", {"": health}).values() if "cache_stats" in model
+    ]
 
 
 def promises(house: House, before: int | None) -> Iterator[str]:
-    """What does not hold of a server at rest. `before`: descriptors, unless it is another process."""
+    """What does not hold of a server at rest. `before`: descriptors, unless it is another
+    process."""
     health = house.health()
     for model in _models(health):
         if model["status"] != "ok":
             yield f"/health says {model['status']}: {model['detail']}"
         yield from (
-            f"{actor} is not as it was" for actor in model["actors"] if actor["state"] != "running" or actor["restarts"]
+            f"{actor} is not as it was"
+            for actor in model["actors"]
+            if actor["state"] != "running" or actor["restarts"]
         )
         if model["recovery"]["crashes"]:
             yield f"the engine crashed: {model['recovery']}"

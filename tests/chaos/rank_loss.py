@@ -1,5 +1,5 @@
-"""One seed at two ranks: one is lost, while the model is loaded or in the middle of streams. Clients hear of it, all processes end,
-and the next group on the same directories answers right."""
+"""One seed at two ranks: one is lost, while the model is loaded or in the middle of streams.
+Clients hear of it, all processes end, and the next group on the same directories answers right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.soak.wishes import Question
 HEARD_S = 30.0
 """`--rank-timeout-s` is 4 s, and the machine may be busy."""
 GONE_S, JOINED_S = 45.0, 150.0
-"""A rank whose others never come waits for them for 120 s, in native code (docs/ranks.md); `trouper launch` would end it."""
+"""A rank whose others never come waits for them for 120 s, in native code (docs/ranks.md); `trouper
+launch` would end it."""
 LOADS_S = 2.5
 
 
@@ -27,7 +28,8 @@ async def lose(house: House, questions: Sequence[Question], seed: int) -> tuple[
     chance, seen = Random(seed), Seen()
     rank, how = chance.randrange(2), chance.choice((signal.SIGKILL, signal.SIGSTOP))
     loading = chance.random() < 0.4
-    if rank == 0 and not loading:  # It is the HTTP server: its clients hear nothing of one that is stopped.
+    # It is the HTTP server: its clients hear nothing of one that is stopped.
+    if rank == 0 and not loading:
         how = signal.SIGKILL
     moved_s = chance.choice((0.0, 0.0, DAY_S, -30 * DAY_S))
     house.start()
@@ -48,19 +50,32 @@ async def lose(house: House, questions: Sequence[Question], seed: int) -> tuple[
     await trio.to_thread.run_sync(house.until_ready)
     for question in chance.sample(list(questions), 3):
         heard = await asked(house, question, "salt 0")
-        outcome, broken = judged(question, heard, ()) if heard else ("", f"nobody answers: {question.wish}")
+        outcome, broken = (
+            judged(question, heard, ()) if heard else ("", f"nobody answers: {question.wish}")
+        )
         seen.outcomes[outcome] += 1
         seen.broken += [f"the next group: {broken}"] if broken else []
     await settled(house)
     seen.broken += promises(house, None)
     house.kill()
-    return f"rank {rank} {how.name} {'while loading' if loading else 'in streams'}, clock moved by {moved_s:g} s", seen
+    return (
+        (
+            f"rank {rank} {how.name} {'while loading' if loading else 'in streams'}, clock moved "
+            f"by {moved_s:g} s"
+        ),
+        seen,
+    )
 
 
 async def _during_streams(
-    house: House, questions: Sequence[Question], loss: tuple[int, signal.Signals], chance: Random, seen: Seen
+    house: House,
+    questions: Sequence[Question],
+    loss: tuple[int, signal.Signals],
+    chance: Random,
+    seen: Seen,
 ) -> None:
-    """Clients ask all the time; each whole answer is right, and none waits for long after the loss."""
+    """Clients ask all the time; each whole answer is right, and none waits for long after the
+    loss."""
     rank, how = loss
     lost_at = float("inf")
 
@@ -69,7 +84,9 @@ async def _during_streams(
             question = own.choice(questions)
             heard = await asked(house, question, f"salt {own.randrange(4)}", "reads", own)
             if lost_at < time.monotonic() - HEARD_S or heard is None:
-                seen.broken.append(f"a client heard of the loss after more than {HEARD_S:.0f} s: {question.wish}")
+                seen.broken.append(
+                    f"a client heard of the loss after more than {HEARD_S:.0f} s: {question.wish}"
+                )
                 return
             if time.monotonic() < lost_at or (heard.status == 200 and not failed(heard)):
                 ended, broken = judged(question, heard, ())

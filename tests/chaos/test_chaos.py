@@ -34,7 +34,8 @@ def test_every_kind_of_fault_is_drawn_alone_and_with_others() -> None:
 
 def streamed(*texts: str, end: bool) -> Heard:
     events: list[dict[str, Any]] = [
-        {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in texts
+        {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+        for text in texts
     ]
     if end:
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
@@ -47,7 +48,9 @@ def test_settled_is_a_server_where_no_model_is_on_its_way() -> None:
     busy = {"state": "ready", "cache_stats": {"active_sequences": 1, "queued_requests": 0}}
     none: dict[str, Any] = {"status": "ok", "detail": "no model is loaded"}
     assert not unsettled(idle) and unsettled(busy)
-    assert not unsettled(none | {"models": {"a": {"state": "unloaded"}, "b": {"state": "unloaded"}}})
+    assert not unsettled(
+        none | {"models": {"a": {"state": "unloaded"}, "b": {"state": "unloaded"}}}
+    )
     assert unsettled(none | {"models": {"a": {"state": "unloaded"}, "b": {"state": "loading"}}})
     assert not unsettled(idle | {"models": {"a": idle, "b": {"state": "unloaded"}}})
     assert unsettled(idle | {"models": {"a": idle, "b": busy}})
@@ -57,17 +60,25 @@ class TestJudged:
     def test_right_and_wrong_streams(self) -> None:
         assert judged(STREAMED, streamed("ab", "cd", end=True), ()) == ("right", "")
         assert "wrong" in judged(STREAMED, streamed("ab", "ce", end=True), KILLED)[1]
-        assert "wrong" in judged(STREAMED, streamed("ab", end=True), KILLED)[1], "a part as if it were the whole"
+        assert "wrong" in judged(STREAMED, streamed("ab", end=True), KILLED)[1], (
+            "a part as if it were the whole"
+        )
 
-    def test_a_cut_stream_is_forgiven_where_something_was_killed_and_its_text_was_right(self) -> None:
+    def test_a_cut_stream_is_forgiven_where_something_was_killed_and_its_text_was_right(
+        self,
+    ) -> None:
         assert judged(STREAMED, streamed("ab", end=False), KILLED) == ("cut", "")
         assert "nothing was killed" in judged(STREAMED, streamed("ab", end=False), SLOW)[1]
         assert "no part" in judged(STREAMED, streamed("ax", end=False), KILLED)[1]
         assert "nothing was killed" in judged(WHOLE, Heard(0), SLOW)[1]
-        assert judged(WHOLE, Heard(200, b'{"choices": ['), KILLED) == ("cut", ""), "in the middle of its only object"
+        assert judged(WHOLE, Heard(200, b'{"choices": ['), KILLED) == ("cut", ""), (
+            "in the middle of its only object"
+        )
 
     def test_an_error_whose_body_was_cut_is_forgiven_where_something_was_killed(self) -> None:
-        assert judged(WHOLE, Heard(400, b"", short=True), KILLED) == ("cut", ""), "between the head and the body"
+        assert judged(WHOLE, Heard(400, b"", short=True), KILLED) == ("cut", ""), (
+            "between the head and the body"
+        )
         assert "nothing was killed" in judged(WHOLE, Heard(400, b'{"err', short=True), SLOW)[1]
         assert "without a message" in judged(WHOLE, Heard(400, b""), KILLED)[1]
 

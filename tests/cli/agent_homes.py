@@ -13,13 +13,23 @@ from trouper.cli.agents import jsonc
 from trouper.cli.agents.agent import ServedModel
 from trouper.cli.commands.connect import AGENTS
 
-SERVED = ServedModel("http://127.0.0.1:8000", "Qwen/Qwen3-Coder", 65536, now="2026-01-02T03:04:05.678Z")
+SERVED = ServedModel(
+    "http://127.0.0.1:8000", "Qwen/Qwen3-Coder", 65536, now="2026-01-02T03:04:05.678Z"
+)
 KEY = "sk-of-the-server"
 KEYED = ServedModel("http://127.0.0.1:8000", "Qwen/Qwen3-Coder", 65536, key=KEY)
 VARIABLES = (
-    "CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "QWEN_HOME", "CLINE_DATA_DIR",
-    "PI_CODING_AGENT_DIR", "CONTINUE_GLOBAL_DIR", "TROUPER_API_KEY", "TROUPER_URL",
-)  # fmt: skip
+    "CLAUDE_CONFIG_DIR",
+    "CODEX_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_CACHE_HOME",
+    "QWEN_HOME",
+    "CLINE_DATA_DIR",
+    "PI_CODING_AGENT_DIR",
+    "CONTINUE_GLOBAL_DIR",
+    "TROUPER_API_KEY",
+    "TROUPER_URL",
+)
 
 FILES: Mapping[str, str] = {
     ".claude/settings.json": """\
@@ -66,13 +76,18 @@ command = "files"
   "version": 1,
   "lastUsedProvider": "other",
   "providers": {
-    "other": {"settings": {"provider": "other", "apiKey": "sk-other"}, "updatedAt": "2026-01-01T00:00:00.000Z"}
+    "other": {
+      "settings": {"provider": "other", "apiKey": "sk-other"},
+      "updatedAt": "2026-01-01T00:00:00.000Z"
+    }
   }
 }
 """,
     ".pi/agent/models.json": """\
 {
-  "providers": {"other": {"baseUrl": "https://example.com/v1", "api": "openai-completions", "models": []}}
+  "providers": {
+    "other": {"baseUrl": "https://example.com/v1", "api": "openai-completions", "models": []}
+  }
 }
 """,
     ".pi/agent/settings.json": '{"theme": "dark", "defaultModel": "other"}\n',
@@ -149,8 +164,12 @@ def _yaml(text: str) -> Any:
 
 
 READERS: Mapping[str, Callable[[str], Any]] = {
-    ".json": jsonc.loads, ".jsonc": jsonc.loads, ".toml": tomllib.loads, ".yml": _yaml, ".yaml": _yaml,
-}  # fmt: skip
+    ".json": jsonc.loads,
+    ".jsonc": jsonc.loads,
+    ".toml": tomllib.loads,
+    ".yml": _yaml,
+    ".yaml": _yaml,
+}
 
 
 def read(path: Path) -> Any:
@@ -160,4 +179,6 @@ def read(path: Path) -> Any:
 
 def files_in(home: Path) -> dict[str, str]:
     """The texts of all files by their path."""
-    return {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()
+    }

@@ -1,4 +1,5 @@
-"""A model hub with one repository, on a real socket: as much of its HTTP API as downloading a snapshot takes."""
+"""A model hub with one repository, on a real socket: as much of its HTTP API as downloading a
+snapshot takes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ TORN = "torn.json"
 
 @contextmanager
 def hub_of(repository: str, directory: Path, asked: list[str] | None = None) -> Iterator[str]:
-    """The URL of a hub that has the files of `directory` as `repository`. `asked` gets the path of each request."""
+    """The URL of a hub that has the files of `directory` as `repository`. `asked` gets the path of
+    each request."""
     files = {path.name: path.read_bytes() for path in directory.iterdir()}
 
     class Handler(BaseHTTPRequestHandler):
@@ -34,12 +36,23 @@ def hub_of(repository: str, directory: Path, asked: list[str] | None = None) -> 
             if asked is not None:
                 asked.append(path)
             name = path.rpartition("/")[2]
-            if path.startswith(f"/api/models/{repository}/revision/") or path == f"/api/models/{repository}":
+            if (
+                path.startswith(f"/api/models/{repository}/revision/")
+                or path == f"/api/models/{repository}"
+            ):
                 siblings = [{"rfilename": each} for each in files]
-                self._answer(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode(), body)
+                self._answer(
+                    json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode(),
+                    body,
+                )
             elif path.startswith(f"/api/models/{repository}/tree/"):
                 tree = [
-                    {"type": "file", "path": each, "size": len(files[each]), "oid": digest(files[each])}
+                    {
+                        "type": "file",
+                        "path": each,
+                        "size": len(files[each]),
+                        "oid": digest(files[each]),
+                    }
                     for each in files
                 ]
                 self._answer(json.dumps(tree).encode(), body)
@@ -50,7 +63,9 @@ def hub_of(repository: str, directory: Path, asked: list[str] | None = None) -> 
             else:
                 self._answer(b'{"error": "Repository not found"}', body, 404)
 
-        def _answer(self, data: bytes, body: bool, status: int = 200, sent: int | None = None) -> None:
+        def _answer(
+            self, data: bytes, body: bool, status: int = 200, sent: int | None = None
+        ) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.send_header("ETag", f'"{digest(data)}"')

@@ -1,4 +1,5 @@
-"""Clients' own files: what is merged into them, what stays, and what becomes of a file that is wrong."""
+"""Clients' own files: what is merged into them, what stays, and what becomes of a file that is
+wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.cli.agent_homes import FILES, KEY, KEYED, READERS, SERVED, WITH_FILES, files_in, fill, home, read
+from tests.cli.agent_homes import (
+    FILES,
+    KEY,
+    KEYED,
+    READERS,
+    SERVED,
+    WITH_FILES,
+    files_in,
+    fill,
+    home,
+    read,
+)
 from trouper.cli.agents.config_files import Change, ConfigFile, change_of
 from trouper.cli.agents.config_formats import JSON, TOML, YAML
 from trouper.cli.agents.merging import ConfigInvalid, Default, Entries
@@ -48,8 +60,17 @@ def leaves(data: Any) -> Iterator[Any]:
 
 def test_every_client_with_files_has_one_here() -> None:
     assert set(WITH_FILES) == {
-        "claude", "codex", "opencode", "qwen", "cline", "pi", "aider", "continue", "zed", "litellm",
-    }  # fmt: skip
+        "claude",
+        "codex",
+        "opencode",
+        "qwen",
+        "cline",
+        "pi",
+        "aider",
+        "continue",
+        "zed",
+        "litellm",
+    }
 
 
 @pytest.mark.parametrize("agent", WITH_FILES)
@@ -111,7 +132,9 @@ def test_another_server_takes_the_room_of_the_first(agent: str, home: Path) -> N
     write(agent, moved)
     text = "".join(files_in(home).values())
     assert "10.0.0.7:9000" in text
-    assert "127.0.0.1:8000" not in text or agent == "qwen", "Qwen Code tells models apart by their address"
+    assert "127.0.0.1:8000" not in text or agent == "qwen", (
+        "Qwen Code tells models apart by their address"
+    )
 
 
 @pytest.mark.parametrize("agent", WITH_FILES)
@@ -120,7 +143,9 @@ def test_a_file_that_is_wrong_is_named_and_stays(agent: str, home: Path) -> None
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_text(WRONG[file.path.suffix])
     before = files_in(home)
-    with pytest.raises(ConfigInvalid, match=rf"{re.escape(file.path.name)}: it is not (JSON|TOML|YAML): .*line 2"):
+    with pytest.raises(
+        ConfigInvalid, match=rf"{re.escape(file.path.name)}: it is not (JSON|TOML|YAML): .*line 2"
+    ):
         write(agent)
     assert files_in(home) == before
 
@@ -135,11 +160,15 @@ def test_a_file_that_is_wrong_is_named_and_stays(agent: str, home: Path) -> None
         (YAML, "a: {list: true}", "a.list holds true or false, where a list is expected"),
     ],
 )
-def test_a_value_of_another_kind_is_not_overwritten(format: Any, text: str, said: str, tmp_path: Path) -> None:
+def test_a_value_of_another_kind_is_not_overwritten(
+    format: Any, text: str, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(ConfigInvalid, match=re.escape(said)):
-        change_of(ConfigFile(path, format, {"a": {"b": 1, "list": Entries(("name",), ({"name": "x"},))}}))
+        change_of(
+            ConfigFile(path, format, {"a": {"b": 1, "list": Entries(("name",), ({"name": "x"},))}})
+        )
     assert path.read_text() == text
 
 
@@ -187,7 +216,9 @@ def test_line_ends_a_mark_a_link_and_rights_stay(tmp_path: Path) -> None:
     path.symlink_to(real)
     change_of(ConfigFile(path, JSON, {"b": {"c": 2}})).write()
     assert path.is_symlink()
-    assert real.read_bytes() == b'\xef\xbb\xbf{\r\n\t"a": 1,\r\n\t"b": {\r\n\t\t"c": 2\r\n\t}\r\n}\r\n'
+    assert (
+        real.read_bytes() == b'\xef\xbb\xbf{\r\n\t"a": 1,\r\n\t"b": {\r\n\t\t"c": 2\r\n\t}\r\n}\r\n'
+    )
     assert real.stat().st_mode & 0o777 == 0o640
     assert sorted(tmp_path.iterdir()) == [real, path]
 
@@ -200,7 +231,9 @@ def test_a_default_is_written_where_nothing_is(format: Any, tmp_path: Path) -> N
         assert format.parse(path.read_text()) == {"a": {"b": 1}}
 
 
-def test_a_failed_write_leaves_the_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "config"
     path.write_text("{}")
     change = change_of(ConfigFile(path, JSON, {"a": 1}))
@@ -221,7 +254,9 @@ WITH_THE_KEY = {"cline", "aider"}
 
 
 @pytest.mark.parametrize("agent", WITH_FILES)
-def test_the_key_stands_only_in_files_of_clients_that_know_no_variables(agent: str, home: Path) -> None:
+def test_the_key_stands_only_in_files_of_clients_that_know_no_variables(
+    agent: str, home: Path
+) -> None:
     fill(home)
     for change in write(agent, KEYED):
         assert KEY not in change.diff()
@@ -250,10 +285,17 @@ def test_a_price_of_a_token_is_shown(home: Path) -> None:
 
 
 def test_a_key_that_is_wanted_from_now_on_and_no_longer(home: Path) -> None:
-    """Claude Code heeds a token more than what asks for one; Codex refuses to start without a variable that is named."""
-    for served, token, named in ((SERVED, "none", False), (KEYED, "", True), (SERVED, "none", False)):
+    """Claude Code heeds a token more than what asks for one; Codex refuses to start without a
+    variable that is named."""
+    for served, token, named in (
+        (SERVED, "none", False),
+        (KEYED, "", True),
+        (SERVED, "none", False),
+    ):
         write("claude", served)
         lines = [line for change in write("codex", served) for line in change.described()]
         assert read(home / ".claude/settings.json")["env"]["ANTHROPIC_AUTH_TOKEN"] == token
-        assert ("env_key" in read(home / ".codex/config.toml")["model_providers"]["trouper"]) == named
+        assert (
+            "env_key" in read(home / ".codex/config.toml")["model_providers"]["trouper"]
+        ) == named
     assert lines == ["model_providers.trouper.env_key removed"]

@@ -73,9 +73,16 @@ def test_an_axis_holds_the_highest_value_at_round_marks(highest: float) -> None:
 
 
 def report(prefix: bool = True) -> Report:
-    loads = [load_of([[stream(0.0, *(1.0 + k / n for k in range(5))) for _ in range(n)]]) for n in (1, 2, 4)]
-    known = PrefixFigures(prompt_tokens=500, cold_s=2.0, again_s=0.1, extended_s=0.2, short_s=0.05, cached_tokens=499)
-    return Report(about={"model": "<script>alert(1)</script>"}, loads=loads, prefix=known if prefix else None)
+    loads = [
+        load_of([[stream(0.0, *(1.0 + k / n for k in range(5))) for _ in range(n)]])
+        for n in (1, 2, 4)
+    ]
+    known = PrefixFigures(
+        prompt_tokens=500, cold_s=2.0, again_s=0.1, extended_s=0.2, short_s=0.05, cached_tokens=499
+    )
+    return Report(
+        about={"model": "<script>alert(1)</script>"}, loads=loads, prefix=known if prefix else None
+    )
 
 
 def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
@@ -92,11 +99,19 @@ def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
 
 
 def test_higher_is_further_up() -> None:
-    svg = ET.fromstring(re.findall(r"<svg.*?</svg>", plot.lines("t", {"a": [(1, 1), (2, 4)]}, "x", "y"), re.DOTALL)[0])
+    svg = ET.fromstring(
+        re.findall(r"<svg.*?</svg>", plot.lines("t", {"a": [(1, 1), (2, 4)]}, "x", "y"), re.DOTALL)[
+            0
+        ]
+    )
     [line] = svg.findall("polyline")
-    (x1, y1), (x2, y2) = ([float(part) for part in place.split(",")] for place in str(line.get("points")).split())
+    (x1, y1), (x2, y2) = (
+        [float(part) for part in place.split(",")] for place in str(line.get("points")).split()
+    )
     assert x1 < x2 and y1 > y2
-    svg = ET.fromstring(re.findall(r"<svg.*?</svg>", plot.bars("t", {"a": 1, "b": 2}, "y"), re.DOTALL)[0])
+    svg = ET.fromstring(
+        re.findall(r"<svg.*?</svg>", plot.bars("t", {"a": 1, "b": 2}, "y"), re.DOTALL)[0]
+    )
     low, high = (float(str(bar.get("height"))) for bar in svg.findall("rect"))
     assert high == pytest.approx(2 * low, abs=0.2)
 
@@ -110,11 +125,14 @@ def test_json_has_every_figure() -> None:
 
 
 async def bench(*arguments: str) -> Result:
-    return await trio.to_thread.run_sync(lambda: CliRunner().invoke(cli.main, ["bench", *arguments]))
+    return await trio.to_thread.run_sync(
+        lambda: CliRunner().invoke(cli.main, ["bench", *arguments])
+    )
 
 
 async def test_what_comes_at_once_is_one_moment() -> None:
-    """As with drafts that were right: a reader sees one pause, not three of which two last no time."""
+    """As with drafts that were right: a reader sees one pause, not three of which two last no
+    time."""
     events = [{"choices": [{"text": "a"}]}] * 3 + [
         {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 9}}
     ]
@@ -128,7 +146,9 @@ async def test_what_comes_at_once_is_one_moment() -> None:
         return httpx2.Response(200, content=sent())
 
     stream = Stream()
-    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://x") as client:
+    async with httpx2.AsyncClient(
+        transport=httpx2.MockTransport(answer), base_url="http://x"
+    ) as client:
         await load._ask(client, Question("hm?", 3), stream)
     assert (len(stream.times), stream.tokens, stream.gaps_s) == (1, 3, [])
 
@@ -140,10 +160,23 @@ async def test_a_server_is_measured_and_nothing_that_was_cached_helps(tmp_path: 
         widths.append(len(plan.decode))
         await pace(plan)
 
-    flags = ("--streams", "3,1", "--tokens", "12", "--rounds", "2", "--long-words", "40", "--prompt-words", "3")
+    flags = (
+        "--streams",
+        "3,1",
+        "--tokens",
+        "12",
+        "--rounds",
+        "2",
+        "--long-words",
+        "40",
+        "--prompt-words",
+        "3",
+    )
     async with serving(FakeEngine(before_step=seen)) as served:
         for run in range(2):
-            outcome = await bench("--url", served.base_url, *flags, "--out", str(tmp_path / f"run{run}"))
+            outcome = await bench(
+                "--url", served.base_url, *flags, "--out", str(tmp_path / f"run{run}")
+            )
             assert outcome.exit_code == 0, outcome.output
         facts = served.runtime.health().scheduler
         url = served.base_url.removesuffix("/v1")
@@ -154,9 +187,16 @@ async def test_a_server_is_measured_and_nothing_that_was_cached_helps(tmp_path: 
     assert kept["about"]["model"] == "fake" and kept["about"]["server"].endswith(url)
     assert [(load["streams"], load["tokens"]) for load in kept["loads"]] == [(1, 24), (3, 72)]
     prefix = kept["prefix"]
-    assert 0 <= prefix["prompt_tokens"] - prefix["cached_tokens"] <= 2, "all but the last, each median rounded"
-    both = [json.loads((tmp_path / f"run{run}.json").read_text())["prefix"]["prompt_tokens"] for run in range(2)]
-    assert facts.total_cached_tokens <= 2 * 2 * sum(both) + 8, "only what was asked again and extended, twice each"
+    assert 0 <= prefix["prompt_tokens"] - prefix["cached_tokens"] <= 2, (
+        "all but the last, each median rounded"
+    )
+    both = [
+        json.loads((tmp_path / f"run{run}.json").read_text())["prefix"]["prompt_tokens"]
+        for run in range(2)
+    ]
+    assert facts.total_cached_tokens <= 2 * 2 * sum(both) + 8, (
+        "only what was asked again and extended, twice each"
+    )
     assert "</html>" in (tmp_path / "run1.html").read_text()
     assert [line.split()[0] for line in outcome.stdout.splitlines()[:3]] == ["streams", "1", "3"]
 
@@ -187,11 +227,24 @@ def test_what_was_measured_before_stays_until_there_is_more(tmp_path: Path) -> N
         (("--out", "x" * 300), "x.json: File name too long"),
     ],
 )
-async def test_what_cannot_be_measured_is_said(flags: Sequence[str], said: str, tmp_path: Path) -> None:
+async def test_what_cannot_be_measured_is_said(
+    flags: Sequence[str], said: str, tmp_path: Path
+) -> None:
     async with serving(settings={"max_prompt_tokens": 32768}) as served:
-        given = ("--url", served.base_url, "--streams", "1", "--rounds", "1", "--out", str(tmp_path / "x"), *flags)
+        given = (
+            "--url",
+            served.base_url,
+            "--streams",
+            "1",
+            "--rounds",
+            "1",
+            "--out",
+            str(tmp_path / "x"),
+            *flags,
+        )
         outcome = await bench(*given)
     assert outcome.exit_code == USAGE_ERROR
     assert "--out" not in flags or not served.engine.plans_seen, "before it measures"
     assert said in outcome.stderr
-    assert os.listdir(tmp_path) == []  # noqa: PTH208 - its other name is one that async functions must not use
+    # Its other name is one that async functions must not use
+    assert os.listdir(tmp_path) == []  # noqa: PTH208

@@ -1,4 +1,5 @@
-"""`trouper certify`: a certificate of a tiny model, made by the command; what it says of faults; two of them compared."""
+"""`trouper certify`: a certificate of a tiny model, made by the command; what it says of faults;
+two of them compared."""
 
 from __future__ import annotations
 
@@ -42,14 +43,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """By the command, from a folder that is not the repository; a user's settings must not count."""
+def made(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """By the command, from a folder that is not the repository; a user's settings must not
+    count."""
     folder = tmp_path_factory.mktemp("out")
     (folder / "trouper.toml").write_text("kv_bits = 4\n")
     environment = os.environ | {
-        "OPENBLAS_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"), "TROUPER_PORT": "1", "TROUPER_KV_BITS": "4",
+        "OPENBLAS_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TROUPER_PORT": "1",
+        "TROUPER_KV_BITS": "4",
         "PYTHONPATH": str(Path(cli.__file__).parent.parent.parent),
-    }  # fmt: skip
+    }
     command = [
         sys.executable,
         "-c",
@@ -64,7 +71,13 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subproc
         "certificate",
     ]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     return done, folder
 
@@ -84,7 +97,9 @@ def test_every_promise_holds_on_this_device(
     ]
     assert held(certificate)
     last = done.stdout.splitlines()[-1]
-    assert last == f"trouper certify: {line_of(certificate)}; written to certificate.json and certificate.html"
+    assert last == (
+        f"trouper certify: {line_of(certificate)}; written to certificate.json and certificate.html"
+    )
     assert re.match(r"trouper certify: all \d+ promises held on ", last)
 
 
@@ -103,11 +118,20 @@ def test_it_says_what_it_was_made_with(certificate: Json) -> None:
 
 
 def test_speed_stands_beside_the_bare_loop_and_mlx_lm(certificate: Json) -> None:
-    """mlx_lm.server may have answered one after the other, as a busy machine lets it; then the certificate says so."""
-    section = next(section for section in certificate["sections"] if section["name"] == "throughput")
+    """mlx_lm.server may have answered one after the other, as a busy machine lets it; then the
+    certificate says so."""
+    section = next(
+        section for section in certificate["sections"] if section["name"] == "throughput"
+    )
     figures = section["figures"]
-    assert figures["trouper_2_streams_tokens_per_s"] > 0 and figures["bare_2_streams_tokens_per_s"] > 0
-    not_together = [note for note in section["notes"] if note.startswith("mlx_lm.server, 2 streams: no two answers")]
+    assert (
+        figures["trouper_2_streams_tokens_per_s"] > 0 and figures["bare_2_streams_tokens_per_s"] > 0
+    )
+    not_together = [
+        note
+        for note in section["notes"]
+        if note.startswith("mlx_lm.server, 2 streams: no two answers")
+    ]
     assert figures["mlx_lm_server_1_streams_tokens_per_s"] > 0
     assert figures.get("mlx_lm_server_2_streams_tokens_per_s", 0) > 0 or not_together
 
@@ -117,10 +141,14 @@ def test_rows_were_preempted_under_the_limit(certificate: Json) -> None:
     figures = section["figures"]
     assert figures["preemptions"] >= 1
     assert 0 < figures["held_bytes"] <= figures["limit_bytes"]
-    assert f"rows were preempted {figures['preemptions']} times" in section["promises"][1]["measured"]
+    assert (
+        f"rows were preempted {figures['preemptions']} times" in section["promises"][1]["measured"]
+    )
 
 
-def test_it_names_nothing_private(made: tuple[subprocess.CompletedProcess[str], Path], model: Path) -> None:
+def test_it_names_nothing_private(
+    made: tuple[subprocess.CompletedProcess[str], Path], model: Path
+) -> None:
     _, folder = made
     for name in ("certificate.json", "certificate.html"):
         text = (folder / name).read_text()
@@ -133,7 +161,12 @@ def test_it_names_nothing_private(made: tuple[subprocess.CompletedProcess[str], 
 
 def test_nothing_is_left_but_the_files(made: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     _, folder = made
-    assert {path.name for path in folder.iterdir()} == {"certificate.json", "certificate.html", "trouper.toml", "cache"}
+    assert {path.name for path in folder.iterdir()} == {
+        "certificate.json",
+        "certificate.html",
+        "trouper.toml",
+        "cache",
+    }
     assert not [*(folder / "cache" / "trouper").glob("certify-*")]
 
 
@@ -163,7 +196,9 @@ def compare(first: Path, second: Path) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_equal_certificates_have_nothing_newly_broken(made: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+def test_equal_certificates_have_nothing_newly_broken(
+    made: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
     path = made[1] / "certificate.json"
     code, text = compare(path, path)
     assert code == 0
@@ -231,12 +266,20 @@ def test_a_section_that_fails_does_not_stop_the_others(model: Path) -> None:
     }
     shown: list[str] = []
     plan = CertifyPlan(
-        model=str(model), minutes=1.0, quick=True, only=tuple(entries), command="trouper certify",
-        show=lambda name, part, text: shown.append(name), sections=entries,
-    )  # fmt: skip
+        model=str(model),
+        minutes=1.0,
+        quick=True,
+        only=tuple(entries),
+        command="trouper certify",
+        show=lambda name, part, text: shown.append(name),
+        sections=entries,
+    )
     with child_processes() as children:
         certificate = json.loads(json.dumps(make_certificate(plan, children)))
-    found = {section["name"]: (section["status"], section["problem"]) for section in certificate["sections"]}
+    found = {
+        section["name"]: (section["status"], section["problem"])
+        for section in certificate["sections"]
+    }
     assert found == {
         "raising": ("failed", "ValueError: it broke in two lines"),
         "wrong": ("broken", ""),
@@ -246,14 +289,16 @@ def test_a_section_that_fails_does_not_stop_the_others(model: Path) -> None:
     }
     assert not held(certificate)
     assert line_of(certificate).startswith(
-        "1 of 2 promises was broken (wrong: two) and raising, unfinished could not be run to the end on "
+        "1 of 2 promises was broken (wrong: two) and raising, unfinished could not be run to the "
+        "end on "
     )
     assert shown[0] == "device" and set(shown) == {"device", *entries}
 
 
 def test_a_directory_without_a_model_is_the_problem_of_each_section(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        cli.main, ["certify", "--only", "memory", "--model", str(tmp_path), "--out", str(tmp_path / "c")]
+        cli.main,
+        ["certify", "--only", "memory", "--model", str(tmp_path), "--out", str(tmp_path / "c")],
     )
     assert result.exit_code == 1
     assert "config.json" in result.output
@@ -272,7 +317,9 @@ def test_programs_that_fail_or_take_too_long(tmp_path: Path) -> None:
         with pytest.raises(ProgramFailed, match=r"config\.json"):
             list(program_rows(children, "model", {"model": str(tmp_path)}, 60.0))
         with pytest.raises(CutShort):
-            list(program_rows(children, "families", {"jobs": [["llama", "", "float32"]] * 1000}, 1.0))
+            list(
+                program_rows(children, "families", {"jobs": [["llama", "", "float32"]] * 1000}, 1.0)
+            )
         assert not children.running
 
 
@@ -281,7 +328,9 @@ def test_a_planted_fault_breaks_its_scenarios(monkeypatch: pytest.MonkeyPatch) -
     broken = fault.model(build(fault.family))
     fault.caches(monkeypatch)
     found = [
-        each for each in scenario_errors(lambda seed: subject_of(broken, VOCABULARY, seed, EXACT)) if not each.held
+        each
+        for each in scenario_errors(lambda seed: subject_of(broken, VOCABULARY, seed, EXACT))
+        if not each.held
     ]
     assert {each.feature for each in found} == {fault.feature}
     assert all((each.error or 0) > each.bound for each in found)
@@ -298,12 +347,22 @@ def test_a_right_model_breaks_none() -> None:
 
 
 def answer(tokens: str, leads: tuple[float, ...] = (), logprob: float = -1.0) -> ProbeAnswer:
-    return ProbeAnswer(tuple(map(ord, tokens)), (logprob,) * len(tokens), leads or (1.0,) * len(tokens), 0, 3)
+    return ProbeAnswer(
+        tuple(map(ord, tokens)), (logprob,) * len(tokens), leads or (1.0,) * len(tokens), 0, 3
+    )
 
 
 def test_answers_part_at_near_ties_or_not() -> None:
-    found = compared([answer("abc"), answer("abc", (5.0, 0.01, 5.0))], [answer("abc", logprob=-1.25), answer("axc")])
-    assert (found.answers, found.equal, found.partings, found.logprob_change) == (2, 1, (0.01,), 0.25)
+    found = compared(
+        [answer("abc"), answer("abc", (5.0, 0.01, 5.0))],
+        [answer("abc", logprob=-1.25), answer("axc")],
+    )
+    assert (found.answers, found.equal, found.partings, found.logprob_change) == (
+        2,
+        1,
+        (0.01,),
+        0.25,
+    )
     assert found.within(0.02) and not found.within(0.005)
     assert "others part where the best token leads by at most 0.01" in found.text(0.02)
 
@@ -334,7 +393,8 @@ NO_KERNEL = "[quantized_matmul] No implementation for problem shape: 28x16x32x4,
 def test_packed_weights_that_mlx_has_no_kernel_for_are_no_difference(
     monkeypatch: pytest.MonkeyPatch, weights: str, place: str
 ) -> None:
-    """Seen on CUDA: the reference of a model with products of 16 columns raises before any scenario."""
+    """Seen on CUDA: the reference of a model with products of 16 columns raises before any
+    scenario."""
 
     def errors(make: Any) -> list[ScenarioError]:
         if place == "making":

@@ -37,7 +37,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_killed_it_leaves_neither_servers_nor_programs(model: Path, tmp_path: Path) -> None:
     owner = subprocess.Popen(
-        [sys.executable, "-c", RUNNING, str(model), str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", RUNNING, str(model), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     children: list[psutil.Process] = []
     try:

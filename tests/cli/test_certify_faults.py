@@ -51,7 +51,8 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(tmp_path:
 def test_an_empty_model_and_minutes_that_are_no_number_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by use: an unset variable as --model made a certificate of nothing, and no time was ever up after NaN minutes."""
+    """Found by use: an unset variable as --model made a certificate of nothing, and no time was
+    ever up after NaN minutes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(certify, "make_certificate", None)
     assert refused("--model", "").startswith("trouper: --model is empty; ")
@@ -63,7 +64,8 @@ def test_an_empty_model_and_minutes_that_are_no_number_are_refused(
 def test_a_report_goes_into_a_directory_and_its_suffix_is_no_part_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by use: `--out DIR/` wrote DIR.json beside the directory, and `--out c.json` wrote c.json.json."""
+    """Found by use: `--out DIR/` wrote DIR.json beside the directory, and `--out c.json` wrote
+    c.json.json."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "trouper-certificate.json").mkdir()
@@ -79,8 +81,11 @@ def test_a_report_goes_into_a_directory_and_its_suffix_is_no_part_of_its_name(
     assert "it is empty" in refused("--out", "")
     kind = ReportName("trouper-certificate")
     assert [kind.convert(out, None, None) for out in (".", "c.html/x", "v1.2", "c.html")] == [
-        Path("trouper-certificate"), Path("c.html/x"), Path("v1.2"), Path("c.html/trouper-certificate"),
-    ]  # fmt: skip
+        Path("trouper-certificate"),
+        Path("c.html/x"),
+        Path("v1.2"),
+        Path("c.html/trouper-certificate"),
+    ]
 
 
 @pytest.mark.parametrize("only", ["", ",", "exactnes", "memory,speed"])
@@ -90,7 +95,10 @@ def test_sections_that_are_not_there_are_refused(only: str) -> None:
 
 def test_a_certificate_is_written_as_one(tmp_path: Path) -> None:
     certificate = json.loads(MADE.read_text())
-    assert write_certificate(certificate, tmp_path / "c") == [tmp_path / "c.json", tmp_path / "c.html"]
+    assert write_certificate(certificate, tmp_path / "c") == [
+        tmp_path / "c.json",
+        tmp_path / "c.html",
+    ]
     assert json.loads((tmp_path / "c.json").read_text()) == certificate
     (tmp_path / "d.json").mkdir()
     with pytest.raises(NoCertificate, match=r"d\.json cannot be written"):
@@ -102,12 +110,18 @@ def test_a_certificate_is_written_as_one(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         ("{", "is no JSON"),
-        ('{"format": "trouper-certificate/7"}', "has the format trouper-certificate/7, which another version of trouper wrote"),
+        (
+            '{"format": "trouper-certificate/7"}',
+            "has the format trouper-certificate/7, which another version of trouper wrote",
+        ),
         ('{"format": 3}', "is no certificate; give the .json"),
         (f'{{"format": "{FORMAT}"}}', "is not complete"),
-        (json.dumps(json.loads(MADE.read_text()) | {"sections": [{"name": "memory"}]}), "is not complete"),
+        (
+            json.dumps(json.loads(MADE.read_text()) | {"sections": [{"name": "memory"}]}),
+            "is not complete",
+        ),
     ],
-)  # fmt: skip
+)
 def test_files_that_cannot_be_compared_say_why(content: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(content)
     text = refused("--compare", str(tmp_path / "a.json"), str(MADE))
@@ -117,9 +131,16 @@ def test_files_that_cannot_be_compared_say_why(content: str, reason: str, tmp_pa
 
 @pytest.mark.parametrize(
     "changes",
-    [{"figures": None}, {"figures": {"rate": "fast"}}, {"promises": "x"}, {"promises": [{"text": "one"}]}],
+    [
+        {"figures": None},
+        {"figures": {"rate": "fast"}},
+        {"promises": "x"},
+        {"promises": [{"text": "one"}]},
+    ],
 )
-def test_a_certificate_whose_sections_are_damaged_breaks_no_promise(changes: Json, tmp_path: Path) -> None:
+def test_a_certificate_whose_sections_are_damaged_breaks_no_promise(
+    changes: Json, tmp_path: Path
+) -> None:
     """Exit code 1 would say that a promise is newly broken."""
     damaged = tmp_path / "a.json"
     damaged.write_text(json.dumps(with_section(0, **changes)))
@@ -163,7 +184,9 @@ def test_certificates_of_versions_with_other_promises_are_compared() -> None:
 
 def test_a_certificate_without_promises_does_not_say_that_they_held() -> None:
     certificate = json.loads(MADE.read_text())
-    certificate["sections"] = [section for section in certificate["sections"] if section["name"] == "throughput"]
+    certificate["sections"] = [
+        section for section in certificate["sections"] if section["name"] == "throughput"
+    ]
     assert line_of(certificate).startswith("measured, with nothing to be held, on ")
 
 
@@ -172,17 +195,27 @@ def test_one_promise_is_no_promises() -> None:
 
     def line(*statuses: tuple[str, bool]) -> str:
         sections = [
-            {"name": status, "status": status, "promises": [{"text": "it does", "held": held}]} for status, held in statuses
-        ]  # fmt: skip
+            {"name": status, "status": status, "promises": [{"text": "it does", "held": held}]}
+            for status, held in statuses
+        ]
         return line_of(json.loads(MADE.read_text()) | {"sections": sections}).partition(" on ")[0]
 
     assert line(("held", True)) == "1 promise held"
     assert line(("held", True), ("held", True)) == "all 2 promises held"
     assert line(("broken", False)) == "1 of 1 promise was broken (broken: it does)"
     assert line(("broken", False), ("broken", False)).startswith("2 of 2 promises were broken ")
-    late = line_of(json.loads(MADE.read_text()) | {"sections": [
-        {"name": "memory", "status": "out of time", "promises": [{"text": "it does", "held": True}]}
-    ]})  # fmt: skip
+    late = line_of(
+        json.loads(MADE.read_text())
+        | {
+            "sections": [
+                {
+                    "name": "memory",
+                    "status": "out of time",
+                    "promises": [{"text": "it does", "held": True}],
+                }
+            ]
+        }
+    )
     assert late.endswith("; 1 promise held")
 
 
@@ -202,9 +235,14 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         assert not children.running
 
 
-def test_what_killed_certificates_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_killed_certificates_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    locks = {name: tmp_path / "trouper" / f"certify-{name}" / "lock" for name in ("killed", "young", "running")}
+    locks = {
+        name: tmp_path / "trouper" / f"certify-{name}" / "lock"
+        for name in ("killed", "young", "running")
+    }
     for name, lock in locks.items():
         lock.parent.mkdir(parents=True)
         lock.touch()
@@ -213,7 +251,11 @@ def test_what_killed_certificates_left_is_removed(tmp_path: Path, monkeypatch: p
     with locks["running"].open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with scratch_directory() as scratch:
-            found = {path for path in (tmp_path / "trouper").iterdir() if path.name.startswith("certify-")}
+            found = {
+                path
+                for path in (tmp_path / "trouper").iterdir()
+                if path.name.startswith("certify-")
+            }
             assert found == {locks["young"].parent, locks["running"].parent, scratch}
     assert not scratch.exists()
 
@@ -224,20 +266,33 @@ def test_errors_of_a_section_name_no_directories(tmp_path: Path) -> None:
 
     def failing(run: SectionRun) -> None:
         texts.extend([str(model), str(run.scratch), str(Path.home() / "notes"), sys.prefix])
-        run.result.notes.append(f"without mlx_lm.server: {model} and '{model.parent / 'a'}', http://127.0.0.1:1/v1/a/b")
-        raise ProgramFailed(f"{model}/config.json: no key, in {run.scratch}/x, {Path.home() / 'notes'} ({sys.prefix})")
+        run.result.notes.append(
+            f"without mlx_lm.server: {model} and '{model.parent / 'a'}', http://127.0.0.1:1/v1/a/b"
+        )
+        raise ProgramFailed(
+            f"{model}/config.json: no key, in {run.scratch}/x, {Path.home() / 'notes'} "
+            f"({sys.prefix})"
+        )
 
     plan = CertifyPlan(
-        model=str(model), minutes=1.0, quick=True, only=("failing",), command="trouper certify",
-        show=lambda name, part, text: None, sections={"failing": ("failing", 1.0, failing)},
-    )  # fmt: skip
+        model=str(model),
+        minutes=1.0,
+        quick=True,
+        only=("failing",),
+        command="trouper certify",
+        show=lambda name, part, text: None,
+        sections={"failing": ("failing", 1.0, failing)},
+    )
     with child_processes() as children:
         certificate = make_certificate(plan, children)
     [section] = certificate["sections"]
     assert not [text for text in texts if text in json.dumps(certificate)]
-    assert section["notes"] == ["without mlx_lm.server: tiny-llama and 'a', http://127.0.0.1:1/v1/a/b"]
+    assert section["notes"] == [
+        "without mlx_lm.server: tiny-llama and 'a', http://127.0.0.1:1/v1/a/b"
+    ]
     assert section["problem"] == (
-        f"ProgramFailed: tiny-llama/config.json: no key, in SCRATCH/x, notes ({Path(sys.prefix).name})"
+        "ProgramFailed: tiny-llama/config.json: no key, in SCRATCH/x, notes "
+        f"({Path(sys.prefix).name})"
     )
 
 

@@ -1,4 +1,5 @@
-"""A certificate keeps its time, survives an interruption, and shows preemptions or says that it could not."""
+"""A certificate keeps its time, survives an interruption, and shows preemptions or says that it
+could not."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ from hypothesis import strategies as st
 
 from tests.families import save
 from trouper.cli.commands.certify.certificate import SectionResult, held, line_of
-from trouper.cli.commands.certify.child_processes import ChildProcesses, SectionStopped, child_processes
+from trouper.cli.commands.certify.child_processes import (
+    ChildProcesses,
+    SectionStopped,
+    child_processes,
+)
 from trouper.cli.commands.certify.engine_programs import program_rows
 from trouper.cli.commands.certify.making import (
     CertifyPlan,
@@ -50,14 +55,22 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     time.sleep(600)
 """
 
-CRASHES = "import sys; print('trouper is ready at http://127.0.0.1:1/v1', flush=True); sys.stderr.write('no memory\\n'); sys.exit(70)"
+CRASHES = (
+    "import sys; print('trouper is ready at http://127.0.0.1:1/v1', flush=True); "
+    "sys.stderr.write('no memory\\n'); sys.exit(70)"
+)
 
 
 def ran(section: Section, children: ChildProcesses, scratch: Path, limit_s: float) -> SectionResult:
     plan = CertifyPlan(
-        model=None, minutes=1.0, quick=True, only=("one",), command="", show=lambda name, part, text: None,
+        model=None,
+        minutes=1.0,
+        quick=True,
+        only=("one",),
+        command="",
+        show=lambda name, part, text: None,
         sections={"one": ("One", 1.0, section)},
-    )  # fmt: skip
+    )
     result = SectionResult("one", "One")
     run_section(plan, ServerStarter(None, scratch, children), Described(), result, limit_s=limit_s)
     return result
@@ -103,10 +116,15 @@ def test_what_waits_for_an_answer_ends_with_the_time_of_its_section(tmp_path: Pa
     with child_processes() as children:
         result = ran(waiting, children, tmp_path, 500.0)
         assert result.status == "out of time"
-        assert result.problem == "not reached in 500 s: 'an answer' and what follows; --minutes gives more"
+        assert (
+            result.problem
+            == "not reached in 500 s: 'an answer' and what follows; --minutes gives more"
+        )
         assert [promise.text for promise in result.promises] == ["before"]
         assert not children.running
-        assert ran(fine, children, tmp_path, 60.0).status == "held", "the next section has its own time"
+        assert ran(fine, children, tmp_path, 60.0).status == "held", (
+            "the next section has its own time"
+        )
 
 
 @pytest.mark.parametrize(
@@ -127,17 +145,29 @@ def test_what_was_not_reached_or_not_shown_has_not_passed(
 
 def test_a_model_that_is_not_loaded_in_time_is_the_problem_of_each_section(tmp_path: Path) -> None:
     plan = CertifyPlan(
-        model=str(tmp_path), minutes=0.0, quick=True, only=("memory", "killing"), command="", show=lambda name, part, text: None
-    )  # fmt: skip
+        model=str(tmp_path),
+        minutes=0.0,
+        quick=True,
+        only=("memory", "killing"),
+        command="",
+        show=lambda name, part, text: None,
+    )
     with child_processes() as children:
         certificate = make_certificate(plan, children)
-    problem = "the model was not loaded within 0 s; trouper models pull downloads it before, --minutes gives more"
-    assert [(s["status"], s["problem"]) for s in certificate["sections"]] == [("out of time", problem)] * 2
+    problem = (
+        "the model was not loaded within 0 s; trouper models pull downloads it before, --minutes "
+        "gives more"
+    )
+    assert [(s["status"], s["problem"]) for s in certificate["sections"]] == [
+        ("out of time", problem)
+    ] * 2
     assert not held(certificate)
     assert line_of(certificate).startswith("memory, killing ran out of time on ")
 
 
-def test_a_server_that_crashed_is_why_its_section_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_crashed_is_why_its_section_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = ServerStarter._started
 
     def crashing(self: ServerStarter, command: list[str]) -> ServerRun:
@@ -152,14 +182,21 @@ def test_a_server_that_crashed_is_why_its_section_failed(tmp_path: Path, monkeyp
     with child_processes() as children:
         result = ran(section, children, tmp_path, 60.0)
     assert result.status == "failed"
-    assert result.problem == "ConnectionResetError: connection reset; trouper serve had ended: no memory"
+    assert (
+        result.problem
+        == "ConnectionResetError: connection reset; trouper serve had ended: no memory"
+    )
 
 
-def test_a_server_that_a_section_kills_has_not_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_a_section_kills_has_not_crashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = ServerStarter._started
     stays = CRASHES.replace("sys.exit(70)", "sys.stdin.close(); import time; time.sleep(600)")
     monkeypatch.setattr(
-        ServerStarter, "_started", lambda self, command: started(self, [command[0], "-c", stays, "serve"])
+        ServerStarter,
+        "_started",
+        lambda self, command: started(self, [command[0], "-c", stays, "serve"]),
     )
     with child_processes() as children:
         starter = ServerStarter(None, tmp_path, children)
@@ -182,7 +219,12 @@ def test_devices_that_compile_have_more_time(
     minutes: float | None, quick: bool, device: dict[str, Any] | None, limit_s: float
 ) -> None:
     plan = CertifyPlan(
-        model=None, minutes=minutes, quick=quick, only=(), command="", show=lambda name, part, text: None
+        model=None,
+        minutes=minutes,
+        quick=quick,
+        only=(),
+        command="",
+        show=lambda name, part, text: None,
     )
     assert plan.limit_s(device) == limit_s
 
@@ -197,9 +239,12 @@ def test_after_an_interruption_nothing_is_started(tmp_path: Path) -> None:
 
 
 @given(
-    sections=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 1)), min_size=1, max_size=8), total_s=st.floats(1, 1000)
-)  # fmt: skip
-def test_sections_together_keep_the_time(sections: Sequence[tuple[float, float]], total_s: float) -> None:
+    sections=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 1)), min_size=1, max_size=8),
+    total_s=st.floats(1, 1000),
+)
+def test_sections_together_keep_the_time(
+    sections: Sequence[tuple[float, float]], total_s: float
+) -> None:
     """Each has half of its share at least, whatever part of their limits those before it used."""
     weights, left_s = [weight for weight, _ in sections], total_s
     for index, (weight, used) in enumerate(sections):
@@ -214,7 +259,9 @@ LAYOUTS = {
     "without banks": KvLayout(token_bytes=1000, first_bank=None),
     "rows that share no buffers": KvLayout(token_bytes=1000, first_bank=0),
     "sliding windows": KvLayout(token_bytes=1000, snapshot_bytes=2_560_000),
-    "large states": KvLayout(token_bytes=24_576, snapshot_bytes=200_000_000, draft_state_bytes=900_000_000),
+    "large states": KvLayout(
+        token_bytes=24_576, snapshot_bytes=200_000_000, draft_state_bytes=900_000_000
+    ),
 }
 
 
@@ -227,16 +274,25 @@ def test_rows_of_any_model_fit_a_limit_and_outgrow_it(name: str, count: int) -> 
     entering = kv.batch_bytes([(rows.prompt_tokens, rows.prompt_tokens + 1)] * count)
     assert entering + rows.limit_bytes // 64 <= rows.limit_bytes, "all enter"
     middle = rows.prompt_tokens + rows.answer_tokens // 2
-    assert kv.batch_bytes([(middle, middle + 1)] * count) > rows.limit_bytes, "and cannot stay together"
+    assert kv.batch_bytes([(middle, middle + 1)] * count) > rows.limit_bytes, (
+        "and cannot stay together"
+    )
     fits = kv.max_tokens(rows.limit_bytes)
-    assert fits is None or fits >= rows.prompt_tokens + rows.answer_tokens, "none is cut short alone"
+    assert fits is None or fits >= rows.prompt_tokens + rows.answer_tokens, (
+        "none is cut short alone"
+    )
 
 
 def test_rows_are_chosen_by_the_layout_that_a_server_has(tmp_path: Path) -> None:
-    """The self-check of a start turns banks off for this family, and then rows grow at other lengths."""
+    """The self-check of a start turns banks off for this family, and then rows grow at other
+    lengths."""
     model = save("deepseek_v3", tmp_path / "tiny")
     with child_processes() as children:
-        described = [row for row in program_rows(children, "model", {"model": str(model)}, 300.0) if "kv" in row]
+        described = [
+            row
+            for row in program_rows(children, "model", {"model": str(model)}, 300.0)
+            if "kv" in row
+        ]
     assert [row["kv"]["first_bank"] for row in described] == [None]
 
 
@@ -256,7 +312,15 @@ def test_an_interrupted_certificate_is_written_and_says_so(closed: bool, tmp_pat
     """On a terminal, whose Ctrl-C goes to every process in its foreground."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", ON_ITS_TERMINAL]
-    command += ["certify", "--model", str(tmp_path), "--only", "families", "--out", str(tmp_path / "c")]
+    command += [
+        "certify",
+        "--model",
+        str(tmp_path),
+        "--only",
+        "families",
+        "--out",
+        str(tmp_path / "c"),
+    ]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
@@ -268,7 +332,8 @@ def test_an_interrupted_certificate_is_written_and_says_so(closed: bool, tmp_pat
             written += os.read(ours, 4096)
         if not closed:
             os.write(ours, termios.tcgetattr(ours)[6][termios.VINTR])
-            reading = threading.Thread(target=_read_on, args=(ours,))  # A full terminal stops who writes to it.
+            # A full terminal stops who writes to it.
+            reading = threading.Thread(target=_read_on, args=(ours,))
             reading.start()
             assert process.wait(60) == 128 + signal.SIGINT
             reading.join()

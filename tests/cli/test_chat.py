@@ -1,4 +1,5 @@
-"""`trouper chat` against a server: one answer, a conversation in a real terminal, what goes wrong."""
+"""`trouper chat` against a server: one answer, a conversation in a real terminal, what goes
+wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def where(served: Served, key: str | None = None) -> Where:
 def says(text: str) -> FakeEngine:
     """A model that answers this, whatever it is asked."""
     tokens = [*text.encode(), EOS]
-    return FakeEngine(before_step=pace, token_at=lambda _, position: tokens[min(position, len(tokens) - 1)])
+    return FakeEngine(
+        before_step=pace, token_at=lambda _, position: tokens[min(position, len(tokens) - 1)]
+    )
 
 
 async def invoke(*arguments: str, stdin: str | bytes = "", **variables: str) -> Result:
@@ -56,15 +59,27 @@ async def test_a_question_in_the_command_is_answered_once() -> None:
 
 async def test_a_question_in_stdin_is_answered_and_the_port_is_the_variables() -> None:
     async with serving(says("Paris.")) as served:
-        outcome = await invoke(stdin="the\ncapital?\n", TROUPER_PORT=str(served.port), TROUPER_HOST="0.0.0.0")
-        assert bytes(served.engine.plans_seen[0].admit[0].prompt) == bytes_of("<user>the\ncapital?<assistant>")
+        outcome = await invoke(
+            stdin="the\ncapital?\n", TROUPER_PORT=str(served.port), TROUPER_HOST="0.0.0.0"
+        )
+        assert bytes(served.engine.plans_seen[0].admit[0].prompt) == bytes_of(
+            "<user>the\ncapital?<assistant>"
+        )
     assert (outcome.exit_code, outcome.stdout) == (0, "Paris.\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 async def test_an_answer_that_cannot_be_written_is_one_line() -> None:
     async with serving(says("Paris.")) as served:
-        command = [sys.executable, "-m", "trouper", "chat", "--url", f"http://127.0.0.1:{served.port}", "hi"]
+        command = [
+            sys.executable,
+            "-m",
+            "trouper",
+            "chat",
+            "--url",
+            f"http://127.0.0.1:{served.port}",
+            "hi",
+        ]
         with Path("/dev/full").open("wb") as full:  # noqa: ASYNC230 - a device
             outcome = await trio.run_process(command, stdout=full, capture_stderr=True, check=False)
     assert (outcome.returncode, outcome.stderr.splitlines()[1:]) == (
@@ -91,7 +106,10 @@ async def test_what_is_not_utf_8_is_replaced() -> None:
 @pytest.mark.parametrize("temperature", ["nan", "inf"])
 async def test_a_temperature_that_is_no_number_is_refused(temperature: str) -> None:
     outcome = await invoke("--url", "http://127.0.0.1:9", "--temperature", temperature, "hm?")
-    assert (outcome.exit_code, f"{temperature} is no number" in outcome.stderr) == (USAGE_ERROR, True)
+    assert (outcome.exit_code, f"{temperature} is no number" in outcome.stderr) == (
+        USAGE_ERROR,
+        True,
+    )
 
 
 def bytes_of(text: str) -> bytes:
@@ -112,15 +130,21 @@ async def test_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("chat", "hm?"), ("top", "--once"), ("bench",)])
 @pytest.mark.parametrize("key", ["ä", "a\nb", "", "\x7f"])
-def test_a_key_that_no_header_can_carry_is_refused(command: tuple[str, ...], key: str, tmp_path: Path) -> None:
+def test_a_key_that_no_header_can_carry_is_refused(
+    command: tuple[str, ...], key: str, tmp_path: Path
+) -> None:
     url = ("--url", "http://127.0.0.1:9")
     outcome = CliRunner().invoke(cli.main, [*command, *url, "--api-key", key])
     assert outcome.exit_code == USAGE_ERROR
     [said] = outcome.stderr.splitlines()
     assert said.startswith("trouper: --api-key")
     (tmp_path / "keys").write_text("ä\n", "utf-8")
-    outcome = CliRunner().invoke(cli.main, [*command, *url, "--api-key-file", str(tmp_path / "keys")])
-    assert outcome.stderr.startswith(f"trouper: --api-key-file {tmp_path}/keys, line 1: a key has a character")
+    outcome = CliRunner().invoke(
+        cli.main, [*command, *url, "--api-key-file", str(tmp_path / "keys")]
+    )
+    assert outcome.stderr.startswith(
+        f"trouper: --api-key-file {tmp_path}/keys, line 1: a key has a character"
+    )
 
 
 async def test_nobody_there() -> None:
@@ -158,7 +182,8 @@ async def test_thinking_is_shown_and_only_the_answer_is_kept() -> None:
 
 
 async def test_stopping_an_answer_ends_it_at_the_server_and_keeps_what_was_said() -> None:
-    """Ctrl-C, wherever it lands: here while text is shown, in the terminal below while the next is awaited."""
+    """Ctrl-C, wherever it lands: here while text is shown, in the terminal below while the next is
+    awaited."""
     shown: list[str] = []
 
     def echo(text: str, **_: Any) -> None:
@@ -205,7 +230,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from trouper.cli import main
 main()
 """
-"""Only a controlling terminal turns Ctrl-C into a signal, and a shell that runs the tests in the background has them ignore it."""
+"""Only a controlling terminal turns Ctrl-C into a signal, and a shell that runs the tests in the
+background has them ignore it."""
 
 
 READING = "\x1b[?2004h"
@@ -220,7 +246,13 @@ class Terminal:
         environment = os.environ | {"XDG_STATE_HOME": str(home), "TERM": "xterm", "HOME": str(home)}
         command = [sys.executable, "-c", CONTROLLED, "chat", *arguments]
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=home, start_new_session=True
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            cwd=home,
+            start_new_session=True,
         )
         os.close(slave)
         self.seen = ""
@@ -258,7 +290,8 @@ class Terminal:
 
 
 async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
-    """Answers stream; Ctrl-C stops one, not the program; the history is there the next time, for its owner only."""
+    """Answers stream; Ctrl-C stops one, not the program; the history is there the next time, for
+    its owner only."""
     async with serving() as served:
         terminal = Terminal(["--url", f"http://127.0.0.1:{served.port}"], tmp_path)
         try:
@@ -304,14 +337,18 @@ async def test_what_a_person_types_ends_no_conversation(tmp_path: Path) -> None:
             await terminal.until("\ufffd")
             await terminal.enter("\x04")
             assert await trio.to_thread.run_sync(terminal.process.wait, PATIENCE_S) == 0
-            prompts = [bytes(plan.admit[0].prompt) for plan in served.engine.plans_seen if plan.admit]
+            prompts = [
+                bytes(plan.admit[0].prompt) for plan in served.engine.plans_seen if plan.admit
+            ]
             assert prompts[0] == bytes_of("<user>caf\ufffd<assistant>")
             assert prompts[1].endswith(bytes_of("<user>caf\ufffd<assistant>"))
         finally:
             terminal.close()
 
 
-def test_a_history_keeps_what_is_not_utf_8_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_keeps_what_is_not_utf_8_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     kept = history()
     kept.append_string("caf\udce9")
@@ -332,7 +369,9 @@ with serving("--model", {model!r}, "--log-level", "warning", "--no-ssd") as url:
 def test_a_server_of_ones_own_ends_with_its_owner(number: signal.Signals, tmp_path: Path) -> None:
     """As when the terminal is closed, and when nothing of the owner can run any more."""
     script = OWN.format(model=str(save("llama", tmp_path / "tiny")))
-    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
     try:
         assert owner.stdout is not None
         url = owner.stdout.readline().strip()
@@ -353,8 +392,10 @@ def test_a_server_of_ones_own_ends_with_its_owner(number: signal.Signals, tmp_pa
 async def test_a_server_of_ones_own_that_cannot_start_is_one_line() -> None:
     done = await trio.run_process(
         [sys.executable, "-m", "trouper", "chat", "--model", "/no/such/model", "hello?"],
-        capture_stdout=True, capture_stderr=True, check=False,
-    )  # fmt: skip
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+    )
     assert done.returncode == USAGE_ERROR
     assert done.stderr.decode().splitlines() == [
         "trouper: --model /no/such/model: no such directory, and not a hub id (owner/name) either",
@@ -365,9 +406,13 @@ async def test_a_server_of_ones_own_that_cannot_start_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("url", "local"),
     [
-        ("http://127.0.0.1:8000", True), ("http://localhost:1", True), ("http://[::1]:1", True), ("http://0.0.0.0:1", True),
-        ("http://192.0.2.1:1", False), ("https://example.org", False),
+        ("http://127.0.0.1:8000", True),
+        ("http://localhost:1", True),
+        ("http://[::1]:1", True),
+        ("http://0.0.0.0:1", True),
+        ("http://192.0.2.1:1", False),
+        ("https://example.org", False),
     ],
-)  # fmt: skip
+)
 def test_proxies_are_for_other_machines(url: str, local: bool) -> None:
     assert Where(url).is_local is local

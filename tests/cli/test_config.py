@@ -48,7 +48,9 @@ def serve(*arguments: str, **variables: str) -> Result:
 
 
 def test_flag_then_variable_then_file_then_default() -> None:
-    Path("trouper.toml").write_text("port = 81\nblock-size = 16\nheartbeat_s = 2\nmodel = ['a b', 'c']\n")
+    Path("trouper.toml").write_text(
+        "port = 81\nblock-size = 16\nheartbeat_s = 2\nmodel = ['a b', 'c']\n"
+    )
     models, server = collected("--port", "83", TROUPER_PORT="82", TROUPER_BLOCK_SIZE="32")
     assert (server.port, server.heartbeat_s, server.max_connections) == (83, 2.0, 1000)
     assert [(one.model, one.block_size) for one in models] == [("a b", 32), ("c", 32)]
@@ -58,16 +60,20 @@ def test_flag_then_variable_then_file_then_default() -> None:
 
 
 def test_every_setting_may_stand_in_the_file() -> None:
-    """With another value than its default, and each arrives - whether or not the settings would take it."""
+    """With another value than its default, and each arrives - whether or not the settings would
+    take it."""
     changed: dict[str, Any] = {
-        field.name: _another(field) for cls in (Settings, ServerSettings) for field in attrs.fields(cls)
+        field.name: _another(field)
+        for cls in (Settings, ServerSettings)
+        for field in attrs.fields(cls)
     }
     lines = [f"{name.replace('_', '-')} = {_toml(value)}" for name, value in changed.items()]
     Path("trouper.toml").write_text("\n".join(lines))
     arrived: dict[str, Any] = {}
     collect = click.Command("collect", callback=lambda **given: arrived.update(given))
     outcome = CliRunner().invoke(
-        configured(flags_of(Settings)(flags_of(ServerSettings)(collect))), ["--config", "trouper.toml"]
+        configured(flags_of(Settings)(flags_of(ServerSettings)(collect))),
+        ["--config", "trouper.toml"],
     )
     assert outcome.exit_code == 0, outcome.output
     assert arrived == changed | {name: (changed[name],) for name in ("model", "draft_model")}
@@ -81,7 +87,13 @@ def _another(field: attrs.Attribute[Any]) -> Any:
             return ("a", 'b"c')
         case _:
             hint = str(field.type)
-            return Path("somewhere") if "Path" in hint else 64 if "int" in hint or "ByteSize" in hint else "text"
+            return (
+                Path("somewhere")
+                if "Path" in hint
+                else 64
+                if "int" in hint or "ByteSize" in hint
+                else "text"
+            )
 
 
 def test_the_users_file_holds_where_the_folder_has_none(tmp_path: Path) -> None:
@@ -134,16 +146,36 @@ def test_what_a_file_cannot_say_is_one_line_that_names_the_key(content: str, sai
     [
         (["--port", "some"], {}, "--port: 'some' is not a valid integer"),
         ([], {"TROUPER_PORT": "some"}, "--port: 'some' is not a valid integer (from TROUPER_PORT)"),
-        ([], {"TROUPER_PORT": "70000"}, "--port must be between 0 and 65535, not 70000 (from TROUPER_PORT)"),
+        (
+            [],
+            {"TROUPER_PORT": "70000"},
+            "--port must be between 0 and 65535, not 70000 (from TROUPER_PORT)",
+        ),
         (["--port", "0"], {"TROUPER_API_KEY": "ü"}, "signs of ASCII (from TROUPER_API_KEY)"),
-        ([], {"TROUPER_SERVED_MODEL_NAME": "a=b"}, "NAME alone for the first (from TROUPER_SERVED_MODEL_NAME)"),
-        ([], {"TROUPER_CACHE_MEMORY": "4 elephants"}, "unit as in 500MB or 4GB (from TROUPER_CACHE_MEMORY)"),
+        (
+            [],
+            {"TROUPER_SERVED_MODEL_NAME": "a=b"},
+            "NAME alone for the first (from TROUPER_SERVED_MODEL_NAME)",
+        ),
+        (
+            [],
+            {"TROUPER_CACHE_MEMORY": "4 elephants"},
+            "unit as in 500MB or 4GB (from TROUPER_CACHE_MEMORY)",
+        ),
         (["--kv-bits", "3"], {}, "--kv-bits must be 8, 4 or 0, not 3"),
         (["--kv-bits", "off"], {}, "--kv-bits must be 8, 4 or 0, not off"),
-        ([], {"TROUPER_KV_BITS": "8.5"}, "--kv-bits must be 8, 4 or 0, not 8.5 (from TROUPER_KV_BITS)"),
+        (
+            [],
+            {"TROUPER_KV_BITS": "8.5"},
+            "--kv-bits must be 8, 4 or 0, not 8.5 (from TROUPER_KV_BITS)",
+        ),
         (["--prot", "81"], {}, "there is no flag --prot; did you mean --port?"),
         (["--qqq"], {}, "there is no flag --qqq; `trouper serve --help` lists them"),
-        (["--log-level", "loud"], {}, "--log-level: 'loud' is not one of 'debug', 'info', 'warning', 'error'"),
+        (
+            ["--log-level", "loud"],
+            {},
+            "--log-level: 'loud' is not one of 'debug', 'info', 'warning', 'error'",
+        ),
         (["--port"], {}, "requires an argument; see `trouper serve --help`"),
         (["model"], {}, "unexpected extra argument (model); see `trouper serve --help`"),
     ],
@@ -151,7 +183,9 @@ def test_what_a_file_cannot_say_is_one_line_that_names_the_key(content: str, sai
 def test_what_cannot_be_is_one_line_that_says_where_it_was_said(
     arguments: list[str], variables: dict[str, str], said: str
 ) -> None:
-    outcome = CliRunner().invoke(cli.main, ["serve", *arguments], env=variables, prog_name="trouper")
+    outcome = CliRunner().invoke(
+        cli.main, ["serve", *arguments], env=variables, prog_name="trouper"
+    )
     assert outcome.exit_code == USAGE_ERROR
     assert outcome.stderr.splitlines()[-1].endswith(said)
     assert len(outcome.stderr.splitlines()) == 1
@@ -160,7 +194,10 @@ def test_what_cannot_be_is_one_line_that_says_where_it_was_said(
 
 def test_a_wrong_setting_of_a_file_names_the_file() -> None:
     Path("trouper.toml").write_text("port = 70000")
-    assert serve().stderr == "trouper: --port must be between 0 and 65535, not 70000 (from trouper.toml)\n"
+    assert (
+        serve().stderr
+        == "trouper: --port must be between 0 and 65535, not 70000 (from trouper.toml)\n"
+    )
 
 
 def test_a_command_that_is_none_is_one_line() -> None:
@@ -181,7 +218,9 @@ def test_help_cuts_no_line() -> None:
     assert "..." not in CliRunner().invoke(cli.main, ["--help"]).output.split("Commands:")[1]
 
 
-def test_ctrl_c_while_a_command_still_imports_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_command_still_imports_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -200,8 +239,12 @@ def test_a_file_that_is_named_must_be_there() -> None:
 
 
 def test_print_config_says_what_holds_and_why() -> None:
-    Path("trouper.toml").write_text("kv_bits = 4\napi-key = 'from file'\n[models.small]\npath = 'org/small'")
-    printed = serve("--config", "trouper.toml", "--print-config", "--port", "83", TROUPER_SEED="5").stdout
+    Path("trouper.toml").write_text(
+        "kv_bits = 4\napi-key = 'from file'\n[models.small]\npath = 'org/small'"
+    )
+    printed = serve(
+        "--config", "trouper.toml", "--print-config", "--port", "83", TROUPER_SEED="5"
+    ).stdout
     lines = printed.splitlines()
     assert "port = 83  # flag" in lines
     assert "seed = 5  # TROUPER_SEED" in lines
@@ -211,11 +254,24 @@ def test_print_config_says_what_holds_and_why() -> None:
     assert "from file" not in printed
     assert "# api-key = (not shown)  # trouper.toml: api-key" in lines
     for field in (*attrs.fields(Settings), *attrs.fields(ServerSettings)):
-        assert any(line.removeprefix("# ").startswith(f"{field.name.replace('_', '-')} =") for line in lines)
+        assert any(
+            line.removeprefix("# ").startswith(f"{field.name.replace('_', '-')} =")
+            for line in lines
+        )
 
 
 def test_what_print_config_prints_is_a_file_that_means_the_same() -> None:
-    flags = ["--port", "83", "--model", 'a "b"\\ü', "--model", "c", "--no-ssd", "--cache-memory", "3GiB"]
+    flags = [
+        "--port",
+        "83",
+        "--model",
+        'a "b"\\ü',
+        "--model",
+        "c",
+        "--no-ssd",
+        "--cache-memory",
+        "3GiB",
+    ]
     Path("printed.toml").write_text(serve("--print-config", *flags).stdout)
     assert collected("--config", "printed.toml") == collected(*flags)
 
@@ -223,7 +279,9 @@ def test_what_print_config_prints_is_a_file_that_means_the_same() -> None:
 def test_print_config_names_a_variable_that_is_none() -> None:
     """It is where a person looks who wonders why a variable has no effect."""
     outcome = serve("--print-config", TROUPER_PROT="83")
-    assert outcome.stderr == "trouper: TROUPER_PROT is no variable of trouper and has no effect; TROUPER_PORT is one\n"
+    assert outcome.stderr == (
+        "trouper: TROUPER_PROT is no variable of trouper and has no effect; TROUPER_PORT is one\n"
+    )
     assert "TROUPER_PROT" not in outcome.stdout
 
 

@@ -51,7 +51,7 @@ def refusal(outcome: Result) -> str:
     return outcome.stderr.splitlines()[-1].removeprefix("trouper: ")
 
 
-# -- what the server has ---------------------------------------------------------------------------
+# -- what the server has -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -74,13 +74,21 @@ async def test_the_context_is_what_one_row_may_have(home: Path) -> None:
 async def test_no_server() -> None:
     url = "http://127.0.0.1:9"
     line = refusal(await connect("claude", url=url))
-    assert line == f"no server answers at {url}: start one by `trouper serve`, or say where it is by --url"
+    assert (
+        line
+        == f"no server answers at {url}: start one by `trouper serve`, or say where it is by --url"
+    )
 
 
-@pytest.mark.parametrize("body", ["", "[]", '{"data": []}', '{"data": [{}]}', '{"data": [{"id": "x"}]}'])
+@pytest.mark.parametrize(
+    "body", ["", "[]", '{"data": []}', '{"data": [{}]}', '{"data": [{"id": "x"}]}']
+)
 async def test_another_server(body: str) -> None:
     async with saying(models=body) as url:
-        assert refusal(await connect("claude", url=url)) == f"{url} answers, but not as a Trouper server does"
+        assert (
+            refusal(await connect("claude", url=url))
+            == f"{url} answers, but not as a Trouper server does"
+        )
 
 
 async def test_a_model_by_its_name_and_one_that_is_not_there(home: Path) -> None:
@@ -88,14 +96,18 @@ async def test_a_model_by_its_name_and_one_that_is_not_there(home: Path) -> None
         outcome = await connect("codex", url=served.base_url)
         assert 'model = "small"' in said(outcome)
         assert "the server has small, large; --name takes another than the first" in outcome.stderr
-        assert 'model = "large"' in said(await connect("codex", "--name", "large", url=served.base_url))
+        assert 'model = "large"' in said(
+            await connect("codex", "--name", "large", url=served.base_url)
+        )
         line = refusal(await connect("codex", "--name", "huge", url=served.base_url))
     assert line == "--name huge: this server has small, large"
 
 
 async def test_another_name_of_a_model_is_its_name(home: Path) -> None:
     async with serving(served_model_name=("gpt", "other")) as served:
-        assert 'model = "gpt"' in said(await connect("codex", "--name", "other", url=served.base_url))
+        assert 'model = "gpt"' in said(
+            await connect("codex", "--name", "other", url=served.base_url)
+        )
 
 
 async def test_a_model_that_is_not_loaded_is_loaded_to_know_its_context(home: Path) -> None:
@@ -109,10 +121,13 @@ async def test_a_context_that_is_too_short_is_named(home: Path) -> None:
     async with serving() as served:
         outcome = await connect("claude", url=served.base_url)
     assert said(outcome)
-    assert "Claude Code's first prompt has about 20000 tokens, and this model holds 4096" in outcome.stderr
+    assert (
+        "Claude Code's first prompt has about 20000 tokens, and this model holds 4096"
+        in outcome.stderr
+    )
 
 
-# -- keys ------------------------------------------------------------------------------------------
+# -- keys ----------------------------------------------------------------------------------------
 
 
 async def test_a_key_that_is_wanted(home: Path) -> None:
@@ -127,7 +142,10 @@ async def test_a_key_that_is_wanted(home: Path) -> None:
                 outcome = await connect(agent, *flags, url=url, TROUPER_API_KEY=KEY)
                 assert said(outcome)
                 assert KEY not in outcome.output
-        assert read(home / ".codex/config.toml")["model_providers"]["trouper"]["env_key"] == "TROUPER_API_KEY"
+        assert (
+            read(home / ".codex/config.toml")["model_providers"]["trouper"]["env_key"]
+            == "TROUPER_API_KEY"
+        )
         reminded = said(await connect("codex", "--write", "--api-key", KEY, url=url))
         assert "set TROUPER_API_KEY where the client starts: the server's key" in reminded
 
@@ -138,7 +156,7 @@ async def test_a_key_that_is_not_wanted_stands_nowhere(home: Path) -> None:
     assert read(home / ".aider.conf.yml")["openai-api-key"] == "none"
 
 
-# -- writing ---------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------
 
 
 async def test_write_says_what_it_changed_and_dry_run_what_it_would(home: Path) -> None:
@@ -179,7 +197,7 @@ async def test_a_file_that_may_not_be_written(home: Path) -> None:
     assert line == "~/.codex/config.toml: Permission denied; it was not changed"
 
 
-# -- running ---------------------------------------------------------------------------------------
+# -- running -------------------------------------------------------------------------------------
 
 
 def install(directory: Path, program: str) -> None:
@@ -189,11 +207,19 @@ def install(directory: Path, program: str) -> None:
     path.chmod(0o755)
 
 
-async def ran(agent: str, url: str, *arguments: str, directory: Path, **variables: str) -> Mapping[str, Any]:
+async def ran(
+    agent: str, url: str, *arguments: str, directory: Path, **variables: str
+) -> Mapping[str, Any]:
     """What the client gets. A process of its own, since the command becomes the client."""
-    environment = os.environ | {"PATH": f"{directory}:{os.environ['PATH']}", "ANTHROPIC_API_KEY": "sk-mine"} | variables
+    environment = (
+        os.environ
+        | {"PATH": f"{directory}:{os.environ['PATH']}", "ANTHROPIC_API_KEY": "sk-mine"}
+        | variables
+    )
     command = [*TROUPER, "connect", agent, "--url", url, "--run", *arguments]
-    outcome = await trio.run_process(command, env=environment, capture_stdout=True, capture_stderr=True, check=False)
+    outcome = await trio.run_process(
+        command, env=environment, capture_stdout=True, capture_stderr=True, check=False
+    )
     assert outcome.returncode == 0, outcome.stderr
     *said, last = outcome.stdout.decode().splitlines()
     return {**json.loads(last), "said": "\n".join(said)}
@@ -203,13 +229,17 @@ CHANGED_BY_RUN = {"pi": ".pi/agent/models.json"}
 
 
 @pytest.mark.parametrize("agent", [agent.name for agent in AGENTS.values() if agent.program])
-async def test_run_starts_the_client_with_what_it_needs(agent: str, home: Path, tmp_path: Path) -> None:
+async def test_run_starts_the_client_with_what_it_needs(
+    agent: str, home: Path, tmp_path: Path
+) -> None:
     program = AGENTS[agent].program
     assert program is not None
     install(tmp_path / "bin", program)
     async with serving(api_key=(KEY,)) as served:
         url = f"http://127.0.0.1:{served.port}"
-        client = await ran(agent, url, "--", "-p", "hello", directory=tmp_path / "bin", TROUPER_API_KEY=KEY)
+        client = await ran(
+            agent, url, "--", "-p", "hello", directory=tmp_path / "bin", TROUPER_API_KEY=KEY
+        )
     given = json.dumps({name: part for name, part in client.items() if name != "said"})
     files = files_in(home)
     assert client["arguments"][-2:] == ["-p", "hello"]
@@ -239,24 +269,37 @@ async def test_litellm_gets_the_key_without_which_it_does_not_start(
         url = f"http://127.0.0.1:{served.port}"
         made = [await ran("litellm", url, directory=tmp_path / "bin") for _ in range(2)]
         own = await ran("litellm", url, directory=tmp_path / "bin", LITELLM_MASTER_KEY="sk-mine")
-        printed, written = await connect("litellm", url=url), await connect("litellm", "--write", url=url)
+        printed, written = (
+            await connect("litellm", url=url),
+            await connect("litellm", "--write", url=url),
+        )
     first, second = (client["environment"]["LITELLM_MASTER_KEY"] for client in made)
     assert first.startswith("sk-") and len(first) >= 32 and first != second
     assert f"LITELLM_MASTER_KEY={first}" in made[0]["said"], "who is to use it must know it"
     assert own["environment"]["LITELLM_MASTER_KEY"] == "sk-mine" and "sk-" not in own["said"]
     for outcome in (printed, written):
         assert "LITELLM_MASTER_KEY" in outcome.stdout, "what is started without --run needs it, too"
-    assert "supports_reasoning: true" in printed.stdout, "else it refuses thinking before a server sees it"
+    assert "supports_reasoning: true" in printed.stdout, (
+        "else it refuses thinking before a server sees it"
+    )
 
 
 async def test_any_other_client_gets_variables(home: Path, tmp_path: Path) -> None:
     install(tmp_path / "bin", "my-agent")
     async with serving() as served:
-        client = await ran("cursor", served.base_url, "--", "my-agent", "--fast", directory=tmp_path / "bin")
+        client = await ran(
+            "cursor", served.base_url, "--", "my-agent", "--fast", directory=tmp_path / "bin"
+        )
         assert client["arguments"] == ["--fast"]
         assert client["environment"]["OPENAI_BASE_URL"] == served.base_url
-        assert client["environment"]["OPENAI_MODEL"] == client["environment"]["ANTHROPIC_MODEL"] == "fake"
-        line = refusal(await connect("generic", "--run", "--", "no-such-agent", url=served.base_url))
+        assert (
+            client["environment"]["OPENAI_MODEL"]
+            == client["environment"]["ANTHROPIC_MODEL"]
+            == "fake"
+        )
+        line = refusal(
+            await connect("generic", "--run", "--", "no-such-agent", url=served.base_url)
+        )
     assert line == "no-such-agent is not installed"
 
 
@@ -267,7 +310,7 @@ async def test_what_is_not_installed(home: Path, monkeypatch: pytest.MonkeyPatch
     assert line == "codex is not installed: npm install -g @openai/codex"
 
 
-# -- the command -----------------------------------------------------------------------------------
+# -- the command ---------------------------------------------------------------------------------
 
 
 async def test_without_a_client_it_lists_them() -> None:
@@ -278,16 +321,27 @@ async def test_without_a_client_it_lists_them() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("zed", "--run"), "Zed takes providers from its settings file only: use --write, and start Zed"),
+        (
+            ("zed", "--run"),
+            "Zed takes providers from its settings file only: use --write, and start Zed",
+        ),
         (("generic", "--run"), "say what to start: `trouper connect generic --run -- COMMAND`"),
         (("open-webui", "--write"), "Open WebUI keeps its settings in a database"),
-        (("generic", "--dry-run"), "where a client that is not known has its settings is not known"),
+        (
+            ("generic", "--dry-run"),
+            "where a client that is not known has its settings is not known",
+        ),
         (("codex", "--write", "--run"), "give one of --write, --dry-run, --undo and --run"),
-        (("codex", "--", "exec"), "'exec' would be an argument of the client: give --run, which starts it"),
+        (
+            ("codex", "--", "exec"),
+            "'exec' would be an argument of the client: give --run, which starts it",
+        ),
         (("emacs",), "'emacs' is not one of"),
     ],
 )
-async def test_what_cannot_be_is_refused_before_a_server_is_asked(arguments: tuple[str, ...], line: str) -> None:
+async def test_what_cannot_be_is_refused_before_a_server_is_asked(
+    arguments: tuple[str, ...], line: str
+) -> None:
     assert line in refusal(await connect(*arguments, url="http://127.0.0.1:9"))
 
 
@@ -296,6 +350,8 @@ def test_synonyms_are_clients() -> None:
 
 
 def test_help_names_every_way() -> None:
-    shown = subprocess.run([*TROUPER, "connect", "--help"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [*TROUPER, "connect", "--help"], capture_output=True, text=True, check=True
+    ).stdout
     for flag in ("--write", "--dry-run", "--run", "--name", "--url", "--api-key"):
         assert flag in shown

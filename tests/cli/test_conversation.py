@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, EndOfChat, follow, question_in
+from trouper.cli.conversation import (
+    COMMANDS,
+    AskAgain,
+    CommandRefused,
+    Conversation,
+    EndOfChat,
+    follow,
+    question_in,
+)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""`trouper doctor`: each thing that can be wrong is found, says so in a line of its own, and names a remedy."""
+"""`trouper doctor`: each thing that can be wrong is found, says so in a line of its own, and names
+a remedy."""
 
 from __future__ import annotations
 
@@ -44,12 +45,16 @@ def tiny(tmp_path: Path) -> str:
 def plan(**given: Any) -> CheckedSettings:
     names = {name for name in given if hasattr(Settings(), name)}
     of_server = {name: value for name, value in given.items() if name not in names}
-    return CheckedSettings([Settings(**{name: given[name] for name in names})], ServerSettings(**of_server))
+    return CheckedSettings(
+        [Settings(**{name: given[name] for name in names})], ServerSettings(**of_server)
+    )
 
 
 def one(found: Iterator[Finding]) -> Finding:
     [finding] = found
-    assert bool(finding.remedy) == (finding.level != "ok"), "a remedy where there is something to mend"
+    assert bool(finding.remedy) == (finding.level != "ok"), (
+        "a remedy where there is something to mend"
+    )
     return finding
 
 
@@ -63,7 +68,9 @@ def test_a_machine_that_will_do(tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_
     Path("trouper.toml").write_text(f"model = '{tiny}'\nssd-cache-dir = '{tmp_path}/blocks'")
     code, found = run("--config", "trouper.toml", "--port", "0")
     assert code == 0
-    assert list(dict.fromkeys(finding["subject"] for finding in found)) == list(doctor_checks.CHECKS)
+    assert list(dict.fromkeys(finding["subject"] for finding in found)) == list(
+        doctor_checks.CHECKS
+    )
     assert "fail" not in {finding["level"] for finding in found}
     assert "of trouper.toml" in {finding["said"] for finding in found}
     assert not (tmp_path / "blocks").exists(), "a doctor changes nothing"
@@ -72,7 +79,9 @@ def test_a_machine_that_will_do(tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_port_that_is_taken_fails(tiny: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = str(listening.getsockname()[1])
-        outcome = CliRunner().invoke(cli.main, ["doctor", "--port", port, "--model", tiny, "--no-ssd"])
+        outcome = CliRunner().invoke(
+            cli.main, ["doctor", "--port", port, "--model", tiny, "--no-ssd"]
+        )
     assert outcome.exit_code == doctor.FAILED
     [line] = [line for line in outcome.output.splitlines() if line.startswith("fail")]
     assert "port" in line and "Address already in use" in line
@@ -86,7 +95,9 @@ def test_a_port_that_is_taken_fails(tiny: str) -> None:
         ("::1", "or see who is there: trouper top --url http://[::1]:8000"),
     ],
 )
-def test_who_is_there_is_asked_at_an_address(host: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_there_is_asked_at_an_address(
+    host: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def taken(*_: object) -> None:
         raise cannot_listen(host, 8000, OSError(errno.EADDRINUSE, "Address already in use"))
 
@@ -101,12 +112,16 @@ def test_a_host_that_is_none_has_a_remedy_of_its_own() -> None:
 
 def test_settings_that_cannot_be_are_refused_as_by_serve() -> None:
     outcome = CliRunner().invoke(cli.main, ["doctor", "--kv-bits", "7"])
-    assert (outcome.exit_code, outcome.stderr) == (USAGE_ERROR, "trouper: --kv-bits must be 8, 4 or 0, not 7\n")
+    assert (outcome.exit_code, outcome.stderr) == (
+        USAGE_ERROR,
+        "trouper: --kv-bits must be 8, 4 or 0, not 7\n",
+    )
 
 
 @pytest.mark.parametrize("flag", ["--batch-dir", "--ssd-cache-dir"])
 def test_an_empty_directory_name_is_refused(flag: str) -> None:
-    """Found by use: an unset variable of a script let files and batches go into the current directory."""
+    """Found by use: an unset variable of a script let files and batches go into the current
+    directory."""
     outcome = CliRunner().invoke(cli.main, ["doctor", flag, "", "--port", "0"])
     assert outcome.exit_code == USAGE_ERROR
     assert outcome.stderr.startswith(f"trouper: {flag}: it is empty; give a path"), outcome.stderr
@@ -118,7 +133,10 @@ def test_a_check_that_breaks_is_a_finding() -> None:
         raise RuntimeError("no,\n  never")
 
     checks = {"it": broken, "port": doctor_checks.port}
-    found = [(subject, finding.level, finding.message) for subject, finding in doctor.examined(plan(port=0), checks)]
+    found = [
+        (subject, finding.level, finding.message)
+        for subject, finding in doctor.examined(plan(port=0), checks)
+    ]
     assert found == [
         ("it", "ok", "so far"),
         ("it", "fail", "RuntimeError: no, never"),
@@ -136,15 +154,27 @@ def device(**facts: Any) -> probe.Device:
     [
         ({}, 200.0, False, ["ok", "ok"], ""),
         ({}, 2.0, False, ["ok", "warn"], "pip install 'trouper[cpu]'"),
-        ({"fast_blas": Path("lib/openblas.so")}, 2.0, False, ["ok", "warn"], "OPENBLAS_NUM_THREADS"),
+        (
+            {"fast_blas": Path("lib/openblas.so")},
+            2.0,
+            False,
+            ["ok", "warn"],
+            "OPENBLAS_NUM_THREADS",
+        ),
         ({}, 200.0, True, ["warn", "ok"], "pip install 'trouper[cuda]'"),
         ({"is_cpu": False}, 2.0, True, ["ok", "ok"], ""),
     ],
 )
 def test_the_device(
-    *, facts: dict[str, Any], gflops: float, nvidia: bool, levels: list[str], remedy: str,
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    *,
+    facts: dict[str, Any],
+    gflops: float,
+    nvidia: bool,
+    levels: list[str],
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.setattr(probe, "device_stats", lambda: device(**facts))
     monkeypatch.setattr(probe, "product_gflops", lambda: gflops)
     monkeypatch.setattr(doctor_checks, "NVIDIA", tmp_path if nvidia else tmp_path / "none")
@@ -157,7 +187,9 @@ def test_products_are_measured() -> None:
     assert 0.001 < probe.product_gflops() < 1e6
 
 
-@pytest.mark.parametrize(("free", "level"), [(None, "ok"), (9 * 10**8, "ok"), (10**8, "warn"), (10**12, "ok")])
+@pytest.mark.parametrize(
+    ("free", "level"), [(None, "ok"), (9 * 10**8, "ok"), (10**8, "warn"), (10**12, "ok")]
+)
 def test_memory(free: int | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "device_stats", device)
     monkeypatch.setattr(doctor_checks, "_free_memory", lambda: free)
@@ -168,7 +200,11 @@ def test_memory(free: int | None, level: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("memory_bytes", "level", "said"),
-    [(10**12, "ok", "are left, for keys and values of"), (2 * 10**6, "warn", "are left"), (10**5, "fail", "more than")],
+    [
+        (10**12, "ok", "are left, for keys and values of"),
+        (2 * 10**6, "warn", "are left"),
+        (10**5, "fail", "more than"),
+    ],
 )
 def test_whether_the_model_fits(
     tiny: str, memory_bytes: int, level: str, said: str, monkeypatch: pytest.MonkeyPatch
@@ -214,14 +250,22 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
 )
 def test_what_serve_would_refuse_is_no_download(model: str, said: str) -> None:
     finding = one(doctor_checks.model(plan(model=model)))
-    assert (finding.level, said in finding.message, "\n" in finding.message) == ("fail", True, False)
+    assert (finding.level, said in finding.message, "\n" in finding.message) == (
+        "fail",
+        True,
+        False,
+    )
 
 
 def test_weights_that_make_no_model_are_one_line(tiny: str) -> None:
     config = Path(tiny) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
     finding = one(doctor_checks.model(plan(model=tiny)))
-    assert (finding.level, "do not make a model" in finding.message, "\n" in finding.message) == ("fail", True, False)
+    assert (finding.level, "do not make a model" in finding.message, "\n" in finding.message) == (
+        "fail",
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,10 +273,15 @@ def test_weights_that_make_no_model_are_one_line(tiny: str) -> None:
     [
         ({"adapter": ("sql=/nope",)}, "--adapter sql=/nope has no adapter"),
         ({"draft_model": "/nope"}, "--draft-model /nope: no such directory, and not a hub id"),
-        ({"speculation": "mtp"}, "has no usable MTP head: its checkpoint has none; say --speculation auto"),
+        (
+            {"speculation": "mtp"},
+            "has no usable MTP head: its checkpoint has none; say --speculation auto",
+        ),
     ],
 )
-def test_what_a_model_is_served_with_is_looked_at(tiny: str, given: dict[str, Any], said: str) -> None:
+def test_what_a_model_is_served_with_is_looked_at(
+    tiny: str, given: dict[str, Any], said: str
+) -> None:
     """Found by use: all was well, and the start with the same flags was refused."""
     finding = one(doctor_checks.model(plan(model=tiny, **given)))
     assert finding.level == "fail" and said in finding.message
@@ -250,7 +299,10 @@ def test_a_draft_model_that_is_here_is_looked_at_and_another_is_to_come(
 def test_a_draft_model_whose_rows_cannot_draft_fails(tiny: str, tmp_path: Path) -> None:
     windowed = str(save("gemma3_text", tmp_path / "windowed"))
     finding = one(doctor_checks.model(plan(model=tiny, draft_model=windowed)))
-    assert finding.level == "fail" and "cannot draft in the batch: it has sliding windows" in finding.message
+    assert (
+        finding.level == "fail"
+        and "cannot draft in the batch: it has sliding windows" in finding.message
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +312,8 @@ def test_a_draft_model_whose_rows_cannot_draft_fails(tiny: str, tmp_path: Path) 
 def test_a_limit_on_keys_and_values_counts(
     tiny: str, kv_memory: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by use: there was room for 481,996 tokens, and the server with the same flags answered no request."""
+    """Found by use: there was room for 481,996 tokens, and the server with the same flags answered
+    no request."""
     monkeypatch.setattr(probe, "device_stats", lambda: device(memory_bytes=10**12))
     assert probe.fit(Settings(model=tiny)).token_bytes == 1024
     finding = one(doctor_checks.model(plan(model=tiny, kv_memory=kv_memory)))
@@ -301,7 +354,9 @@ def test_a_model_that_is_still_on_the_hub() -> None:
 
 
 def test_several_models_have_a_line_each(tiny: str) -> None:
-    both = CheckedSettings([Settings(model=tiny), Settings(model="nobody/has-this")], ServerSettings())
+    both = CheckedSettings(
+        [Settings(model=tiny), Settings(model="nobody/has-this")], ServerSettings()
+    )
     assert [finding.level for finding in doctor_checks.model(both)] == ["ok", "warn"]
 
 
@@ -322,7 +377,9 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(disk_speed, "measure", refuse)
     finding = one(doctor_checks.disk(plan(ssd_cache_dir=tmp_path)))
-    assert (finding.level, "Permission denied" in finding.message) == ("warn", True), "serve goes on without it"
+    assert (finding.level, "Permission denied" in finding.message) == ("warn", True), (
+        "serve goes on without it"
+    )
 
 
 def test_a_cache_below_a_file(tmp_path: Path) -> None:
@@ -332,10 +389,14 @@ def test_a_cache_below_a_file(tmp_path: Path) -> None:
 
 
 def test_the_directory_of_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by use: with a --batch-dir that takes no file all was well, and every upload was refused."""
+    """Found by use: with a --batch-dir that takes no file all was well, and every upload was
+    refused."""
     here = plan(batch_dir=tmp_path / "not" / "yet")
     finding = one(doctor_checks.batches(here))
-    assert (finding.level, finding.message.endswith(f" free for {tmp_path}/not/yet")) == ("ok", True), finding
+    assert (finding.level, finding.message.endswith(f" free for {tmp_path}/not/yet")) == (
+        "ok",
+        True,
+    ), finding
     assert list(tmp_path.iterdir()) == [], "a doctor changes nothing"
     assert one(doctor_checks.batches(plan(no_batches=True))).message.startswith("--no-batches: ")
     (tmp_path / "file").touch()
@@ -351,7 +412,8 @@ def test_the_directory_of_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_under_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115 - the check closes it
+    full = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the check closes it
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
     finding = one(doctor_checks.batches(plan(batch_dir=tmp_path)))
     assert (finding.level, "No space left on device" in finding.message) == ("warn", True)
 
@@ -367,8 +429,14 @@ def test_keys(tmp_path: Path) -> None:
     assert one(doctor_checks.keys(plan())).message == "no key; only this machine is let in"
     assert one(doctor_checks.keys(plan(api_key=("a",)))).message == "clients need a key"
     assert one(doctor_checks.keys(plan(host="0.0.0.0", allow_no_key=True))).level == "warn"
-    assert one(doctor_checks.keys(plan(api_key_file=tmp_path / "none"))).remedy == "write one key a line into that file"
-    assert one(doctor_checks.keys(plan(api_key=("",)))).remedy == "give another --api-key, or leave the flag out"
+    assert (
+        one(doctor_checks.keys(plan(api_key_file=tmp_path / "none"))).remedy
+        == "write one key a line into that file"
+    )
+    assert (
+        one(doctor_checks.keys(plan(api_key=("",)))).remedy
+        == "give another --api-key, or leave the flag out"
+    )
 
 
 def test_web_pages() -> None:
@@ -378,14 +446,20 @@ def test_web_pages() -> None:
     assert one(doctor_checks.pages(plan(cors_origins="*"))).level == "warn"
     assert one(doctor_checks.pages(plan(allowed_hosts="*"))).level == "warn"
     assert len([*doctor_checks.pages(plan(allowed_hosts="*", cors_origins="*"))]) == 2
-    assert one(doctor_checks.pages(plan(allowed_hosts="*", cors_origins="*", api_key=("a",)))).level == "ok"
+    assert (
+        one(doctor_checks.pages(plan(allowed_hosts="*", cors_origins="*", api_key=("a",)))).level
+        == "ok"
+    )
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     monkeypatch.setattr(doctor_checks, "other_files", lambda: 100)
     finding = one(doctor_checks.files(plan()))
-    assert (finding.level, finding.remedy) == ("warn", "ulimit -n 1100, or a lower --max-connections")
+    assert (finding.level, finding.remedy) == (
+        "warn",
+        "ulimit -n 1100, or a lower --max-connections",
+    )
     assert one(doctor_checks.files(plan(max_connections=100))).level == "ok"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 10**6))
     assert one(doctor_checks.files(plan())).level == "ok", "a server raises the soft limit"
@@ -393,7 +467,13 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_variable_that_reaches_nobody(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong flag is an error; a wrong variable would be silence. Others' variables are theirs."""
-    for name in ("TROUPER_MAX_BATCHSIZE", "TROUPER_EXTRA", "TROUPER_URL", "TROUPER_PORT", "MAX_BATCH_SIZE"):
+    for name in (
+        "TROUPER_MAX_BATCHSIZE",
+        "TROUPER_EXTRA",
+        "TROUPER_URL",
+        "TROUPER_PORT",
+        "MAX_BATCH_SIZE",
+    ):
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(doctor, "CHECKS", {"settings": doctor_checks.settings})
     code, [_, found] = run("--model", tiny)

@@ -1,4 +1,5 @@
-"""`trouper doctor --for agents`: what an agent needs of a model, each with a remedy, and models that would do."""
+"""`trouper doctor --for agents`: what an agent needs of a model, each with a remedy, and models
+that would do."""
 
 from __future__ import annotations
 
@@ -40,8 +41,12 @@ def test_a_model_that_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = examined("--model", str(save("llama", tmp_path / "tiny")))
     [(level, message, remedy)] = found["context"]
     assert level == "warn" and "tokens of context" in message and "40,960" in remedy
-    remedies = {remedy for level, _, remedy in found["template"] + found["parsers"] if level == "warn"}
-    assert remedies == {f"trouper serve --model {SUGGESTED[-1].name}"}, "the largest that fits 29 GB"
+    remedies = {
+        remedy for level, _, remedy in found["template"] + found["parsers"] if level == "warn"
+    }
+    assert remedies == {f"trouper serve --model {SUGGESTED[-1].name}"}, (
+        "the largest that fits 29 GB"
+    )
     assert [level for level, *_ in found["40k tokens"]] == ["ok"]
 
 
@@ -75,14 +80,20 @@ def test_what_is_suggested_fits(cpu: bool, tmp_path: Path, monkeypatch: pytest.M
         found = examined("--model", tiny)["suggested"]
         fits = [message.split(":")[0] for _, message, _ in found if message.endswith(": fits")]
         room = 0.9 * memory * GB
-        assert fits == [one.name for one in reversed(SUGGESTED) if one.needed_bytes(float32=cpu) <= room]
+        assert fits == [
+            one.name for one in reversed(SUGGESTED) if one.needed_bytes(float32=cpu) <= room
+        ]
         others = " ".join(message for _, message, _ in found if message.startswith("too large"))
         assert all((one.name in others) != (one.name in fits) for one in SUGGESTED)
 
 
 def test_without_room_for_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given_memory(monkeypatch, GB, cpu=True)
-    monkeypatch.setattr(probe, "fit", lambda _: probe.Fit(architecture="x", weights_bytes=GB // 2, token_bytes=10**5))
+    monkeypatch.setattr(
+        probe,
+        "fit",
+        lambda _: probe.Fit(architecture="x", weights_bytes=GB // 2, token_bytes=10**5),
+    )
     found = examined("--model", str(save("llama", tmp_path / "tiny")))
     [(level, message, remedy)] = found["40k tokens"]
     assert level == "warn" and message.endswith("900.0 MB may be used") and "--kv-bits 8" in remedy
@@ -92,8 +103,13 @@ def test_without_room_for_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_without_a_template_fails(tmp_path: Path) -> None:
     directory = save("llama", tmp_path / "tiny")
     config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
-    write_json(directory / "tokenizer_config.json", {k: v for k, v in config.items() if k != "chat_template"})
-    outcome = CliRunner().invoke(cli.main, ["doctor", "--for", "agents", "--json", "--model", str(directory)])
+    write_json(
+        directory / "tokenizer_config.json",
+        {k: v for k, v in config.items() if k != "chat_template"},
+    )
+    outcome = CliRunner().invoke(
+        cli.main, ["doctor", "--for", "agents", "--json", "--model", str(directory)]
+    )
     assert outcome.exit_code == 1
     assert "no chat template" in outcome.stdout
 
@@ -101,15 +117,24 @@ def test_a_model_without_a_template_fails(tmp_path: Path) -> None:
 def test_a_template_that_is_broken_fails(tmp_path: Path) -> None:
     directory = save("llama", tmp_path / "tiny")
     config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
-    write_json(directory / "tokenizer_config.json", {**config, "chat_template": "{% for m in messages %}{{ m }"})
-    outcome = CliRunner().invoke(cli.main, ["doctor", "--for", "agents", "--json", "--model", str(directory)])
+    write_json(
+        directory / "tokenizer_config.json",
+        {**config, "chat_template": "{% for m in messages %}{{ m }"},
+    )
+    outcome = CliRunner().invoke(
+        cli.main, ["doctor", "--for", "agents", "--json", "--model", str(directory)]
+    )
     assert outcome.exit_code == 1
     assert "the chat template does not render a question (unexpected '}')" in outcome.stdout
 
 
-def test_a_model_that_is_not_here_is_named_and_others_are_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_here_is_named_and_others_are_suggested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(probe, "is_here", lambda _: False)
-    outcome = CliRunner().invoke(cli.main, ["doctor", "--for", "agents", "--json", "--model", "some/model"])
+    outcome = CliRunner().invoke(
+        cli.main, ["doctor", "--for", "agents", "--json", "--model", "some/model"]
+    )
     found = json.loads(outcome.stdout)
     assert outcome.exit_code == 0
     assert "some/model is not here yet" in {line["said"] for line in found}

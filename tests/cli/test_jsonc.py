@@ -13,7 +13,11 @@ from trouper.cli.agents.jsonc import NotJson, loads, with_value
 
 KEYS = st.text(max_size=4)
 VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
@@ -38,7 +42,12 @@ def test_all_that_json_reads_is_read(value: Any, indent: Any) -> None:
     assert loads(text) == value
 
 
-@given(st.dictionaries(KEYS, VALUES, max_size=4), st.lists(KEYS, min_size=1, max_size=3), VALUES, INDENTS)
+@given(
+    st.dictionaries(KEYS, VALUES, max_size=4),
+    st.lists(KEYS, min_size=1, max_size=3),
+    VALUES,
+    INDENTS,
+)
 def test_what_is_set_is_there_and_the_rest_as_it_was(
     before: dict[str, Any], path: list[str], value: Any, indent: Any
 ) -> None:

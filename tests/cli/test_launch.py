@@ -1,4 +1,5 @@
-"""`trouper launch`: what it starts, when it starts again, and that nothing is left. With real ranks: tests/ranks/test_losses.py."""
+"""`trouper launch`: what it starts, when it starts again, and that nothing is left. With real
+ranks: tests/ranks/test_losses.py."""
 
 from __future__ import annotations
 
@@ -57,10 +58,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_children() -> bool:
-    return not any(SLEEPS in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+    return not any(
+        SLEEPS in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)
+    )
 
 
-async def test_a_group_that_ends_well_is_not_started_again(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_group_that_ends_well_is_not_started_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     group = Scripts([("print('hello')", "import sys; print('there', file=sys.stderr)")])
     assert await supervise(group, None) == 0
     assert group.lived == 1
@@ -85,7 +90,9 @@ async def test_a_group_goes_on_when_its_output_cannot_be_written(
 ) -> None:
     """To a full disk, or to a pipe that nobody reads any more, as behind `| head -1`."""
     target = _written_by_nobody(broken)
-    group = Scripts([("import sys\nfor _ in range(3): print('x', flush=True); print('y', file=sys.stderr)",)])
+    group = Scripts(
+        [("import sys\nfor _ in range(3): print('x', flush=True); print('y', file=sys.stderr)",)]
+    )
     stream = os.fdopen(target, "w")
     try:
         monkeypatch.setattr(sys, name, stream)
@@ -98,19 +105,26 @@ async def test_a_group_goes_on_when_its_output_cannot_be_written(
     assert (said.err if name == "stdout" else said.out).count("[0] ") == 3
 
 
-async def test_one_that_is_lost_takes_the_others_with_it_and_all_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second life both end well. One may take longer to start, and is not killed meanwhile."""
+async def test_one_that_is_lost_takes_the_others_with_it_and_all_start_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the second life both end well. One may take longer to start, and is not killed
+    meanwhile."""
 
     def patient() -> None:
         monkeypatch.setattr(process_group, "GRACE_S", 60.0)
 
-    group = Scripts([(SLEEPS, "import sys; sys.exit(75)"), ("pass", "pass")], begins_last_life=patient)
+    group = Scripts(
+        [(SLEEPS, "import sys; sys.exit(75)"), ("pass", "pass")], begins_last_life=patient
+    )
     assert await supervise(group, None) == 0
     assert group.lived == 2
     assert no_children()
 
 
-async def test_the_group_ends_where_macos_refuses_signals_to_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_group_ends_where_macos_refuses_signals_to_what_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     killpg = os.killpg
 
     def refused(group: int, number: int) -> None:
@@ -164,9 +178,15 @@ def test_ranks_here_have_what_mlx_launch_would_give_them(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("content", "mode", "reason"),
-    [("x" * 64, 0o640, "may be read by others"), ("short", 0o600, "less than 16 bytes"), ("", None, "No such file")],
+    [
+        ("x" * 64, 0o640, "may be read by others"),
+        ("short", 0o600, "less than 16 bytes"),
+        ("", None, "No such file"),
+    ],
 )
-def test_a_secret_that_is_none_is_refused(content: str, mode: int | None, reason: str, tmp_path: Path) -> None:
+def test_a_secret_that_is_none_is_refused(
+    content: str, mode: int | None, reason: str, tmp_path: Path
+) -> None:
     path = tmp_path / "secret"
     if mode is not None:
         path.write_text(content)
@@ -181,10 +201,14 @@ def test_a_secret_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
         rank_secret(Settings(rank_secret_file=str(path)))
 
 
-@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "a b", "a;b", "'a'", "$(a)", "a\nb", ""])
+@pytest.mark.parametrize(
+    "host", ["-oProxyCommand=touch x", "a b", "a;b", "'a'", "$(a)", "a\nb", ""]
+)
 def test_a_host_that_ssh_would_take_as_an_option_is_refused(host: str, tmp_path: Path) -> None:
     (tmp_path / "hosts.json").write_text(json.dumps([{"ssh": "user@mac-1.local"}, {"ssh": host}]))
-    outcome = CliRunner().invoke(main, ["launch", "--hostfile", str(tmp_path / "hosts.json"), "--", "serve"])
+    outcome = CliRunner().invoke(
+        main, ["launch", "--hostfile", str(tmp_path / "hosts.json"), "--", "serve"]
+    )
     assert outcome.exit_code == USAGE_ERROR
     assert outcome.stderr.endswith(f": {host!r} is no name of a host for ssh\n")
 
@@ -193,9 +217,14 @@ def test_a_host_that_ssh_would_take_as_an_option_is_refused(host: str, tmp_path:
 def test_a_hostfile_without_hosts_is_refused(content: str, tmp_path: Path) -> None:
     """Found by use: nothing was started, nothing said, and the exit code was 0."""
     (tmp_path / "hosts.json").write_text(content)
-    outcome = CliRunner().invoke(main, ["launch", "--hostfile", str(tmp_path / "hosts.json"), "--", "serve"])
+    outcome = CliRunner().invoke(
+        main, ["launch", "--hostfile", str(tmp_path / "hosts.json"), "--", "serve"]
+    )
     assert outcome.exit_code == USAGE_ERROR
-    assert outcome.stderr == f"trouper: --hostfile {tmp_path}/hosts.json names no host; give one for each rank\n"
+    assert (
+        outcome.stderr
+        == f"trouper: --hostfile {tmp_path}/hosts.json names no host; give one for each rank\n"
+    )
 
 
 def test_what_is_launched_is_serve() -> None:

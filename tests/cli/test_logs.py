@@ -25,12 +25,17 @@ logger = logging.getLogger("trouper.tests")
 
 @contextmanager
 def configured(form: Format, level: str, *, terminal: bool) -> Iterator[None]:
-    """As the command does it, for a while: `basicConfig` does nothing where handlers are, and pytest's are."""
+    """As the command does it, for a while: `basicConfig` does nothing where handlers are, and
+    pytest's are."""
     root, ours = logging.getLogger(), logging.getLogger("trouper")
     before, levels = root.handlers[:], (root.level, ours.level)
     root.handlers.clear()
     try:
-        configure_logging(level, Console(file=sys.stderr, force_terminal=terminal, width=200, color_system=None), form)
+        configure_logging(
+            level,
+            Console(file=sys.stderr, force_terminal=terminal, width=200, color_system=None),
+            form,
+        )
         yield
     finally:
         root.handlers[0].flush()
@@ -39,7 +44,9 @@ def configured(form: Format, level: str, *, terminal: bool) -> Iterator[None]:
         ours.setLevel(levels[1])
 
 
-def written(capsys: pytest.CaptureFixture[str], form: Format, *, terminal: bool, level: str = "info") -> str:
+def written(
+    capsys: pytest.CaptureFixture[str], form: Format, *, terminal: bool, level: str = "info"
+) -> str:
     with configured(form, level, terminal=terminal):
         logger.debug("nobody wants to know")
         logger.info("a line with %d", 2, extra={REQUEST_ID: "abc", FIELDS: {"tokens": 3}})
@@ -55,14 +62,20 @@ def test_a_machine_reads_a_line_of_json_for_each_record(
     first, second = map(json.loads, written(capsys, form, terminal=terminal).splitlines())
     assert first.pop("time").endswith("+00:00")
     assert first == {
-        "level": "info", "logger": "trouper.tests", "message": "a line with 2", "request_id": "abc", "tokens": 3,
-    }  # fmt: skip
+        "level": "info",
+        "logger": "trouper.tests",
+        "message": "a line with 2",
+        "request_id": "abc",
+        "tokens": 3,
+    }
     assert second["message"] == "another\nline"
     assert "request_id" not in second
 
 
 @pytest.mark.parametrize(("form", "terminal"), [("auto", True), ("human", True), ("human", False)])
-def test_a_person_reads_text(capsys: pytest.CaptureFixture[str], form: Format, terminal: bool) -> None:
+def test_a_person_reads_text(
+    capsys: pytest.CaptureFixture[str], form: Format, terminal: bool
+) -> None:
     first, *_ = written(capsys, form, terminal=terminal).splitlines()
     assert "a line with 2 [abc]" in first
     assert ("INFO trouper.tests:" in first) == (not terminal)
@@ -77,7 +90,9 @@ def test_a_record_names_the_current_request_and_keeps_its_own_name() -> None:
     token = CURRENT_REQUEST.set("current")
     try:
         for extra, named in (({}, "current"), ({REQUEST_ID: "its own"}, "its own")):
-            record = logger.makeRecord("trouper", logging.INFO, "", 1, "text", (), None, extra=extra)
+            record = logger.makeRecord(
+                "trouper", logging.INFO, "", 1, "text", (), None, extra=extra
+            )
             name_request(record)
             assert json.loads(JsonLines().format(record))[REQUEST_ID] == named
     finally:
@@ -85,7 +100,8 @@ def test_a_record_names_the_current_request_and_keeps_its_own_name() -> None:
 
 
 def test_whoever_does_not_read_the_log_holds_nobody_up() -> None:
-    """A pipe takes 64 KiB; what comes then waits, and what has no place is counted. When it is read it goes on."""
+    """A pipe takes 64 KiB; what comes then waits, and what has no place is counted. When it is read
+    it goes on."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as reader, os.fdopen(writing, "w") as writer:
         handler = BackgroundHandler(LineWriter(JsonLines(), writer), lines=5)
@@ -98,13 +114,17 @@ def test_whoever_does_not_read_the_log_holds_nobody_up() -> None:
             if "dropped" in line:
                 break
             read += 1
-        assert line["message"] == f"{line['dropped']} lines of the log were dropped: nobody read them"
+        assert (
+            line["message"] == f"{line['dropped']} lines of the log were dropped: nobody read them"
+        )
         assert (line["level"], line["logger"]) == ("warning", "trouper")
         threading.Thread(target=reader.read, daemon=True).start()
         handler.flush()
 
 
-def test_what_a_record_is_made_of_may_change_before_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_record_is_made_of_may_change_before_it_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with configured("json", "info", terminal=False):
         parts = ["one"]
         logger.info("parts: %s", parts)
@@ -129,9 +149,12 @@ def test_a_traceback_is_shown_whoever_writes_it(
 
 @pytest.mark.parametrize("end", [give_up, refuse])
 def test_the_last_line_of_a_server_comes_after_its_log(
-    end: Callable[[str], NoReturn], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    end: Callable[[str], NoReturn],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The log has a thread of its own: in CI the traceback of the last crash came after the line that says it."""
+    """The log has a thread of its own: in CI the traceback of the last crash came after the line
+    that says it."""
     monkeypatch.setattr(exits, "end_at_once", sys.exit)
     may_write = threading.Event()
 

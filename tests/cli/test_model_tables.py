@@ -73,22 +73,49 @@ def serve(content: str, *arguments: str) -> Result:
 
 def test_each_model_has_the_settings_of_its_table() -> None:
     (small, large), server, options = collected(TWO)
-    assert (small.model, small.completion_batch_size, small.block_size, small.kv_bits) == ("org/small", 16, 32, 8)
-    assert (large.model, large.completion_batch_size, large.block_size, large.kv_bits) == ("org/large", 4, 32, 0)
-    assert (large.draft_model, large.speculation, small.draft_model) == ("org/draft", "draft_model", None)
-    assert (large.adapter, small.adapter, large.no_ssd, small.no_ssd) == (("legal=/adapters/legal",), (), True, False)
+    assert (small.model, small.completion_batch_size, small.block_size, small.kv_bits) == (
+        "org/small",
+        16,
+        32,
+        8,
+    )
+    assert (large.model, large.completion_batch_size, large.block_size, large.kv_bits) == (
+        "org/large",
+        4,
+        32,
+        0,
+    )
+    assert (large.draft_model, large.speculation, small.draft_model) == (
+        "org/draft",
+        "draft_model",
+        None,
+    )
+    assert (large.adapter, small.adapter, large.no_ssd, small.no_ssd) == (
+        ("legal=/adapters/legal",),
+        (),
+        True,
+        False,
+    )
     assert (large.ssd_cache_dir, large.cache_memory) == (Path("~/blocks").expanduser(), 10**9)
     assert options == {"org/small": ModelOptions(pinned=True, ttl_s=600.0), "org/large": OWN_CACHE}
-    names = [names_of(model.model or "", server.served_model_name, default=model is small) for model in (small, large)]
+    names = [
+        names_of(model.model or "", server.served_model_name, default=model is small)
+        for model in (small, large)
+    ]
     assert names == [("small", "gpt-4o-mini", "org/small"), ("org/large",)]
-    assert aliased("claude-opus", server.model_alias, names) == 0 and aliased("x", server.model_alias, names) is None
+    assert (
+        aliased("claude-opus", server.model_alias, names) == 0
+        and aliased("x", server.model_alias, names) is None
+    )
 
 
 def test_flag_then_variable_then_table_then_file() -> None:
     (small, large), _, _ = collected(TWO, "--completion-batch-size", "5", TROUPER_KV_BITS="4")
     assert (small.completion_batch_size, large.completion_batch_size, small.kv_bits) == (5, 5, 4)
     (_, large), _, options = collected(TWO, "--cache-memory", "2GB")
-    assert (large.cache_memory, options["org/large"]) == (2 * 10**9, ModelOptions()), "a flag's is for all"
+    assert (large.cache_memory, options["org/large"]) == (2 * 10**9, ModelOptions()), (
+        "a flag's is for all"
+    )
 
 
 def test_model_says_which_tables_are_served() -> None:
@@ -98,13 +125,23 @@ def test_model_says_which_tables_are_served() -> None:
     assert (server.served_model_name, server.model_alias, set(options)) == ((), (), {"org/large"})
     [small], server, _ = collected(TWO, "--model", "small", "--served-model-name", "mine=small")
     assert (small.model, small.kv_bits) == ("org/small", 8)
-    assert server.served_model_name == ("mine=org/small", "small=org/small", "gpt-4o-mini=org/small")
+    assert server.served_model_name == (
+        "mine=org/small",
+        "small=org/small",
+        "gpt-4o-mini=org/small",
+    )
     assert [model.model for model in collected("model = 'x'\n" + TWO)[0]] == ["x"]
 
 
 def test_a_draft_model_of_a_flag_counts_more() -> None:
-    assert [each.draft_model for each in collected(TWO, "--draft-model", "org/large=d")[0]] == [None, "d"]
-    assert [each.draft_model for each in collected(TWO, "--draft-model", "d")[0]] == ["d", "org/draft"]
+    assert [each.draft_model for each in collected(TWO, "--draft-model", "org/large=d")[0]] == [
+        None,
+        "d",
+    ]
+    assert [each.draft_model for each in collected(TWO, "--draft-model", "d")[0]] == [
+        "d",
+        "org/draft",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,10 +150,22 @@ def test_a_draft_model_of_a_flag_counts_more() -> None:
         ("models = ['a']", 'models must be tables, as [models."NAME"]'),
         ("[models]\na = 'b'", "[models.\"a\"] must be a table of keys, not 'b'"),
         ("[models.' ']", '[models." "] has no name; give the name that requests send'),
-        ("[models.a]\npth = 'b'", '[models."a"]: pth: no model has this setting; did you mean path?'),
-        ("[models.a]\nport = 81", '[models."a"]: port: no model has this setting; docs/flags.md lists'),
-        ("[models.a]\nmodel = 'b'", '[models."a"]: model: cannot differ between models; write path'),
-        ("[models.a]\nssd-max-bytes = 1", "ssd-max-bytes: cannot differ between models; write it above all tables"),
+        (
+            "[models.a]\npth = 'b'",
+            '[models."a"]: pth: no model has this setting; did you mean path?',
+        ),
+        (
+            "[models.a]\nport = 81",
+            '[models."a"]: port: no model has this setting; docs/flags.md lists',
+        ),
+        (
+            "[models.a]\nmodel = 'b'",
+            '[models."a"]: model: cannot differ between models; write path',
+        ),
+        (
+            "[models.a]\nssd-max-bytes = 1",
+            "ssd-max-bytes: cannot differ between models; write it above all tables",
+        ),
         ("[models.a]\nttl-s = 1\nttl_s = 2", "ttl-s is there twice; leave one out"),
         ("[models.a]\nkv-bits = 4\nkv_bits = 8", "kv-bits is there twice; leave one out"),
         ("[models.a]\nttl-s = -1", "ttl-s: must be a number of seconds, 0 for never, not -1"),
@@ -129,14 +178,25 @@ def test_a_draft_model_of_a_flag_counts_more() -> None:
         ("[models.a]\nkv-bits = 'x'", "--kv-bits must be 8, 4 or 0, not x"),
         ("[models.a]\nkv-bits = 3", '[models."a"]: --kv-bits must be 8, 4 or 0, not 3'),
         ("[models.a]\ndraft-model = ['b']", "draft-model: must be one text, not ['b']"),
-        ("[models.a]\nspeculation = 'draft_model'", '[models."a"]: --speculation draft_model needs --draft-model'),
-        ("[models.a]\npath = 'c'\n[models.b]\npath = 'c'", "'c' stands for a already; give each model a path and names"),
+        (
+            "[models.a]\nspeculation = 'draft_model'",
+            '[models."a"]: --speculation draft_model needs --draft-model',
+        ),
+        (
+            "[models.a]\npath = 'c'\n[models.b]\npath = 'c'",
+            "'c' stands for a already; give each model a path and names",
+        ),
         ("[models.a]\n[models.b]\naliases = 'a'", "[models.\"b\"]: 'a' stands for a already"),
-        ("adapter = 'x=y'\n[models.a]\n[models.b]", "--adapter is for one model: give one --model with it, or write it"),
+        (
+            "adapter = 'x=y'\n[models.a]\n[models.b]",
+            "--adapter is for one model: give one --model with it, or write it",
+        ),
         ("[models.a]\nadapter = 'a=y'", "--adapter a has the name of the model; give it another"),
     ],
-)  # fmt: skip
-def test_what_a_table_cannot_say_is_one_line_with_file_table_key_and_remedy(content: str, message: str) -> None:
+)
+def test_what_a_table_cannot_say_is_one_line_with_file_table_key_and_remedy(
+    content: str, message: str
+) -> None:
     outcome = serve(content)
     assert (outcome.exit_code, len(outcome.stderr.splitlines())) == (USAGE_ERROR, 1)
     assert message in outcome.stderr and "trouper: " in outcome.stderr

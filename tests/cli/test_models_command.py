@@ -1,4 +1,5 @@
-"""`trouper models`: what is on this machine, fetched from a hub on a real socket, and removed again."""
+"""`trouper models`: what is on this machine, fetched from a hub on a real socket, and removed
+again."""
 
 from __future__ import annotations
 
@@ -52,14 +53,22 @@ def listed(shelf: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_ls_tells_kinds_apart_and_says_what_is_damaged(shelf: Path) -> None:
-    change(shelf / "plain" / "config.json", max_position_embeddings=777, architectures=["LlamaForCausalLM"])
+    change(
+        shelf / "plain" / "config.json",
+        max_position_embeddings=777,
+        architectures=["LlamaForCausalLM"],
+    )
     found = listed(shelf)
     assert {name: body["kind"] for name, body in found.items()} == {
         "owner/vectors": "embedder",
         "plain": "generator",
         "torn": "generator",
     }
-    assert found["plain"]["context_length"] == 777 and found["plain"]["fits"] and found["plain"]["memory_bytes"] > 0
+    assert (
+        found["plain"]["context_length"] == 777
+        and found["plain"]["fits"]
+        and found["plain"]["memory_bytes"] > 0
+    )
     assert "truncated" in found["torn"]["problem"] and not found["torn"]["fits"]
     table = call("ls", "--models-from", str(shelf)).output.splitlines()
     assert table[0].split() == ["model", "kind", "memory", "context", "weights", "fits"]
@@ -70,7 +79,11 @@ def test_a_long_name_is_whole_where_nobody_watches(shelf: Path) -> None:
     """What reads a pipe can do nothing with a name that ends in dots."""
     name = f"owner/{'a-model-of-a-long-name-' * 5}end"
     save("llama", shelf / name)
-    [line] = [line for line in call("ls", "--models-from", str(shelf)).output.splitlines() if "a-model" in line]
+    [line] = [
+        line
+        for line in call("ls", "--models-from", str(shelf)).output.splitlines()
+        if "a-model" in line
+    ]
     assert line.split()[0] == name
 
 
@@ -92,7 +105,10 @@ def test_a_narrow_terminal_cuts_nothing(
 def test_kinds_and_quantization_by_the_config(shelf: Path) -> None:
     config = shelf / "plain" / "config.json"
     change(config, architectures=["BertModel"], quantization={"bits": 4, "group_size": 64})
-    assert (listed(shelf)["plain"]["kind"], listed(shelf)["plain"]["quantization"]) == ("embedder", "4-bit")
+    assert (listed(shelf)["plain"]["kind"], listed(shelf)["plain"]["quantization"]) == (
+        "embedder",
+        "4-bit",
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,11 +126,16 @@ def test_an_odd_model_is_listed_and_the_others_too(shelf: Path, config: str) -> 
     (shelf / "plain" / "config.json").write_text(config)
     found = listed(shelf)
     assert sorted(found) == ["owner/vectors", "plain", "torn"]
-    assert found["owner/vectors"]["problem"] == "" and found["plain"]["architecture"] in ("llama", "unknown")
+    assert found["owner/vectors"]["problem"] == "" and found["plain"]["architecture"] in (
+        "llama",
+        "unknown",
+    )
     assert (found["plain"]["problem"] == "") == ("llama" in config)
 
 
-def test_a_file_that_vanishes_during_a_scan_ends_nothing(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_during_a_scan_ends_nothing(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stat = Path.stat
 
     def vanishing(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -123,7 +144,11 @@ def test_a_file_that_vanishes_during_a_scan_ends_nothing(shelf: Path, monkeypatc
         return stat(path, follow_symlinks=follow_symlinks)
 
     monkeypatch.setattr(Path, "stat", vanishing)
-    assert [files.name for files in ModelScan([str(shelf)]).models()] == ["owner/vectors", "plain", "torn"]
+    assert [files.name for files in ModelScan([str(shelf)]).models()] == [
+        "owner/vectors",
+        "plain",
+        "torn",
+    ]
 
 
 def test_a_damaged_reference_means_the_newest_snapshot(tmp_path: Path) -> None:
@@ -148,13 +173,17 @@ def test_a_scan_reads_only_what_has_changed(shelf: Path, monkeypatch: pytest.Mon
     scan.models()
     assert read == []
     change(shelf / "plain" / "config.json", max_position_embeddings=778)
-    assert {files.name: files.context_length for files in scan.models()}["plain"] == 778 and read == ["plain"]
+    assert {files.name: files.context_length for files in scan.models()}[
+        "plain"
+    ] == 778 and read == ["plain"]
 
 
 def test_info_and_what_is_not_there(shelf: Path) -> None:
     said = call("info", "plain", "--models-from", str(shelf)).output
     assert "memory_bytes" in said
-    assert re.search(r"^used_at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d$", said, re.MULTILINE), "no Unix time"
+    assert re.search(
+        r"^used_at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d$", said, re.MULTILINE
+    ), "no Unix time"
     missing = call("info", "nobody", "--models-from", str(shelf))
     assert missing.exit_code == USAGE_ERROR and "trouper models ls" in missing.output
     empty = call("ls", "--models-from", str(shelf / "plain"))
@@ -162,19 +191,27 @@ def test_info_and_what_is_not_there(shelf: Path) -> None:
 
 
 def test_info_takes_a_directory_as_serve_does(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by use: the directory that `serve --model` has just served was no model for `models info`."""
+    """Found by use: the directory that `serve --model` has just served was no model for `models
+    info`."""
     said = json.loads(call("info", str(shelf / "plain"), "--json").output)
-    assert (said["name"], said["architecture"], said["problem"]) == (str(shelf / "plain"), "llama", "")
+    assert (said["name"], said["architecture"], said["problem"]) == (
+        str(shelf / "plain"),
+        "llama",
+        "",
+    )
     monkeypatch.chdir(shelf / "plain")
     nameless = call("info", "", "--models-from", str(shelf))
-    assert nameless.exit_code == USAGE_ERROR and "'' is not in" in nameless.output, "not the current directory"
+    assert nameless.exit_code == USAGE_ERROR and "'' is not in" in nameless.output, (
+        "not the current directory"
+    )
     monkeypatch.chdir(shelf)
     assert json.loads(call("info", "owner/vectors", "--json").output)["kind"] == "embedder"
     assert "truncated" in call("info", "./torn").output
     none = call("info", str(shelf / "owner"))
     assert (none.exit_code, none.output) == (
-        USAGE_ERROR, f"trouper: {shelf}/owner has no config.json: it is not a model directory\n"
-    )  # fmt: skip
+        USAGE_ERROR,
+        f"trouper: {shelf}/owner has no config.json: it is not a model directory\n",
+    )
 
 
 def test_info_takes_the_name_of_the_embedded_model_as_serve_does(
@@ -187,7 +224,10 @@ def test_info_takes_the_name_of_the_embedded_model_as_serve_does(
     assert (said["name"], said["directory"]) == (EMBEDDED, str(shelf / "plain"))
     monkeypatch.setattr(bundled_model, "is_here", lambda: False)
     absent = call("info", EMBEDDED)
-    assert absent.exit_code == USAGE_ERROR and f"`trouper models pull {EMBEDDED}` fetches it" in absent.output
+    assert (
+        absent.exit_code == USAGE_ERROR
+        and f"`trouper models pull {EMBEDDED}` fetches it" in absent.output
+    )
     monkeypatch.setattr(bundled_model, "directory", lambda *_: shelf / "plain")
     pulled = call("pull", EMBEDDED)
     assert (pulled.exit_code, pulled.stdout.splitlines()[-1].split(":")[0]) == (0, EMBEDDED)
@@ -195,44 +235,62 @@ def test_info_takes_the_name_of_the_embedded_model_as_serve_does(
     assert own.exit_code == USAGE_ERROR and "is no model of the hub" in own.output
 
 
-def test_a_hub_cache_that_is_a_file_is_refused(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_cache_that_is_a_file_is_refused(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An empty list with exit code 0 would hide it."""
     file = shelf / "plain" / "config.json"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(file))
     for command in (("ls",), ("info", "x"), ("pull", "owner/tiny")):
         outcome = call(*command)
         assert outcome.exit_code == USAGE_ERROR
-        assert f"the hub's cache {file} is no directory" in outcome.output and "HF_HUB_CACHE" in outcome.output
+        assert (
+            f"the hub's cache {file} is no directory" in outcome.output
+            and "HF_HUB_CACHE" in outcome.output
+        )
     with pytest.raises(SettingsInvalid):
         scan_of([HUB_CACHE])
     assert call("ls", "--models-from", str(shelf)).exit_code == 0, "the cache is not asked"
 
 
 @pytest.mark.parametrize("command", [("ls",), ("ls", "--json"), ("info", "plain")])
-def test_models_from_what_is_no_directory_is_refused_as_by_serve(command: tuple[str, ...], shelf: Path) -> None:
+def test_models_from_what_is_no_directory_is_refused_as_by_serve(
+    command: tuple[str, ...], shelf: Path
+) -> None:
     """Found by use: a misspelt directory was an empty one, with exit code 0."""
     (file := shelf / "a-file").touch()
     for source in (str(shelf / "nope"), str(file), ""):
         outcome = call(*command, "--models-from", str(shelf), "--models-from", source)
         assert (outcome.exit_code, outcome.output) == (
-            USAGE_ERROR, f"trouper: --models-from {source or repr('')} is no directory; give one, or hub-cache\n"
-        )  # fmt: skip
+            USAGE_ERROR,
+            (
+                f"trouper: --models-from {source or repr('')} is no directory; give one, or "
+                "hub-cache\n"
+            ),
+        )
 
 
 def test_a_doctor_knows_a_model_that_was_pulled_and_asks_nobody(tmp_path: Path) -> None:
-    """Found by use: a repository has files that no server fetches, and without them the model counted as absent. Else the doctor
-    asked the hub, and would have downloaded what is newer there."""
+    """Found by use: a repository has files that no server fetches, and without them the model
+    counted as absent. Else the doctor asked the hub, and would have downloaded what is newer
+    there."""
     directory, asked = save("llama", tmp_path / "model"), list[str]()
     (directory / "README.md").write_text("# Tiny")
     with hub_of("owner/tiny", directory, asked) as url:
         environment = os.environ | {
-            "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0",
-            "XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        }  # fmt: skip
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_ENDPOINT": url,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        }
 
         def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-m", "trouper", *arguments]
-            return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+            return subprocess.run(
+                command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+            )
 
         assert run("models", "pull", "owner/tiny").returncode == 0 and asked
         asked.clear()
@@ -252,18 +310,26 @@ def test_half_a_model_without_a_hub_is_named_as_that(tmp_path: Path) -> None:
     (directory / TORN).write_text("[1, 2, 3]")
     with hub_of("owner/tiny", directory) as url:
         environment = os.environ | {
-            "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0",
-        }  # fmt: skip
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_ENDPOINT": url,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+        }
 
         def pull() -> str:
             command = [sys.executable, "-m", "trouper", "models", "pull", "owner/tiny"]
-            outcome = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-            assert (outcome.returncode, "Traceback" in outcome.stderr) == (USAGE_ERROR, False), outcome.stderr
+            outcome = subprocess.run(
+                command, capture_output=True, text=True, env=environment, check=False
+            )
+            assert (outcome.returncode, "Traceback" in outcome.stderr) == (USAGE_ERROR, False), (
+                outcome.stderr
+            )
             return outcome.stderr.splitlines()[-1]
 
         assert pull().startswith("trouper: owner/tiny could not be downloaded: ")
     assert pull() == (
-        "trouper: only a part of owner/tiny is cached, and the model hub cannot be reached; `trouper models pull owner/tiny` "
+        "trouper: only a part of owner/tiny is cached, and the model hub cannot be reached; "
+        "`trouper models pull owner/tiny` "
         "fetches the rest"
     )
 
@@ -273,15 +339,22 @@ def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
     directory = save("llama", tmp_path / "model")
     with hub_of("owner/tiny", directory) as url:
         environment = os.environ | {
-            "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"
-        }  # fmt: skip
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_ENDPOINT": url,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+        }
 
         def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-m", "trouper", "models", *arguments]
-            return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+            return subprocess.run(
+                command, capture_output=True, text=True, env=environment, check=False
+            )
 
         pulled = run("pull", "owner/tiny")
-        assert pulled.returncode == 0 and pulled.stdout.startswith("owner/tiny: llama, "), pulled.stderr
+        assert pulled.returncode == 0 and pulled.stdout.startswith("owner/tiny: llama, "), (
+            pulled.stderr
+        )
         assert "the hub has no owner/other" in run("pull", "owner/other").stderr
     [body] = json.loads(run("ls", "--json").stdout)
     assert (body["name"], body["kind"], body["problem"]) == ("owner/tiny", "generator", "")

@@ -1,4 +1,5 @@
-"""The real process, watched in every way at once: metrics, a log of JSON, traces to a collector; and it leaves as always."""
+"""The real process, watched in every way at once: metrics, a log of JSON, traces to a collector;
+and it leaves as always."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.test_traces import collecting
 from tests.families import save
 
-SERVE = (sys.executable, "-c", "from trouper.cli import main; main()", "serve", "--port", "0", "--no-ssd")
+SERVE = (
+    sys.executable,
+    "-c",
+    "from trouper.cli import main; main()",
+    "serve",
+    "--port",
+    "0",
+    "--no-ssd",
+)
 BODY = json.dumps({"prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True}).encode()
 
 
@@ -29,7 +38,10 @@ def test_metrics_logs_and_traces_of_a_process(tmp_path: Path) -> None:
     command = (*SERVE, "--model", str(save("llama", tmp_path / "tiny")))
     with collecting() as collector:
         process = subprocess.Popen(
-            (*command, "--otlp-endpoint", collector.url), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            (*command, "--otlp-endpoint", collector.url),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         try:
             assert process.stdout is not None
@@ -42,8 +54,13 @@ def test_metrics_logs_and_traces_of_a_process(tmp_path: Path) -> None:
         finally:
             process.kill()
             process.communicate()
-        spans = [span.name for _, request in collector.taken for group in request.resource_spans
-                 for scope in group.scope_spans for span in scope.spans]  # fmt: skip
+        spans = [
+            span.name
+            for _, request in collector.taken
+            for group in request.resource_spans
+            for scope in group.scope_spans
+            for span in scope.spans
+        ]
     assert process.returncode == 0, log
     samples = {sample.name: sample.value for family in metrics for sample in family.samples}
     assert samples["vllm:generation_tokens_total"] == 3

@@ -1,5 +1,5 @@
-"""A home that belongs to somebody else, or that nobody has, names that no file can have, a full disk, a proxy: one line each, and no
-traceback."""
+"""A home that belongs to somebody else, or that nobody has, names that no file can have, a full
+disk, a proxy: one line each, and no traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from trouper.cli.agents.coding_agents import CODING_AGENTS
 from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.line_editor import history
-from trouper.engine.loading import bundled_model, gguf, lora_adapter, model_fingerprint, model_source
+from trouper.engine.loading import (
+    bundled_model,
+    gguf,
+    lora_adapter,
+    model_fingerprint,
+    model_source,
+)
 from trouper.protocol.api_keys import NO_KEYS
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage import cache_fingerprint
@@ -51,7 +57,8 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home that may not be looked into, as another user's after `sudo -u`; also for root, for whom rights are no bound."""
+    """A home that may not be looked into, as another user's after `sudo -u`; also for root, for
+    whom rights are no bound."""
     locked, stat = tmp_path / "locked", os.stat
 
     def refusing(path: object, *rest: object, **more: object) -> os.stat_result:
@@ -73,7 +80,9 @@ def call(*arguments: str, **variables: str) -> Result:
     return outcome
 
 
-def test_a_settings_file_that_may_not_be_looked_at_does_not_count_and_a_line_says_so(locked: Path) -> None:
+def test_a_settings_file_that_may_not_be_looked_at_does_not_count_and_a_line_says_so(
+    locked: Path,
+) -> None:
     outcome = call("serve", "--print-config")
     assert (outcome.exit_code, "# port = 8000" in outcome.stdout) == (0, True)
     path = locked / "home" / ".config" / "trouper" / "config.toml"
@@ -94,7 +103,10 @@ def test_a_user_without_a_home_is_told_what_to_set(
         assert outcome.exit_code == USAGE_ERROR
         assert outcome.stderr.startswith("trouper: this user has no home directory: set HOME")
     there = tmp_path / "there"
-    assert call("cache", "ls", XDG_CACHE_HOME=str(there)).stdout == f"nothing is cached in {there}/trouper/blocks\n"
+    assert (
+        call("cache", "ls", XDG_CACHE_HOME=str(there)).stdout
+        == f"nothing is cached in {there}/trouper/blocks\n"
+    )
     for agent in CODING_AGENTS:
         with pytest.raises(SettingsInvalid, match="set HOME"):
             agent.setup(SERVED)
@@ -111,7 +123,9 @@ def test_a_user_without_a_home_has_a_history_of_this_session(
 def test_a_directory_of_models_that_cannot_be(name: str) -> None:
     outcome = call("serve", "--print-config", "--models-from", name)
     assert outcome.exit_code == USAGE_ERROR
-    assert outcome.stderr == f"trouper: --models-from {name} is no directory; give one, or hub-cache\n"
+    assert (
+        outcome.stderr == f"trouper: --models-from {name} is no directory; give one, or hub-cache\n"
+    )
     assert call("models", "ls", "--models-from", name).stderr == outcome.stderr
     with pytest.raises(ModelUnusable, match="no such directory, and not a hub id"):
         model_source.source_of(name)
@@ -128,7 +142,8 @@ def test_a_model_whose_name_is_too_long_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_home_directory_is_meant_whatever_names_it(tmp_path: Path) -> None:
-    """A shell expands `--flag ~/x`, but not `--flag=~/x`, and nobody expands a variable of a unit or a container."""
+    """A shell expands `--flag ~/x`, but not `--flag=~/x`, and nobody expands a variable of a unit
+    or a container."""
     for outcome in (
         call("serve", "--print-config", "--ssd-cache-dir=~/blocks"),
         call("serve", "--print-config", TROUPER_SSD_CACHE_DIR="~/blocks"),
@@ -137,7 +152,8 @@ def test_a_home_directory_is_meant_whatever_names_it(tmp_path: Path) -> None:
     outcome = call("serve", "--print-config", "--ssd-cache-dir=~nobody-of-this-name/x")
     assert outcome.exit_code == USAGE_ERROR
     assert outcome.stderr == (
-        "trouper: --ssd-cache-dir: no home directory is known for ~nobody-of-this-name; write the path out\n"
+        "trouper: --ssd-cache-dir: no home directory is known for ~nobody-of-this-name; write the "
+        "path out\n"
     )
 
 
@@ -159,7 +175,10 @@ def test_an_embedded_model_for_which_the_disk_has_no_room_has_a_remedy(
 
     monkeypatch.setattr(bundled_model, "_installed", lambda: tmp_path / "model.gguf")
     monkeypatch.setattr(gguf, "convert", full)
-    with pytest.raises(ModelUnusable, match="Unable to write 422782 bytes to file; set XDG_CACHE_HOME to a directory"):
+    with pytest.raises(
+        ModelUnusable,
+        match="Unable to write 422782 bytes to file; set XDG_CACHE_HOME to a directory",
+    ):
         bundled_model.directory(tmp_path)
 
 
@@ -169,12 +188,15 @@ async def test_a_directory_of_batches_that_may_not_be_looked_at_is_not_there(loc
 
 
 def test_blocks_are_kept_where_the_home_takes_no_files(tmp_path: Path) -> None:
-    """The memo of digests is lost with it, and nothing else: --ssd-cache-dir may be on another disk."""
+    """The memo of digests is lost with it, and nothing else: --ssd-cache-dir may be on another
+    disk."""
     (tmp_path / ".cache").write_text("a file in the place of the directory")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     told: list[str] = []
-    found = model_fingerprint.fingerprint(tmp_path / "model", None, told.append, lambda *_: None, {})
+    found = model_fingerprint.fingerprint(
+        tmp_path / "model", None, told.append, lambda *_: None, {}
+    )
     assert (bool(found), told) == (True, [])
 
 
@@ -189,12 +211,21 @@ def test_a_memo_of_files_that_may_not_be_looked_at_is_written(locked: Path, tmp_
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 @pytest.mark.parametrize(
-    "arguments", [["serve", "--print-config"], ["models", "ls"], ["completion", "fish"], ["--help"], ["cache", "stats"]]
+    "arguments",
+    [
+        ["serve", "--print-config"],
+        ["models", "ls"],
+        ["completion", "fish"],
+        ["--help"],
+        ["cache", "stats"],
+    ],
 )
 def test_what_cannot_be_written_is_one_line(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "trouper", *arguments]
     with Path("/dev/full").open("wb") as full:
-        outcome = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        outcome = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert outcome.stderr == "trouper: the output cannot be written: No space left on device\n"
     assert outcome.returncode == USAGE_ERROR
 
@@ -216,8 +247,10 @@ def test_a_name_that_cannot_be_written_is_escaped(encoding: str, tmp_path: Path)
     (tmp_path / "shelf" / os.fsdecode(b"M\xfcller") / "config.json").write_text("{}")
     outcome = subprocess.run(
         [sys.executable, "-m", "trouper", "models", "ls", "--models-from", "shelf"],
-        env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, check=False,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
     assert (outcome.returncode, outcome.stderr) == (0, b"")
     assert b"M\\udcfcller" in outcome.stdout and b"damaged" in outcome.stdout
 
@@ -226,14 +259,21 @@ def test_a_name_that_cannot_be_written_is_escaped(encoding: str, tmp_path: Path)
 def test_no_color_is_heeded(value: str, coloured: bool) -> None:
     """Empty, it does not count: https://no-color.org."""
     outcome = CliRunner().invoke(
-        cli.main, ["top", "--once", "--url", "http://127.0.0.1:9"], color=True, env={"NO_COLOR": value}
+        cli.main,
+        ["top", "--once", "--url", "http://127.0.0.1:9"],
+        color=True,
+        env={"NO_COLOR": value},
     )
     assert ("\x1b[31m" in outcome.stderr) == coloured
     assert "no server answers" in outcome.stderr
 
 
-@pytest.mark.parametrize("command", [["chat", "hi"], ["top", "--once"], ["connect", "claude"], ["bench", "--out", "x"]])
-def test_a_proxy_that_cannot_be_used_is_one_line(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command", [["chat", "hi"], ["top", "--once"], ["connect", "claude"], ["bench", "--out", "x"]]
+)
+def test_a_proxy_that_cannot_be_used_is_one_line(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def without_socks(*_: object, **__: object) -> None:
         raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
 
@@ -242,8 +282,10 @@ def test_a_proxy_that_cannot_be_used_is_one_line(command: list[str], monkeypatch
     assert outcome.exit_code == USAGE_ERROR
     assert outcome.stderr == (
         "trouper: asking http://192.0.2.1:9 without a key\n"
-        "trouper: http://192.0.2.1:9: the proxy of the environment (ALL_PROXY, HTTPS_PROXY, HTTP_PROXY) cannot be used: "
-        "Using SOCKS proxy, but the 'socksio' package is not installed; unset it, or name the host in NO_PROXY\n"
+        "trouper: http://192.0.2.1:9: the proxy of the environment (ALL_PROXY, HTTPS_PROXY, "
+        "HTTP_PROXY) cannot be used: "
+        "Using SOCKS proxy, but the 'socksio' package is not installed; unset it, or name the host "
+        "in NO_PROXY\n"
     )
 
 
@@ -251,7 +293,8 @@ def test_a_url_without_a_scheme_is_refused_with_one(monkeypatch: pytest.MonkeyPa
     outcome = call("top", "--once", "--url", "localhost:8000")
     assert outcome.exit_code == USAGE_ERROR
     assert outcome.stderr == (
-        "trouper: --url localhost:8000: begin it with http:// or https://, as in http://127.0.0.1:8000\n"
+        "trouper: --url localhost:8000: begin it with http:// or https://, as in "
+        "http://127.0.0.1:8000\n"
     )
 
 
@@ -259,11 +302,14 @@ def test_a_url_without_a_scheme_is_refused_with_one(monkeypatch: pytest.MonkeyPa
 def test_a_url_without_a_host_is_refused(url: str) -> None:
     outcome = call("top", "--once", "--url", url)
     assert (outcome.exit_code, outcome.stderr) == (
-        USAGE_ERROR, f"trouper: --url {url}: it names no host, as http://127.0.0.1:8000 does\n"
-    )  # fmt: skip
+        USAGE_ERROR,
+        f"trouper: --url {url}: it names no host, as http://127.0.0.1:8000 does\n",
+    )
 
 
-@pytest.mark.parametrize("command", [["chat", "hi"], ["top", "--once"], ["connect", "claude"], ["bench", "--out", "x"]])
+@pytest.mark.parametrize(
+    "command", [["chat", "hi"], ["top", "--once"], ["connect", "claude"], ["bench", "--out", "x"]]
+)
 def test_a_port_that_is_none_is_told_as_serve_tells_it(command: list[str]) -> None:
     """No server can listen there; until now none answered there."""
     none = "must be between 0 and 65535, not 99999"
@@ -275,7 +321,11 @@ def test_a_port_that_is_none_is_told_as_serve_tells_it(command: list[str]) -> No
             {},
             "--url http://localhost:99999/v1: its port is no number from 0 to 65535",
         ),
-        (["--url", "http://localhost:http"], {}, "--url http://localhost:http: its port is no number from 0 to 65535"),
+        (
+            ["--url", "http://localhost:http"],
+            {},
+            "--url http://localhost:http: its port is no number from 0 to 65535",
+        ),
     ):
         outcome = call(*command, *arguments, **variables)
         assert (outcome.exit_code, outcome.stderr) == (USAGE_ERROR, f"trouper: {told}\n")
@@ -285,4 +335,7 @@ def test_a_port_that_is_none_is_told_as_serve_tells_it(command: list[str]) -> No
 def test_a_client_to_be_set_up_must_be_named(flag: str) -> None:
     outcome = call("connect", flag)
     assert outcome.exit_code == USAGE_ERROR
-    assert outcome.stderr == f"trouper: {flag} is for one client: name it, as in `trouper connect claude {flag}`\n"
+    assert (
+        outcome.stderr
+        == f"trouper: {flag} is for one client: name it, as in `trouper connect claude {flag}`\n"
+    )

@@ -23,13 +23,24 @@ from trouper.cli.streamed_answer import StreamedAnswer, stream
 
 MODELS = json.dumps({"data": [{"id": "other"}]})
 OPENAPI = json.dumps({"info": {"version": "1"}})
-EVENTS = ["{", "[]", "5", '{"choices": 5}', '{"choices": [{"delta": []}]}', '{"choices": [], "usage": {"a": 1}}']
-USAGE = 'data: {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 9}}\n\ndata: [DONE]\n\n'
+EVENTS = [
+    "{",
+    "[]",
+    "5",
+    '{"choices": 5}',
+    '{"choices": [{"delta": []}]}',
+    '{"choices": [], "usage": {"a": 1}}',
+]
+USAGE = (
+    'data: {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 9}}\n\ndata: [DONE]\n'
+    "\n"
+)
 
 
 @asynccontextmanager
 async def saying(**bodies: str) -> AsyncIterator[str]:
-    """A server that answers 200, by the last part of what it is asked for, one request a connection."""
+    """A server that answers 200, by the last part of what it is asked for, one request a
+    connection."""
 
     async def answer(stream: trio.SocketStream) -> None:
         async with stream:
@@ -40,7 +51,8 @@ async def saying(**bodies: str) -> AsyncIterator[str]:
             body = bodies.get(path.replace(".", "_"), "").encode()
             kind = "application/json" if received.startswith(b"GET") else "text/event-stream"
             head = (
-                f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                "Connection: close\r\n\r\n"
             )
             await stream.send_all(head.encode() + body)
 
@@ -59,10 +71,15 @@ async def refused(*arguments: str, **bodies: str) -> None:
     async with saying(**bodies) as url:
         outcome = await invoke(*arguments, "--url", url)
     assert outcome.exit_code == USAGE_ERROR, outcome.exception
-    assert outcome.stderr.splitlines()[-1] == f"trouper: {url} answers, but not as a Trouper server does"
+    assert (
+        outcome.stderr.splitlines()[-1]
+        == f"trouper: {url} answers, but not as a Trouper server does"
+    )
 
 
-@pytest.mark.parametrize("body", ["", "<html>", "[]", "null", "5", '{"cache_stats": {}}', '{"models": [1]}'])
+@pytest.mark.parametrize(
+    "body", ["", "<html>", "[]", "null", "5", '{"cache_stats": {}}', '{"models": [1]}']
+)
 async def test_top(body: str) -> None:
     await refused("top", "--once", "--interval-s", "0.1", health=body)
 
@@ -70,7 +87,10 @@ async def test_top(body: str) -> None:
 @pytest.mark.parametrize("body", ["", "[]", '{"data": []}', '{"data": [{}]}', '{"models": []}'])
 async def test_the_list_of_models(body: str, tmp_path: Path) -> None:
     await refused("bench", "--out", str(tmp_path / "x"), models=body)
-    with httpx2.Client(transport=always(body), base_url="http://x/") as client, pytest.raises(NotTrouper):
+    with (
+        httpx2.Client(transport=always(body), base_url="http://x/") as client,
+        pytest.raises(NotTrouper),
+    ):
         first_model(client)
 
 
@@ -93,7 +113,9 @@ async def test_events_of_a_load(event: str, tmp_path: Path) -> None:
 
 async def test_a_load_without_text_is_no_load(tmp_path: Path) -> None:
     async with saying(models=MODELS, openapi_json=OPENAPI, completions=USAGE) as url:
-        outcome = await invoke("bench", "--url", url, "--streams", "1", "--out", str(tmp_path / "x"))
+        outcome = await invoke(
+            "bench", "--url", url, "--streams", "1", "--out", str(tmp_path / "x")
+        )
     assert (outcome.exit_code, "had no text" in outcome.stderr) == (USAGE_ERROR, True)
 
 
@@ -114,7 +136,9 @@ def test_a_conversation_goes_on() -> None:
 def test_text_that_is_no_text_does_not_reach_the_terminal() -> None:
     event = '{"choices": [{"delta": {"content": "a\\ud800"}}]}'
     answer = StreamedAnswer()
-    with httpx2.Client(transport=always(f"data: {event}\n\ndata: [DONE]\n\n"), base_url="http://x") as client:
+    with httpx2.Client(
+        transport=always(f"data: {event}\n\ndata: [DONE]\n\n"), base_url="http://x"
+    ) as client:
         assert [piece.text for piece in stream(client, {}, answer)] == ["a\ufffd"]
     assert answer.text == "a\ufffd"
 

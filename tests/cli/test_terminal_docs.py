@@ -15,7 +15,9 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "terminal.md").read_text(
 
 def rows(command: str) -> dict[str, str]:
     section = PAGE.split(f"\n## {command}\n")[1].split("\n## ")[0]
-    lines = [line.strip("| ").split(" | ", 1) for line in section.splitlines() if line.startswith("|")]
+    lines = [
+        line.strip("| ").split(" | ", 1) for line in section.splitlines() if line.startswith("|")
+    ]
     return {name.strip("`"): said for name, said in lines[2:]}
 
 

@@ -43,12 +43,24 @@ async def test_every_part_of_health_has_its_line() -> None:
     rates.observe(body["cache_stats"], 1.0)
     later = copy.deepcopy(body)
     later["cache_stats"]["tokens_generated"] += 50
-    later["actors"][0] |= {"state": "restarting", "restarts": 2, "last_error": "ValueError: [bold]x[/nothing]"}
+    later["actors"][0] |= {
+        "state": "restarting",
+        "restarts": 2,
+        "last_error": "ValueError: [bold]x[/nothing]",
+    }
     rates.observe(later["cache_stats"], 3.0)
     said = text(page("http://here", later, {"": rates}))
     assert "25 tok/s" in said
     assert "ValueError: [bold]x[/nothing]" in said, "an error is no markup"
-    for part in ("http://here", "ok", "0 running, 0 waiting", "1 done, 0 failed, 1 in all", "blocks", "memory", "disk"):
+    for part in (
+        "http://here",
+        "ok",
+        "0 running, 0 waiting",
+        "1 done, 0 failed, 1 in all",
+        "blocks",
+        "memory",
+        "disk",
+    ):
         assert part in said
     assert all(actor["name"] in said for actor in body["actors"])
 
@@ -59,9 +71,12 @@ async def test_kv_memory_its_banks_and_who_was_preempted_have_lines() -> None:
     body["cache"] |= {"bytes": 10_000_000}
     bank = {"capacity_tokens": 256, "rows": 3, "slots": 4, "bytes": 30_000_000}
     body["memory"] |= {
-        "kv_row_bytes": 40_000_000, "kv_limit_bytes": 60_000_000, "preemptions": 5, "preempted_sequences": 2,
+        "kv_row_bytes": 40_000_000,
+        "kv_limit_bytes": 60_000_000,
+        "preemptions": 5,
+        "preempted_sequences": 2,
         "banks": [bank | {"max_tokens": 512}, bank | {"max_tokens": None}],
-    }  # fmt: skip
+    }
     lines = text(page("http://here", body, {})).splitlines()
     assert any("3 waiting, 2 of them preempted" in line for line in lines)
     [kv] = [line for line in lines if "kv " in line]
@@ -85,12 +100,18 @@ async def test_a_graph_ends_now_in_any_width(width: int) -> None:
     rates, now, count = Rates(), 0.0, 0
     for look in range(KEPT + 20):
         now, count = now + 1.0, count + (1000 if look >= KEPT + 17 else 0)
-        rates.observe({"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+        rates.observe(
+            {"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now
+        )
     lines = text(page("http://here", body, {"": rates}), width).splitlines()
     [decoded] = [line for line in lines if "decoded" in line]
     assert decoded.rstrip(" │").endswith("███")
     assert any(LONG_NAME in line for line in lines)
-    shown = len(body["actors"]) + len(rates.seen) + len(("rows", "requests", "cache", "", "memory", "kv", "disk"))
+    shown = (
+        len(body["actors"])
+        + len(rates.seen)
+        + len(("rows", "requests", "cache", "", "memory", "kv", "disk"))
+    )
     assert len(lines) == len(("url", "top", "bottom")) + shown
     graph = decoded.split("tok/s  ")[1].rstrip("│")
     assert len(graph) >= min(KEPT, width - 35)
@@ -98,7 +119,9 @@ async def test_a_graph_ends_now_in_any_width(width: int) -> None:
 
 @pytest.mark.parametrize("interval", ["nan", "inf", "0"])
 def test_an_interval_that_is_none_is_refused(interval: str) -> None:
-    outcome = CliRunner().invoke(cli.main, ["top", "--once", "--interval-s", interval, "--url", "http://127.0.0.1:9"])
+    outcome = CliRunner().invoke(
+        cli.main, ["top", "--once", "--interval-s", interval, "--url", "http://127.0.0.1:9"]
+    )
     assert (outcome.exit_code, "--interval-s" in outcome.stderr) == (USAGE_ERROR, True)
 
 
@@ -113,10 +136,14 @@ async def test_several_models_have_a_panel_each() -> None:
 def test_rates_of_a_server_that_was_started_again() -> None:
     rates = Rates()
     for now, count in ((1.0, 1000), (2.0, 1100), (3.0, 10), (4.0, 30), (4.0, 30)):
-        rates.observe({"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+        rates.observe(
+            {"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now
+        )
     assert list(rates.seen["decoded"]) == [100.0, 0.0, 20.0]
     for now in range(5, 200):
-        rates.observe({"tokens_generated": 0, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+        rates.observe(
+            {"tokens_generated": 0, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now
+        )
     assert len(rates.seen["decoded"]) == KEPT
 
 
@@ -132,8 +159,11 @@ def test_a_sparkline() -> None:
 async def test_a_server_that_goes_and_comes_back_is_watched_on() -> None:
     body = await health()
     answers: list[httpx2.Response | Exception] = [
-        httpx2.Response(200, json=body), httpx2.ConnectError("refused"), httpx2.Response(503), httpx2.Response(200, json=body)
-    ]  # fmt: skip
+        httpx2.Response(200, json=body),
+        httpx2.ConnectError("refused"),
+        httpx2.Response(503),
+        httpx2.Response(200, json=body),
+    ]
 
     def answer(_: httpx2.Request) -> httpx2.Response:
         one = answers.pop(0)
@@ -155,7 +185,14 @@ async def test_a_server_that_goes_and_comes_back_is_watched_on() -> None:
 async def test_the_command_prints_what_it_sees() -> None:
     async with serving() as served:
         await ask(served, {"prompt": "hello", "max_tokens": 7})
-        arguments = ["top", "--once", "--interval-s", "0.1", "--url", f"http://127.0.0.1:{served.port}"]
+        arguments = [
+            "top",
+            "--once",
+            "--interval-s",
+            "0.1",
+            "--url",
+            f"http://127.0.0.1:{served.port}",
+        ]
         outcome = await trio.to_thread.run_sync(lambda: CliRunner().invoke(cli.main, arguments))
     assert outcome.exit_code == 0, outcome.output
     assert "1 done, 0 failed, 1 in all" in outcome.stdout
@@ -170,11 +207,15 @@ async def test_a_server_that_is_none(arguments: tuple[str, ...]) -> None:
         async def answer(stream: trio.SocketStream) -> None:
             async with stream:
                 await stream.receive_some()
-                await stream.send_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nwhat?")
+                await stream.send_all(
+                    b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nwhat?"
+                )
 
         nursery.start_soon(trio.serve_listeners, answer, [listener])
         url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
-        outcome = await trio.to_thread.run_sync(lambda: CliRunner().invoke(cli.main, [*arguments, "--url", url]))
+        outcome = await trio.to_thread.run_sync(
+            lambda: CliRunner().invoke(cli.main, [*arguments, "--url", url])
+        )
         nursery.cancel_scope.cancel()
     assert outcome.exit_code == USAGE_ERROR
     assert "404 Not Found" in outcome.stderr

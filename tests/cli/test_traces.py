@@ -1,4 +1,5 @@
-"""Where traces go: nowhere unless asked, and to a collector over HTTP, whose silence holds up nobody."""
+"""Where traces go: nowhere unless asked, and to a collector over HTTP, whose silence holds up
+nobody."""
 
 from __future__ import annotations
 
@@ -18,9 +19,17 @@ from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.record import RequestRecord
 
 RECORD = RequestRecord(
-    request_id="a", model="m", endpoint="/v1/completions", reason="length", arrived_at=1.0, admitted_at=2.0,
-    first_token_at=3.0, last_token_at=4.0, ended_at=5.0, unix_offset=1e9,
-)  # fmt: skip
+    request_id="a",
+    model="m",
+    endpoint="/v1/completions",
+    reason="length",
+    arrived_at=1.0,
+    admitted_at=2.0,
+    first_token_at=3.0,
+    last_token_at=4.0,
+    ended_at=5.0,
+    unix_offset=1e9,
+)
 
 
 class Collector(ThreadingHTTPServer):
@@ -49,7 +58,13 @@ class Taking(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*VARIABLES, *PROTOCOLS, "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME"):
+    for name in (
+        *VARIABLES,
+        *PROTOCOLS,
+        "OTEL_SDK_DISABLED",
+        "OTEL_TRACES_EXPORTER",
+        "OTEL_SERVICE_NAME",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -72,7 +87,9 @@ def test_what_is_told_until_the_end_arrives(path: str) -> None:
         [(taken_at, request)] = collector.taken
     assert taken_at == "/v1/traces"
     [group] = request.resource_spans
-    assert {one.key: one.value.string_value for one in group.resource.attributes}["service.name"] == "trouper"
+    assert {one.key: one.value.string_value for one in group.resource.attributes}[
+        "service.name"
+    ] == "trouper"
     names = [span.name for scope in group.scope_spans for span in scope.spans]
     assert sorted(names) == ["POST /v1/completions", "decode", "prefill", "queue"]
 
@@ -97,7 +114,8 @@ def test_nobody_asked() -> None:
 
 
 def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts and never answers: the end waits for a moment, and leaves what is not delivered."""
+    """It accepts and never answers: the end waits for a moment, and leaves what is not
+    delivered."""
     monkeypatch.setattr("trouper.cli.trace_export.LAST_SPANS_S", 0.05)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -115,7 +133,10 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(
         SettingsInvalid,
-        match=r"--otlp-endpoint needs the extra `otel`: pip install 'trouper\[otel\]', in a checkout uv sync ",
+        match=(
+            r"--otlp-endpoint needs the extra `otel`: pip install 'trouper\[otel\]', in a checkout "
+            r"uv sync "
+        ),
     ):
         enter("http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
@@ -130,8 +151,16 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         ("http://", {}, "--otlp-endpoint http:// is no URL"),
         ("http://:4318", {}, "--otlp-endpoint http://:4318 is no URL"),
         ("http://here:port", {}, "--otlp-endpoint http://here:port is no URL"),
-        ("http://x", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'"),
-        (None, {VARIABLES[0]: "http://x", "OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER must be otlp"),
+        (
+            "http://x",
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'",
+        ),
+        (
+            None,
+            {VARIABLES[0]: "http://x", "OTEL_TRACES_EXPORTER": "zipkin"},
+            "OTEL_TRACES_EXPORTER must be otlp",
+        ),
     ],
 )
 def test_what_could_only_fail_later_is_refused(
@@ -152,7 +181,8 @@ def test_off_nothing_of_it_is_imported() -> None:
     """Nor is it a dependency."""
     code = (
         "import sys; from trouper.cli.trace_export import tracing; import trouper.web.server\n"
-        "with tracing(None): print([name for name in sys.modules if name.startswith('opentelemetry')])"
+        "with tracing(None): print([name for name in sys.modules if "
+        "name.startswith('opentelemetry')])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"

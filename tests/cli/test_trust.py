@@ -83,9 +83,13 @@ class Answering(BaseHTTPRequestHandler):
         key = self.headers.get("Authorization")
         self.server.heard.append((self.path, key))
         wants_key = key is None and self.server.bodies.get("wants_key")
-        body = json.dumps(self.server.bodies.get(self.path, {"error": {"message": ESCAPE}})).encode()
+        body = json.dumps(
+            self.server.bodies.get(self.path, {"error": {"message": ESCAPE}})
+        ).encode()
         found = self.path in self.server.bodies
-        self.send_response(307 if self.server.moved_to else 401 if wants_key else 200 if found else 404)
+        self.send_response(
+            307 if self.server.moved_to else 401 if wants_key else 200 if found else 404
+        )
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Location", self.server.moved_to + self.path)
         self.end_headers()
@@ -134,7 +138,7 @@ def users_file(home: Path, content: str) -> Path:
     return path
 
 
-# -- files of the working directory ----------------------------------------------------------------
+# -- files of the working directory --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,9 @@ def users_file(home: Path, content: str) -> Path:
         ["bench"],
     ],
 )
-def test_a_client_asks_no_server_that_the_working_directory_names(command: list[str], home: Path) -> None:
+def test_a_client_asks_no_server_that_the_working_directory_names(
+    command: list[str], home: Path
+) -> None:
     users_file(home, "port = 9")
     (home / ".git-credentials").write_text("https://alice:ghp_SECRET@github.com\n")
     with listening({"wants_key": True} | models("m")) as stranger:
@@ -159,7 +165,9 @@ def test_a_client_asks_no_server_that_the_working_directory_names(command: list[
     assert "trouper.toml here is for `trouper serve` alone" in lines[0]
     assert lines[1] == f"trouper: settings of {home}/.config/trouper/config.toml: port"
     origin = f"({home}/.config/trouper/config.toml: port)"
-    assert lines[2].startswith(f"trouper: asking http://127.0.0.1:9 {origin} with the key of TROUPER_API_KEY")
+    assert lines[2].startswith(
+        f"trouper: asking http://127.0.0.1:9 {origin} with the key of TROUPER_API_KEY"
+    )
 
 
 @pytest.mark.parametrize("command", [["chat", "hi"], ["bench"]])
@@ -222,15 +230,20 @@ def test_what_would_open_a_server_must_be_named(line: str, home: Path) -> None:
 
 
 def test_a_server_takes_the_rest_from_there(home: Path) -> None:
-    Path("trouper.toml").write_text("host = '::1'\ncontrol-host = 'localhost'\nmodel = 'org/small'\nport = 81")
+    Path("trouper.toml").write_text(
+        "host = '::1'\ncontrol-host = 'localhost'\nmodel = 'org/small'\nport = 81"
+    )
     printed = call("serve", "--print-config").stdout.splitlines()
     assert "port = 81  # trouper.toml: port" in printed
     assert 'host = "::1"  # trouper.toml: host' in printed
 
 
 def test_each_flag_of_serve_is_decided() -> None:
-    """A flag that opens the server, or names a file, belongs to `NEVER_HERE`; else to `HARMLESS`."""
-    flags = {option.name for option in serve_command.params if option.envvar and option.expose_value}
+    """A flag that opens the server, or names a file, belongs to `NEVER_HERE`; else to
+    `HARMLESS`."""
+    flags = {
+        option.name for option in serve_command.params if option.envvar and option.expose_value
+    }
     assert flags - NEVER_HERE - LOOPBACK_HERE == set(HARMLESS.split())
 
 
@@ -250,7 +263,7 @@ def test_a_file_cannot_hide_that_it_counts(
     assert caplog.messages == []
 
 
-# -- who has written a file ------------------------------------------------------------------------
+# -- who has written a file ----------------------------------------------------------------------
 
 
 def _give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -264,7 +277,9 @@ def _give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("name", ["trouper.toml", ".config/trouper/config.toml"])
-def test_a_file_of_another_user_does_not_count(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_does_not_count(
+    name: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(home)
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -273,9 +288,13 @@ def test_a_file_of_another_user_does_not_count(name: str, home: Path, monkeypatc
     outcome = call("serve", "--print-config")
     assert "# port = 8000" in outcome.stdout.splitlines()
     [said] = outcome.stderr.splitlines()
-    assert said.startswith(f"trouper: {name if name == 'trouper.toml' else path.absolute()} does not count: the user ")
+    assert said.startswith(
+        f"trouper: {name if name == 'trouper.toml' else path.absolute()} does not count: the user "
+    )
     assert said.endswith(
-        "/config.toml if you trust it" if path.parent != Path() else "--config trouper.toml if you trust it"
+        "/config.toml if you trust it"
+        if path.parent != Path()
+        else "--config trouper.toml if you trust it"
     )
     assert "port = 81  # " in call("serve", "--print-config", "--config", name).stdout
 
@@ -294,7 +313,10 @@ def test_a_file_that_all_may_write_does_not_count(home: Path) -> None:
     path.chmod(0o646)
     outcome = call("serve", "--print-config")
     assert "# port = 8000" in outcome.stdout
-    assert "trouper: trouper.toml does not count: others may write to it; `chmod go-w`" in outcome.stderr
+    assert (
+        "trouper: trouper.toml does not count: others may write to it; `chmod go-w`"
+        in outcome.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,7 +337,10 @@ def test_who_may_write(
     """Debian's users have a group of their own, and a umask that lets it write."""
     monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="alice"))
-    assert others_write(os.stat_result((stat.S_IFREG | mode, 0, 0, 1, 1000, 1000, 0, 0, 0, 0))) == others
+    assert (
+        others_write(os.stat_result((stat.S_IFREG | mode, 0, 0, 1, 1000, 1000, 0, 0, 0, 0)))
+        == others
+    )
 
 
 def test_a_relative_directory_of_xdg_is_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +350,9 @@ def test_a_relative_directory_of_xdg_is_none(home: Path, monkeypatch: pytest.Mon
     planted.write_text("port = 81")
     outcome = call("serve", "--print-config", XDG_CONFIG_HOME="mine")
     assert "# port = 8000" in outcome.stdout
-    assert outcome.stderr == "trouper: XDG_CONFIG_HOME=mine does not count: it is no absolute path\n"
+    assert (
+        outcome.stderr == "trouper: XDG_CONFIG_HOME=mine does not count: it is no absolute path\n"
+    )
     for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, "mine")
     assert default_cache_dir().is_relative_to(home)
@@ -349,7 +376,7 @@ def test_a_home_in_the_working_directory_is_none(
     assert "# port = 8000" in call("serve", "--print-config").stdout
 
 
-# -- keys and servers ------------------------------------------------------------------------------
+# -- keys and servers ----------------------------------------------------------------------------
 
 
 def found(*arguments: str, **variables: str) -> tuple[Where, str]:
@@ -370,7 +397,10 @@ def found(*arguments: str, **variables: str) -> tuple[Where, str]:
 
 def test_a_client_says_whose_key_goes_where(home: Path) -> None:
     assert found()[1] == "http://127.0.0.1:8000 without a key"
-    assert found("--api-key", "a", TROUPER_API_KEY="b")[1] == "http://127.0.0.1:8000 with the key of --api-key"
+    assert (
+        found("--api-key", "a", TROUPER_API_KEY="b")[1]
+        == "http://127.0.0.1:8000 with the key of --api-key"
+    )
     said = found(TROUPER_URL="https://example.com/v1", TROUPER_API_KEY="b")[1]
     assert said == "https://example.com (TROUPER_URL) with the key of TROUPER_API_KEY"
     path = users_file(home, "host = '10.0.0.5'\napi_key_file = '~/keys'")
@@ -391,7 +421,8 @@ def test_the_key_of_a_file_goes_to_no_other_machine(setting: str, home: Path) ->
         where, said = found(*arguments, **variables)
         assert where.headers() == {}
         assert said.endswith(
-            f"without the key of {path}: {setting.partition(' ')[0]}, which is for the server of that file: "
+            f"without the key of {path}: {setting.partition(' ')[0]}, which is for the server of "
+            "that file: "
             "--api-key sends one"
         )
     assert found("--url", "http://127.0.0.1:81")[0].key == "sk-file"
@@ -415,7 +446,7 @@ def test_no_file_of_netrc_is_sent(home: Path) -> None:
         assert stranger.heard == [("/health", None)]
 
 
-# -- what a server says ----------------------------------------------------------------------------
+# -- what a server says --------------------------------------------------------------------------
 
 
 def test_no_message_of_a_server_moves_the_terminal(home: Path) -> None:
@@ -437,7 +468,9 @@ def test_the_state_of_a_server_moves_no_terminal(home: Path) -> None:
 
 @pytest.mark.parametrize("name", ["--yolo", "-c", "{file:~/.ssh/id_rsa}", "a${HOME}", f"m{ESCAPE}"])
 @pytest.mark.parametrize("flags", [(), ("--write",), ("--run",), ("--name", "x")])
-def test_no_client_is_given_a_name_that_is_a_flag_or_a_file(name: str, flags: tuple[str, ...], home: Path) -> None:
+def test_no_client_is_given_a_name_that_is_a_flag_or_a_file(
+    name: str, flags: tuple[str, ...], home: Path
+) -> None:
     """opencode puts a file in the place of {file:PATH}, and would send its text as the model."""
     with listening(models(name) | {"/v1/models/x": {"id": name}}) as stranger:
         outcome = call("connect", "opencode", *flags, "--url", stranger.url)
@@ -468,7 +501,7 @@ def test_a_settings_file_moves_no_terminal(home: Path) -> None:
     assert 'model = ["\\u009b2J\\u202e"]' in printed
 
 
-# -- programs, modules and links -------------------------------------------------------------------
+# -- programs, modules and links -----------------------------------------------------------------
 
 
 def test_no_program_of_the_working_directory_is_started(home: Path) -> None:
@@ -477,7 +510,9 @@ def test_no_program_of_the_working_directory_is_started(home: Path) -> None:
         (directory / "claude").write_text("#!/bin/sh\necho stranger\n")
         (directory / "claude").chmod(0o755)
     with listening(models("m")) as server:
-        outcome = call("connect", "claude", "--run", "--url", server.url, PATH=f".{os.pathsep}bin{os.pathsep}")
+        outcome = call(
+            "connect", "claude", "--run", "--url", server.url, PATH=f".{os.pathsep}bin{os.pathsep}"
+        )
     assert outcome.exit_code == USAGE_ERROR
     assert "claude is not installed" in outcome.stderr
 
@@ -489,7 +524,11 @@ def test_no_child_imports_from_the_working_directory() -> None:
         if "sys.executable" not in (text := path.read_text()):
             continue
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+            if (
+                isinstance(node, ast.List | ast.Tuple)
+                and node.elts
+                and ast.unparse(node.elts[0]) == "sys.executable"
+            ):
                 seen += 1
                 assert ast.unparse(node.elts[1]) == "'-P'", f"{path}:{node.lineno}"
     assert seen == 9
@@ -523,7 +562,10 @@ def test_a_directory_in_the_place_of_a_model_of_the_hub_is_said(home: Path) -> N
     for name in ("org/name", "SmolLM2-135M-Instruct"):
         Path(name).mkdir(parents=True)
         assert model_source.resolve(name, said.append) == Path(name)
-    assert said[0] == f"--model org/name is the directory {Path.cwd()}/org/name, not the model of that name elsewhere"
+    assert said[0] == (
+        f"--model org/name is the directory {Path.cwd()}/org/name, not the model of that name "
+        "elsewhere"
+    )
     assert len(said) == 2
     model_source.resolve("./org/name", said.append)
     assert len(said) == 2

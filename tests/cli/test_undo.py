@@ -1,4 +1,5 @@
-"""`trouper connect --undo`: a client's files are as they were, byte for byte, and what was changed since stays."""
+"""`trouper connect --undo`: a client's files are as they were, byte for byte, and what was changed
+since stays."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def undone(agent: str, code: int = 0) -> str:
 
 def own_files(home: Path) -> dict[str, str]:
     """All but Trouper's own."""
-    return {name: text for name, text in files_in(home).items() if not name.startswith(".cache/trouper/")}
+    return {
+        name: text
+        for name, text in files_in(home).items()
+        if not name.startswith(".cache/trouper/")
+    }
 
 
 @pytest.mark.parametrize("agent", WITH_FILES)
@@ -124,14 +129,20 @@ def test_undo_is_for_one_client_and_alone(home: Path) -> None:
     [
         ('{"a": 1}', ("a",), "{}"),
         ('{"a": 1,}', ("a",), "{}"),
-        ('{\n  "a": 1, // first\n  "b": 2 // second\n}', ("b",), '{\n  "a": 1 // first // second\n}'),
+        (
+            '{\n  "a": 1, // first\n  "b": 2 // second\n}',
+            ("b",),
+            '{\n  "a": 1 // first // second\n}',
+        ),
         ('{\n  "a": 1, // first\n  "b": 2,\n}', ("b",), '{\n  "a": 1, // first\n}'),
         ('{\n  "a": 1,\n  "b": 2\n}', ("a",), '{\n  "b": 2\n}'),
         ('{"a": {"b": [1, 2, 3]}}', ("a", "b", 1), '{"a": {"b": [1, 3]}}'),
         ('{"a": [1, /* , */ 2]}', ("a", 1), '{"a": [1 /* , */]}'),
     ],
 )
-def test_a_member_is_removed_in_place(text: str, path: tuple[str | int, ...], expected: str) -> None:
+def test_a_member_is_removed_in_place(
+    text: str, path: tuple[str | int, ...], expected: str
+) -> None:
     found = jsonc.without(text, path)
     assert found == expected
     assert jsonc.loads(found) == with_edits(jsonc.loads(text), [Edit(path, None, MISSING)])
@@ -139,7 +150,14 @@ def test_a_member_is_removed_in_place(text: str, path: tuple[str | int, ...], ex
 
 def test_what_is_taken_back() -> None:
     before = {"kept": 1, "changed": 1, "list": [1, 2], "object": {"a": 1}}
-    after = {"kept": 1, "changed": 2, "list": [1, 2, 3], "object": {"a": 1, "b": 2}, "added": {"x": 1}, "ours": True}
+    after = {
+        "kept": 1,
+        "changed": 2,
+        "list": [1, 2, 3],
+        "object": {"a": 1, "b": 2},
+        "added": {"x": 1},
+        "ours": True,
+    }
     cases = (
         (after, before),
         (after | {"mine": 1}, before | {"mine": 1}),

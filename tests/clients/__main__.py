@@ -1,4 +1,5 @@
-"""`just clients [NAME ...]`: install client libraries, run the loop of tool calls of each, and write a table.
+"""`just clients [NAME ...]`: install client libraries, run the loop of tool calls of each, and
+write a table.
 
 python -m tests.clients --family qwen3_5 openai litellm
 """
@@ -21,7 +22,11 @@ def report(client: str, family: str, outcome: Outcome) -> str:
     """One row of the table, and a line for each case that failed."""
     ended = f"{sum(case.ok for case in outcome.cases)} of {len(outcome.cases)}"
     row = f"| {client} | {version(client)} | {family} | {ended} | {len(outcome.refused)} |"
-    notes = [f"{case.name}{', streamed' * case.streamed}: {case.detail}" for case in outcome.cases if not case.ok]
+    notes = [
+        f"{case.name}{', streamed' * case.streamed}: {case.detail}"
+        for case in outcome.cases
+        if not case.ok
+    ]
     notes += [f"refused: {refusal[:300]}" for refusal in outcome.refused]
     return "\n".join([row, *(f"<!-- {note} -->" for note in notes)])
 
@@ -33,9 +38,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every case into this file")
     given = parser.parse_args()
     if unknown := set(given.clients) - set(CLIENTS):
-        parser.error(f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}")
+        parser.error(
+            f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}"
+        )
     rows, failed = [], False
-    print("| client | version | family | loops that ended as expected | refused requests |\n|---|---|---|---|---|")  # noqa: T201
+    print("| client | version | family | loops that ended as expected | refused requests |")  # noqa: T201
+    print("|---|---|---|---|---|")  # noqa: T201
     for client in given.clients or CLIENTS:
         for family in given.family or ["qwen3"]:
             outcome = run(client, family)

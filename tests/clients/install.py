@@ -1,4 +1,5 @@
-"""Environments of the clients, outside of the checkout: one for each, kept until its packages change."""
+"""Environments of the clients, outside of the checkout: one for each, kept until its packages
+change."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @attrs.frozen
 class Client:
-    """A client library. `packages` () : it is among this project's own; `program` is a file of programs/."""
+    """A client library. `packages` () : it is among this project's own; `program` is a file of
+    programs/."""
 
     program: str
     packages: tuple[str, ...] = ()
@@ -39,7 +41,8 @@ CLIENTS: Mapping[str, Client] = {
     "llama-index": Client("llama_index_client.py", ("llama-index-llms-openai-like",)),
     "smolagents": Client("smolagents_client.py", ("smolagents[openai]",)),
     "ai-sdk": Client(
-        "ai_sdk_client.mjs", ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod")
+        "ai_sdk_client.mjs",
+        ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"),
     ),
 }
 
@@ -59,23 +62,32 @@ def command(name: str) -> list[str]:
     if not installed.exists() or installed.read_text("utf-8") != wanted:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        (_install_javascript if client.is_javascript else _install_python)(directory, client.packages)
+        (_install_javascript if client.is_javascript else _install_python)(
+            directory, client.packages
+        )
         installed.write_text(wanted, "utf-8")
     if not client.is_javascript:
         return [str(directory / "bin" / "python"), str(PROGRAMS / client.program)]
-    shutil.copy(PROGRAMS / client.program, directory)  # Modules are found from where the program lies.
+    # Modules are found from where the program lies.
+    shutil.copy(PROGRAMS / client.program, directory)
     return ["node", str(directory / client.program)]
 
 
 def _install_python(directory: Path, packages: tuple[str, ...]) -> None:
-    subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(directory)], check=True)
+    subprocess.run(
+        ["uv", "venv", "--quiet", "--python", sys.executable, str(directory)], check=True
+    )
     python = str(directory / "bin" / "python")
     subprocess.run(["uv", "pip", "install", "--quiet", "--python", python, *packages], check=True)
 
 
 def _install_javascript(directory: Path, packages: tuple[str, ...]) -> None:
     (directory / "package.json").write_text('{"private": true}', "utf-8")
-    subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", *packages], cwd=directory, check=True)
+    subprocess.run(
+        ["npm", "install", "--silent", "--no-audit", "--no-fund", *packages],
+        cwd=directory,
+        check=True,
+    )
 
 
 def version(name: str) -> str:
@@ -86,5 +98,7 @@ def version(name: str) -> str:
         return str(json.loads(package.read_text("utf-8"))["version"])
     package_name = (client.packages or (name,))[0].split("[")[0]
     code = f"import importlib.metadata as found; print(found.version({package_name!r}))"
-    outcome = subprocess.run([command(name)[0], "-c", code], capture_output=True, text=True, check=True)
+    outcome = subprocess.run(
+        [command(name)[0], "-c", code], capture_output=True, text=True, check=True
+    )
     return outcome.stdout.strip()

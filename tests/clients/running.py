@@ -46,7 +46,8 @@ class Case:
 
 @attrs.frozen
 class Outcome:
-    """What became of a client's cases. `refused`: the statuses and texts of the server's refusals, which not every client shows."""
+    """What became of a client's cases. `refused`: the statuses and texts of the server's refusals,
+    which not every client shows."""
 
     cases: Sequence[Case]
     refused: Sequence[str]
@@ -55,21 +56,34 @@ class Outcome:
 def run(client: str, family: str = "qwen3") -> Outcome:
     with tempfile.TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as home:
         record = Path(home) / "record.jsonl"
-        with scripted_server("--family", family, "--script", SCRIPT, "--record", str(record)) as url:
+        with scripted_server(
+            "--family", family, "--script", SCRIPT, "--record", str(record)
+        ) as url:
             said = _ran([*command(client), url], Path(home))
         refusals = [line for line in recorded(record) if line["status"] >= 400]
     cases = [Case(client=client, name=line.pop("case"), **line) for line in said]
-    return Outcome(cases, [f"{line['path']}: {line['status']} {line['answer']}" for line in refusals])
+    return Outcome(
+        cases, [f"{line['path']}: {line['status']} {line['answer']}" for line in refusals]
+    )
 
 
 def _ran(line: list[str], home: Path) -> list[dict[str, Any]]:
     """The cases that a program prints; one more if it ends with an error."""
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")
+    }
     outcome = subprocess.run(
-        line, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=home,
+        line,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+        cwd=home,
         env=environment | QUIET | {"HOME": str(home), "XDG_CACHE_HOME": str(home)},
-    )  # fmt: skip
-    cases = [json.loads(text[5:]) for text in outcome.stdout.splitlines() if text.startswith("CASE ")]
+    )
+    cases = [
+        json.loads(text[5:]) for text in outcome.stdout.splitlines() if text.startswith("CASE ")
+    ]
     if outcome.returncode:
         detail = f"exit code {outcome.returncode}: {outcome.stderr[-1500:]}"
         cases.append({"case": "the program", "streamed": False, "ok": False, "detail": detail})

@@ -1,4 +1,5 @@
-"""The official clients' loops of tool calls, in the formats of two families; `just clients` runs those of all libraries."""
+"""The official clients' loops of tool calls, in the formats of two families; `just clients` runs
+those of all libraries."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_every_loop_ends_with_the_tools_executed(client: str, family: str) -> No
     outcome = run(client, family)
     assert [(case.name, case.streamed, case.detail) for case in outcome.cases if not case.ok] == []
     assert len(outcome.cases) == CASES[client]
-    assert all("thread_unsupported_request" in refusal for refusal in outcome.refused), "asked again without it"
+    assert all("thread_unsupported_request" in refusal for refusal in outcome.refused), (
+        "asked again without it"
+    )
 
 
 def test_every_client_has_a_program() -> None:

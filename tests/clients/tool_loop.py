@@ -1,6 +1,7 @@
 """The model's side of the loop: a call; two calls at once; the text that says what the tools said.
 
-Where a grammar forces a call, calls come one by one, and the end is a call, too, if the client has a tool for that.
+Where a grammar forces a call, calls come one by one, and the end is a call, too, if the client has
+a tool for that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ NOTE: Json = {"text": "2 < 3 & that is all"}
 CALLS: tuple[tuple[str, Json], ...] = (("weigh", OSLO), ("weigh", ROME), ("note", NOTE))
 FINAL = "All done: "
 PERSONS = ("Person", "PartialLoose")
-"""Tools that a client makes of classes, to be given an object. The first one fails the client's own check of a Person."""
+"""Tools that a client makes of classes, to be given an object. The first one fails the client's own
+check of a Person."""
 OBSERVED = "Observation:\n"
 """How smolagents gives results, as a user's messages."""
 
@@ -37,12 +39,19 @@ def script(conversation: Conversation) -> str:
     if results < len(CALLS):
         return conversation.calls(*CALLS[results:], reasoning="Now the others.")
     text = FINAL + " | ".join(texts)
-    return _last_call(conversation, offered, text) or conversation.answer(text, reasoning="That was it.")
+    return _last_call(conversation, offered, text) or conversation.answer(
+        text, reasoning="That was it."
+    )
 
 
 def _last_call(conversation: Conversation, offered: set[str], text: str) -> str:
-    arguments: dict[str, Json] = {"final_answer": {"answer": text}, "final_result": {"summary": text, "places": 2}}
-    return next((conversation.call(name, **arguments[name]) for name in arguments if name in offered), "")
+    arguments: dict[str, Json] = {
+        "final_answer": {"answer": text},
+        "final_result": {"summary": text, "places": 2},
+    }
+    return next(
+        (conversation.call(name, **arguments[name]) for name in arguments if name in offered), ""
+    )
 
 
 def _observed(conversation: Conversation) -> list[str]:

@@ -1,4 +1,5 @@
-"""A core with an engine that answers at once, for tests and measurements of what a step of the scheduler costs."""
+"""A core with an engine that answers at once, for tests and measurements of what a step of the
+scheduler costs."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ STEP_S = 0.01
 
 
 class DrivenCore:
-    """One core, with a viewer of the live page unless `viewed` is false. The disk takes each write as soon as it is ordered, and has nothing to read."""
+    """One core, with a viewer of the live page unless `viewed` is false. The disk takes each write
+    as soon as it is ordered, and has nothing to read."""
 
     def __init__(
         self,
@@ -63,13 +65,21 @@ class DrivenCore:
         defaults |= {"max_prompt_tokens": CONTEXT, "speculation": "off"}
         self.settings = Settings(**{**defaults, **settings})
         model_card = attrs.evolve(
-            card(kv=kv), context_length=CONTEXT, capabilities=capabilities, draft_context=draft_context,
-            draft_model=self.settings.draft_model, min_restored_tokens=min_restored_tokens,
+            card(kv=kv),
+            context_length=CONTEXT,
+            capabilities=capabilities,
+            draft_context=draft_context,
+            draft_model=self.settings.draft_model,
+            min_restored_tokens=min_restored_tokens,
             chunk_step=chunk_step,
-        )  # fmt: skip
+        )
         model = LoadedModel(model_card, ByteTokenizer())
         self.core = Core(
-            model, "fa4e", self.settings, watches=self.watches, disk=DiskSeam(send=self._order, known=lambda: None)
+            model,
+            "fa4e",
+            self.settings,
+            watches=self.watches,
+            disk=DiskSeam(send=self._order, known=lambda: None),
         )
         self.core.take_up(0.0)
         self.clients: list[RecordingClient] = []
@@ -86,12 +96,23 @@ class DrivenCore:
         """Tokens that each row has not prefilled yet."""
 
     def arrive(
-        self, length: int, max_tokens: int = 16, seed: int = 0, prefix: tuple[int, ...] = (), tenant: str = ""
+        self,
+        length: int,
+        max_tokens: int = 16,
+        seed: int = 0,
+        prefix: tuple[int, ...] = (),
+        tenant: str = "",
     ) -> RecordingClient:
-        """Queue a prompt of `length` tokens that begins with `prefix`; prompts of other seeds share no more."""
-        prompt = prefix + tuple((seed * 7 + at * at + at // 5) % 90 + 1 for at in range(length - len(prefix)))
+        """Queue a prompt of `length` tokens that begins with `prefix`; prompts of other seeds share
+        no more."""
+        prompt = prefix + tuple(
+            (seed * 7 + at * at + at // 5) % 90 + 1 for at in range(length - len(prefix))
+        )
         request = Generate(
-            request_id=str(len(self.clients)), prompt=TokenPrompt(prompt), max_tokens=max_tokens, tenant=tenant
+            request_id=str(len(self.clients)),
+            prompt=TokenPrompt(prompt),
+            max_tokens=max_tokens,
+            tenant=tenant,
         )
         client = RecordingClient(request, prompt, max_tokens)
         self.clients.append(client)
@@ -124,7 +145,9 @@ class DrivenCore:
             if self._in_flight:
                 self.core.update(self._in_flight.popleft()[1], self.now)
             for write in self._taken():
-                self.core.hear(Written(tuple(block.key for block in write.blocks), write.nbytes), self.now)
+                self.core.hear(
+                    Written(tuple(block.key for block in write.blocks), write.nbytes), self.now
+                )
 
         watched(work)
         self.plans += plans
@@ -160,7 +183,9 @@ class DrivenCore:
     def _answer(self, plan: Plan) -> Stepped:
         """What an engine answers: a token for each row that decodes or whose prompt is complete."""
         for admit in plan.admit:
-            self._prompts[admit.row] = len(admit.prompt) // 4 - (admit.restore.tokens if admit.restore else 0)
+            self._prompts[admit.row] = len(admit.prompt) // 4 - (
+                admit.restore.tokens if admit.restore else 0
+            )
         rows = list(plan.decode)
         for chunk in plan.prefill:
             self._prompts[chunk.row] -= chunk.tokens
@@ -168,9 +193,14 @@ class DrivenCore:
                 rows.append(chunk.row)
         empty = (Tensor("U32", (2,), bytes(8)),)
         return Stepped(
-            plan.step, tuple(rows), (97,) * len(rows), (), self.step_s + self.prefill_s * bool(plan.prefill), persisted=tuple(empty for _ in plan.persist),
+            plan.step,
+            tuple(rows),
+            (97,) * len(rows),
+            (),
+            self.step_s + self.prefill_s * bool(plan.prefill),
+            persisted=tuple(empty for _ in plan.persist),
             preparing=self.preparing,
-        )  # fmt: skip
+        )
 
 
 def bytecodes(work: Callable[[], object]) -> int:

@@ -1,8 +1,10 @@
-"""`python -m tests.core.step_bytes KV LENGTH`: the most bytes that each of 600 decode steps allocated, behind a prompt of LENGTH tokens, as JSON.
+"""`python -m tests.core.step_bytes KV LENGTH`: the most bytes that each of 600 decode steps
+allocated, behind a prompt of LENGTH tokens, as JSON.
 
-In a process of its own, which has one thread: `tracemalloc.stop()` ends a process in which another thread waits for the GIL to allocate
-(https://github.com/python/cpython/issues/128679). A thread on which MLX drew random numbers does so when it ends, and threads of earlier
-tests end some seconds after their last work.
+In a process of its own, which has one thread: `tracemalloc.stop()` ends a process in which another
+thread waits for the GIL to allocate (https://github.com/python/cpython/issues/128679). A thread on
+which MLX drew random numbers does so when it ends, and threads of earlier tests end some seconds
+after their last work.
 """
 
 # ruff: noqa: T201

@@ -15,7 +15,9 @@ from trouper.protocol.setting_fields import ByteSize
 STEP_S = 0.01
 
 
-def batches(asked: CoreWorld, count: int, max_tokens: int = 60, **more: Any) -> list[RecordingClient]:
+def batches(
+    asked: CoreWorld, count: int, max_tokens: int = 60, **more: Any
+) -> list[RecordingClient]:
     return ask(asked, count, max_tokens, priority=BATCH_PRIORITY, **more)
 
 
@@ -24,7 +26,9 @@ def names(clients: list[RecordingClient]) -> set[str]:
 
 
 @pytest.mark.parametrize("kept", [1, 3])
-def test_another_request_preempts_the_youngest_rows_of_batches_in_the_step_that_it_enters(kept: int) -> None:
+def test_another_request_preempts_the_youngest_rows_of_batches_in_the_step_that_it_enters(
+    kept: int,
+) -> None:
     shared = world(None, batch_min_rows=kept)
     asked = batches(shared, 6)
     run(shared, 4)
@@ -32,7 +36,9 @@ def test_another_request_preempts_the_youngest_rows_of_batches_in_the_step_that_
     [online] = ask(shared, max_tokens=20)
     run(shared)
     assert {*running(shared)} == names(asked[:kept]) | {online.request.request_id}
-    assert [client.progress[-1].preempted for client in asked] == [False] * kept + [True] * (6 - kept)
+    assert [client.progress[-1].preempted for client in asked] == [False] * kept + [True] * (
+        6 - kept
+    )
     finish(shared)
 
 
@@ -46,7 +52,9 @@ def test_rows_of_batches_return_when_nobody_was_there_for_a_while() -> None:
         assert len({*running(shared)} & names(asked)) <= 1
     for _ in range(int(RESUME_S / STEP_S) - 2):
         run(shared)
-        assert {*running(shared)} == {"0"}, "a client that asks again at once preempts nothing again"
+        assert {*running(shared)} == {"0"}, (
+            "a client that asks again at once preempts nothing again"
+        )
     run(shared, 3)
     assert {*running(shared)} == names(asked)
     finish(shared)
@@ -77,7 +85,8 @@ def test_a_request_need_not_wait_for_a_row_of_a_batch() -> None:
 
 @pytest.mark.parametrize("patience", [0.0, 0.5])
 def test_batches_progress_where_others_need_all_rows(patience: float) -> None:
-    """A request of a batch begins each --priority-max-wait-s, and keeps its row to its end; 0: none does."""
+    """A request of a batch begins each --priority-max-wait-s, and keeps its row to its end; 0: none
+    does."""
     full = world(None, completion_batch_size=1, priority_max_wait_s=patience)
     asked = batches(full, 3, max_tokens=5)
     begun: dict[str, float] = {}
@@ -102,7 +111,9 @@ def test_a_prompt_that_would_begin_anew_keeps_its_row() -> None:
     """Nothing of an embedding is cached."""
     shared = world(None)
     [old] = batches(shared, 1)
-    long = shared.ask(tuple(1 + place % 80 for place in range(300)), 1, priority=BATCH_PRIORITY, embed=True)
+    long = shared.ask(
+        tuple(1 + place % 80 for place in range(300)), 1, priority=BATCH_PRIORITY, embed=True
+    )
     run(shared, 2)
     ask(shared, max_tokens=20)
     run(shared)
@@ -125,8 +136,15 @@ def test_without_overdue_requests_a_batch_keeps_no_row() -> None:
 
 
 def test_a_batch_keeps_its_row_while_another_request_waits_for_a_prefix() -> None:
-    """That one would not take the row: preempted, the batch would be back in the same plan, in each step, and never get a token."""
-    full = world(None, completion_batch_size=2, prefill_step_size=4, cache_memory=ByteSize(10**6), block_size=4)
+    """That one would not take the row: preempted, the batch would be back in the same plan, in each
+    step, and never get a token."""
+    full = world(
+        None,
+        completion_batch_size=2,
+        prefill_step_size=4,
+        cache_memory=ByteSize(10**6),
+        block_size=4,
+    )
     [asked] = batches(full, 1)
     run(full, 3)
     text = tuple(1 + (at * at + at // 3) % 80 for at in range(200))
@@ -136,7 +154,9 @@ def test_a_batch_keeps_its_row_while_another_request_waits_for_a_prefix() -> Non
     before = len(asked.tokens)
     late = full.ask((*text[:150], 5, 6, 7), 4)
     run(full, 20)
-    assert [sequence.request.request_id for sequence in full.core._queue] == [late.request.request_id]
+    assert [sequence.request.request_id for sequence in full.core._queue] == [
+        late.request.request_id
+    ]
     assert len(asked.tokens) > before + 15
     assert [progress.preempted for progress in asked.progress].count(True) <= 1
     finish(full)

@@ -15,7 +15,12 @@ ROWS, PROMPT, BLOCK = 8, 60, 64
 
 def decoding(cache_bytes: int, block_size: int = BLOCK) -> DrivenCore:
     """A core whose rows have decoded more tokens than are stored together."""
-    core = DrivenCore(disk=False, cache_memory=ByteSize(cache_bytes), block_size=block_size, completion_batch_size=ROWS)
+    core = DrivenCore(
+        disk=False,
+        cache_memory=ByteSize(cache_bytes),
+        block_size=block_size,
+        completion_batch_size=ROWS,
+    )
     for seed in range(ROWS):
         core.arrive(PROMPT, 4096, seed=seed)
     core.until_decoding()
@@ -35,12 +40,20 @@ def test_a_step_costs_no_more_where_the_cache_has_no_room(cache_bytes: int) -> N
 
 
 def test_a_step_costs_no_more_where_no_block_is_full_yet() -> None:
-    assert step_bytecodes(decoding(2**34, block_size=1024)) <= 1.02 * step_bytecodes(decoding(2**34))
+    assert step_bytecodes(decoding(2**34, block_size=1024)) <= 1.02 * step_bytecodes(
+        decoding(2**34)
+    )
 
 
 def test_blocks_are_stored_once_there_is_room_again() -> None:
-    """Behind a row whose blocks fill the cache, and which has ended, another one stores its own, from their beginning."""
-    core = DrivenCore(disk=False, cache_memory=ByteSize(100 * 10 * BLOCK), block_size=BLOCK, completion_batch_size=2)
+    """Behind a row whose blocks fill the cache, and which has ended, another one stores its own,
+    from their beginning."""
+    core = DrivenCore(
+        disk=False,
+        cache_memory=ByteSize(100 * 10 * BLOCK),
+        block_size=BLOCK,
+        completion_batch_size=2,
+    )
     core.arrive(8 * BLOCK, 2 * TAIL_TOKENS - 100)
     core.arrive(PROMPT, 4096, seed=1)
     core.until_decoding()

@@ -11,9 +11,12 @@ from trouper.protocol.capabilities import Capabilities
 def test_rows_that_prefill_alone_take_turns() -> None:
     """Eight prompts with a budget of 16 tokens a step: one pass of 16 tokens, not eight of two."""
     core = DrivenCore(
-        capabilities=Capabilities(prefill_together="recurrent state"), disk=False, prefill_step_size=16,
-        prefill_batch_size=8, completion_batch_size=9,
-    )  # fmt: skip
+        capabilities=Capabilities(prefill_together="recurrent state"),
+        disk=False,
+        prefill_step_size=16,
+        prefill_batch_size=8,
+        completion_batch_size=9,
+    )
     core.arrive(8, 100)
     core.until_decoding()
     before = len(core.plans)

@@ -1,4 +1,5 @@
-"""What a step of the scheduler costs does not grow with the context: counted in bytecodes and in bytes, not in seconds."""
+"""What a step of the scheduler costs does not grow with the context: counted in bytecodes and in
+bytes, not in seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from trouper.protocol.kv import KvLayout
 SHORT, LONG = 1024, 102_400
 """Equal parts of a block, of the interval of snapshots and of a chunk lie behind both."""
 LARGE = KvLayout(token_bytes=147_456)
-"""KV of a 4B model: a run on disk has three blocks, and the chain of a long prompt hundreds of runs."""
+"""KV of a 4B model: a run on disk has three blocks, and the chain of a long prompt hundreds of
+runs."""
 KEPT_BYTES = 16_384
 """What a step may allocate more beside a long context: a fiftieth of its tokens."""
 
@@ -32,7 +34,9 @@ def bytes_of_steps(kv: str, length: int) -> list[int]:
 @pytest.mark.parametrize("name", KV)
 def test_a_decode_step_costs_the_same_behind_a_long_prompt(name: str) -> None:
     """Over 600 steps, in which tails and snapshots are stored and written."""
-    short, long = (sum(bytecodes_of_steps(decoding(length, KV[name]), STEPS)) for length in (SHORT, LONG))
+    short, long = (
+        sum(bytecodes_of_steps(decoding(length, KV[name]), STEPS)) for length in (SHORT, LONG)
+    )
     assert long <= 1.02 * short
     small, large = (bytes_of_steps(name, length) for length in (SHORT, LONG))
     assert len(small) == len(large) == STEPS
@@ -41,7 +45,9 @@ def test_a_decode_step_costs_the_same_behind_a_long_prompt(name: str) -> None:
     assert len(grown) <= 2, "only the sequence's own array of tokens grows, now and then"
 
 
-@pytest.mark.parametrize("kv", [CUTTABLE, UNCUTTABLE, LARGE], ids=["cuttable", "snapshots", "large"])
+@pytest.mark.parametrize(
+    "kv", [CUTTABLE, UNCUTTABLE, LARGE], ids=["cuttable", "snapshots", "large"]
+)
 def test_a_chunk_costs_the_same_late_in_a_long_prompt(kv: KvLayout) -> None:
     core = DrivenCore(kv, prefill_step_size=512)
     core.arrive(LONG)
@@ -53,7 +59,9 @@ def test_a_chunk_costs_the_same_late_in_a_long_prompt(kv: KvLayout) -> None:
 
 
 def test_a_step_costs_the_same_while_a_long_prompt_is_written_to_disk() -> None:
-    short, long = (bytecodes_of_steps(decoding(length, LARGE, settled=2), 25) for length in (10_240, LONG))
+    short, long = (
+        bytecodes_of_steps(decoding(length, LARGE, settled=2), 25) for length in (10_240, LONG)
+    )
     assert statistics.median(long) <= 1.05 * statistics.median(short)
 
 

@@ -1,4 +1,5 @@
-"""Who enters, who leaves and who goes first when memory or rows are short: the core with an engine that answers at once."""
+"""Who enters, who leaves and who goes first when memory or rows are short: the core with an engine
+that answers at once."""
 
 from __future__ import annotations
 
@@ -30,19 +31,28 @@ PROMPT = tuple(range(1, 9))
 def world(tokens: int | None, **settings: Any) -> CoreWorld:
     """Memory for so many tokens, no cache, eight rows."""
     usual = {
-        "kv_memory": None if tokens is None else ByteSize(100 * tokens), "completion_batch_size": 8, "no_ssd": True,
-        "prefill_batch_size": 8, "prefill_step_size": 64, "max_queue_size": 50, "priority_max_wait_s": 60.0,
-        "cache_memory": ByteSize(0), "speculation": "off", "batch_min_rows": 1,
-    }  # fmt: skip
+        "kv_memory": None if tokens is None else ByteSize(100 * tokens),
+        "completion_batch_size": 8,
+        "no_ssd": True,
+        "prefill_batch_size": 8,
+        "prefill_step_size": 64,
+        "max_queue_size": 50,
+        "priority_max_wait_s": 60.0,
+        "cache_memory": ByteSize(0),
+        "speculation": "off",
+        "batch_min_rows": 1,
+    }
     return CoreWorld(1, **({"kv": KV} | usual | settings))
 
 
-def ask(asked: CoreWorld, count: int = 1, max_tokens: int = 8, **more: Any) -> list[RecordingClient]:
+def ask(
+    asked: CoreWorld, count: int = 1, max_tokens: int = 8, **more: Any
+) -> list[RecordingClient]:
     """Prompts of eight tokens, all different."""
     first = len(asked.clients)
     return [
         asked.ask((first + place + 1, *PROMPT[1:]), max_tokens, **more) for place in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def run(asked: CoreWorld, steps: int = 1) -> None:
@@ -202,7 +212,8 @@ def test_a_preempted_one_needs_more_room_to_return() -> None:
 
 @given(st.integers(1, 30), st.integers(0, 8))
 def test_no_priority_waits_for_ever(wait_steps: int, distance: int) -> None:
-    """A request of a higher priority arrives with each step. The bound: --priority-max-wait-s, and the answer that runs then."""
+    """A request of a higher priority arrives with each step. The bound: --priority-max-wait-s, and
+    the answer that runs then."""
     busy = world(None, completion_batch_size=1, priority_max_wait_s=wait_steps / 100)
     ask(busy, max_tokens=2)
     [low] = ask(busy, max_tokens=2, priority=distance + 1)
@@ -238,14 +249,18 @@ def test_requests_of_batches_take_no_room_in_the_queue_and_are_not_refused() -> 
     batches = ask(full, 3, priority=BATCH_PRIORITY)
     clients = ask(full, 3)
     late = ask(full, 1, priority=BATCH_PRIORITY)
-    assert [client.terminal == [] for client in (*batches, *clients, *late)] == [True] * 5 + [False, True]
+    assert [client.terminal == [] for client in (*batches, *clients, *late)] == [True] * 5 + [
+        False,
+        True,
+    ]
     assert (problem := problem_of(clients[-1])) is not None and problem.code == "queue_full"
     finish(full)
 
 
 @pytest.mark.parametrize("streams", [0, 3])
 def test_a_short_prompt_does_not_wait_for_a_long_prefill(streams: int) -> None:
-    """It gets its share of the first step that is composed after it arrived, beside decode or not, and the long one gets on."""
+    """It gets its share of the first step that is composed after it arrived, beside decode or not,
+    and the long one gets on."""
     shared = world(None)
     ask(shared, streams, max_tokens=200)
     run(shared, 2)
@@ -276,9 +291,14 @@ def test_the_limit_is_what_the_device_leaves() -> None:
     assert limit_of(MemoryStatus(limit_bytes=0)) is None, "nothing is known"
     assert limit_of(MemoryStatus(limit_bytes=10 * margin)) == 4 * margin
     assert limit_of(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=margin)) == 3 * margin
-    assert limit_of(MemoryStatus(limit_bytes=margin)) is None, "an estimate that leaves nothing is of no use"
+    assert limit_of(MemoryStatus(limit_bytes=margin)) is None, (
+        "an estimate that leaves nothing is of no use"
+    )
     assert limit_of(MemoryStatus(limit_bytes=10 * margin), kv_memory=ByteSize(7)) == 7
-    assert limit_of(MemoryStatus(limit_bytes=10 * margin), kv_memory=ByteSize(5 * margin)) == 4 * margin
+    assert (
+        limit_of(MemoryStatus(limit_bytes=10 * margin), kv_memory=ByteSize(5 * margin))
+        == 4 * margin
+    )
 
 
 def test_adapters_that_come_and_go_are_taken_from_rows() -> None:
@@ -286,7 +306,11 @@ def test_adapters_that_come_and_go_are_taken_from_rows() -> None:
     margin = asked.core._budget.margin_bytes
     for fixed, left in ((0, 4), (margin, 3)):
         asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=fixed))
-        for adapters in (AdapterStats(held_bytes=10), AdapterStats(held_bytes=4, reserved_bytes=6), NO_ADAPTERS):
+        for adapters in (
+            AdapterStats(held_bytes=10),
+            AdapterStats(held_bytes=4, reserved_bytes=6),
+            NO_ADAPTERS,
+        ):
             asked.watches.adapters.publish(adapters)
             assert asked.core._budget.limit_bytes == left * margin - adapters.nbytes
 
@@ -296,7 +320,9 @@ def test_models_of_one_process_share_the_device_equally() -> None:
         watches = world(None).watches
         watches.memory.publish(MemoryStatus(limit_bytes=2**40))
         shared = attrs.evolve(card(kv=KV), memory_sharers=sharers)
-        budget = MemoryBudget.of(shared, Settings(memory_fraction=0.5), watches, AllocationFailures())
+        budget = MemoryBudget.of(
+            shared, Settings(memory_fraction=0.5), watches, AllocationFailures()
+        )
         assert budget.limit_bytes is not None
         return budget.limit_bytes
 
@@ -320,9 +346,13 @@ def test_what_a_model_keeps_may_be_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "stay", "in_all"), [(30, ["0", "1"], 5), (1, ["0"], 3)], ids=["room for two", "room for none"]
+    ("tokens", "stay", "in_all"),
+    [(30, ["0", "1"], 5), (1, ["0"], 3)],
+    ids=["room for two", "room for none"],
 )
-def test_memory_that_shrinks_makes_rows_leave_but_for_the_last_one(tokens: int, stay: list[str], in_all: int) -> None:
+def test_memory_that_shrinks_makes_rows_leave_but_for_the_last_one(
+    tokens: int, stay: list[str], in_all: int
+) -> None:
     """Where there is room for none, the others run one after another, and leave no second time."""
     asked = world(None)
     margin = asked.core._budget.margin_bytes
@@ -351,8 +381,14 @@ def test_the_order_of_the_queue(arrivals: list[tuple[int, float]], bound: float)
         ask(asked, priority=priority)
     numbered = [(place, priority, at) for place, (priority, at) in enumerate(arrivals)]
     several = len({priority for priority, _ in arrivals}) > 1
-    late = [place for place, _, at in sorted(numbered, key=lambda one: (one[2], one[1])) if several and 10 - at > bound]
-    others = [place for place, _, _ in sorted(numbered, key=lambda one: one[1]) if place not in late]
+    late = [
+        place
+        for place, _, at in sorted(numbered, key=lambda one: (one[2], one[1]))
+        if several and 10 - at > bound
+    ]
+    others = [
+        place for place, _, _ in sorted(numbered, key=lambda one: one[1]) if place not in late
+    ]
     assert order(asked, 10.0) == [str(place) for place in (*late, *others)]
     for client in asked.clients:
         client.aborted = True
@@ -364,10 +400,14 @@ def test_rows_leave_for_the_systems_memory_pressure_and_return_after_it() -> Non
     clients = ask(asked, 4, max_tokens=8)
     run(asked, 2)
     assert len(running(asked)) == 4
-    asked.watches.memory.publish(MemoryStatus(limit_bytes=2**40, pressure="critical", pressure_bound_bytes=3500))
+    asked.watches.memory.publish(
+        MemoryStatus(limit_bytes=2**40, pressure="critical", pressure_bound_bytes=3500)
+    )
     run(asked)
     assert 1 < len(running(asked)) < 4
-    asked.watches.memory.publish(MemoryStatus(limit_bytes=2**40, pressure="critical", pressure_bound_bytes=1))
+    asked.watches.memory.publish(
+        MemoryStatus(limit_bytes=2**40, pressure="critical", pressure_bound_bytes=1)
+    )
     run(asked)
     assert len(running(asked)) == 1, "the last one goes on"
     asked.watches.memory.publish(MemoryStatus(limit_bytes=2**40, pressure="normal"))

@@ -1,4 +1,5 @@
-"""In how many steps a prompt is computed on an idle engine that prepares each new shape, whose chunks are rounded."""
+"""In how many steps a prompt is computed on an idle engine that prepares each new shape, whose
+chunks are rounded."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def test_a_short_prompt_takes_the_one_pass_that_was_prepared_for_it(length: int)
 
 @pytest.mark.parametrize("tokens", [600, 700, 1000, 1100])
 def test_chunks_that_are_rounded_down_grow_again(tokens: int) -> None:
-    """A rounded chunk has fewer tokens than were allowed, which was taken for the end of a prompt: chunks stayed as small as one slow moment
-    had made them."""
+    """A rounded chunk has fewer tokens than were allowed, which was taken for the end of a prompt:
+    chunks stayed as small as one slow moment had made them."""
     driven = DrivenCore(chunk_step=CHUNK_STEP, prefill_step_size=4096)
     driven.core._prefill_budget._sizers["text"].idle.tokens = tokens
     length = 3 * CHUNK_STEP + tokens * 3 // 4  # Its end is shorter than what is allowed, too.

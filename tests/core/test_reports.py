@@ -1,4 +1,5 @@
-"""What the core reports of banks and of preempted sequences, and how often it asks the engine for it."""
+"""What the core reports of banks and of preempted sequences, and how often it asks the engine for
+it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_banks_are_asked_for_once_a_second_however_many_steps_there_are() -> Non
     def counted(plan: Plan) -> Stepped:
         nonlocal asked
         asked += plan.report_banks
-        return attrs.evolve(answer(plan), banks=(attrs.evolve(BANK, bytes=asked),) if plan.report_banks else None)
+        return attrs.evolve(
+            answer(plan), banks=(attrs.evolve(BANK, bytes=asked),) if plan.report_banks else None
+        )
 
     core._answer = counted  # type: ignore[method-assign]
     core.arrive(100, max_tokens=2000)
@@ -79,7 +82,10 @@ def test_a_preempted_sequence_is_shown_until_it_goes_on(priority: int) -> None:
         run(small)
     stats, rows = small.watches.stats.latest, shown(small)
     assert (stats.preempted_sequences, stats.queued_requests) == (1, 1)
-    assert [(row.state, row.priority) for row in rows.values()] == [("decoding", -1), ("preempted", priority)]
+    assert [(row.state, row.priority) for row in rows.values()] == [
+        ("decoding", -1),
+        ("preempted", priority),
+    ]
     had = rows["1"].generated_tokens
     assert (rows["1"].restored_tokens, rows["1"].tokens_to_restore) == (0, len(PROMPT) + had)
     while (row := shown(small)["1"]).state == "preempted":

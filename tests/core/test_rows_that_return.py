@@ -11,7 +11,8 @@ from trouper.protocol.work import DiskOrder, Read, Write
 
 
 def test_states_of_drafts_are_counted_before_a_row_enters_that_may_draft() -> None:
-    """All rows keep recurrent states of before if one drafts. Else it would enter, be preempted by the next plan, and so on in each step."""
+    """All rows keep recurrent states of before if one drafts. Else it would enter, be preempted by
+    the next plan, and so on in each step."""
     small = world(30, kv=attrs.evolve(KV, draft_state_bytes=600))
     [plain] = ask(small, max_tokens=20, speculation="off")
     run(small, 2)
@@ -24,7 +25,8 @@ def test_states_of_drafts_are_counted_before_a_row_enters_that_may_draft() -> No
 
 
 class SureDisk(CoreWorld):
-    """The disk takes every order, and answers at once with all that it has. Computing takes far longer than reading."""
+    """The disk takes every order, and answers at once with all that it has. Computing takes far
+    longer than reading."""
 
     def _order(self, order: DiskOrder) -> bool:
         if isinstance(order, Write | Read):
@@ -39,9 +41,18 @@ class SureDisk(CoreWorld):
 
 def test_a_preempted_sequence_that_came_from_disk_returns_from_disk() -> None:
     sure = SureDisk(
-        1, kv=KV, kv_memory=ByteSize(40_000), cache_memory=ByteSize(10**6), block_size=32, no_ssd=False,
-        completion_batch_size=8, prefill_batch_size=8, prefill_step_size=64, max_queue_size=50, speculation="off",
-    )  # fmt: skip
+        1,
+        kv=KV,
+        kv_memory=ByteSize(40_000),
+        cache_memory=ByteSize(10**6),
+        block_size=32,
+        no_ssd=False,
+        completion_batch_size=8,
+        prefill_batch_size=8,
+        prefill_step_size=64,
+        max_queue_size=50,
+        speculation="off",
+    )
     sure.dice.random = lambda: 0.5  # type: ignore[method-assign]
     text = tuple(1 + (at * at + at // 3) % 80 for at in range(200))
     first = sure.ask(text, 2)

@@ -1,4 +1,5 @@
-"""Prompts that arrive together and share a beginning too short for one of them to wait for: the core with an engine that answers at once."""
+"""Prompts that arrive together and share a beginning too short for one of them to wait for: the
+core with an engine that answers at once."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ SHARED = tuple(range(1, 25))
 
 
 def measured_core() -> DrivenCore:
-    """A core that has measured: decode steps take as long as the prefill of more tokens than two prompts share."""
-    core = DrivenCore(disk=False, prefill_batch_size=32, completion_batch_size=33, prefill_step_size=2048)
+    """A core that has measured: decode steps take as long as the prefill of more tokens than two
+    prompts share."""
+    core = DrivenCore(
+        disk=False, prefill_batch_size=32, completion_batch_size=33, prefill_step_size=2048
+    )
     core.arrive(200, 400, seed=99)
     core.until_decoding()
     for _ in range(40):
@@ -44,7 +48,9 @@ def test_two_do_not_wait_for_what_is_worth_it_for_many() -> None:
 def test_who_shares_little_more_waits_where_others_do() -> None:
     """The primary pauses once, not again for the two tokens that some of them share beyond."""
     core = measured_core()
-    prompts = [(*SHARED, 41, 42 + number % 2, *range(50 + number, 90 + number, 4)) for number in range(20)]
+    prompts = [
+        (*SHARED, 41, 42 + number % 2, *range(50 + number, 90 + number, 4)) for number in range(20)
+    ]
     prompts[1] = (*SHARED, *range(60, 72))
     chunks = prefilled(core, prompts)
     primary = [chunk.tokens for chunk in chunks if chunk.row == chunks[0].row]

@@ -110,7 +110,9 @@ def test_priorities_count_more_than_turns() -> None:
 def test_the_queue_of_one_tenant_is_full_for_nobody_else() -> None:
     asked = world(None, max_queue_size=3)
     many = ask(asked, 20, max_tokens=200, tenant="a")
-    refused = [client for client in many if (problem := problem_of(client)) and problem.status == 429]
+    refused = [
+        client for client in many if (problem := problem_of(client)) and problem.status == 429
+    ]
     assert len(refused) == 20 - (3 + 8), "the rows were free"
     [other] = ask(asked, 1, tenant="b")
     assert problem_of(other) is None
@@ -129,7 +131,7 @@ def test_batches_of_tenants_take_turns_and_have_no_share_of_others_rows() -> Non
     finish(asked)
 
 
-# -- prefill ---------------------------------------------------------------------------------------
+# -- prefill -------------------------------------------------------------------------------------
 
 
 def prefilled(core: DrivenCore, steps: int) -> dict[str, int]:
@@ -173,7 +175,7 @@ def test_a_step_is_split_between_tenants_before_it_is_split_between_prompts() ->
     assert tokens["one"] == pytest.approx(tokens["many"], rel=0.2)
 
 
-def test_prefill_takes_its_share_of_the_time_beside_streams_of_others_once_its_credit_is_spent() -> None:
+def test_prefill_takes_its_share_beside_streams_of_others_once_its_credit_is_spent() -> None:
     """Two tenants: half of the time each."""
     core = decode_stream()
     core.arrive(100_000, max_tokens=1, seed=1, tenant="long")

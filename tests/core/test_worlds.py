@@ -31,7 +31,8 @@ SEEDS = range(200 if LONG else 120)
 
 @cache
 def seen_in(seed: int) -> Counter[str]:
-    """What the world of a seed has in it, which is played once. Raises AssertionError where an invariant does not hold."""
+    """What the world of a seed has in it, which is played once. Raises AssertionError where an
+    invariant does not hold."""
     world = CoreWorld(seed)
     world.play()
     facts = world.watches.stats.latest
@@ -44,8 +45,12 @@ def seen_in(seed: int) -> Counter[str]:
         from_disk=facts.cache.hits_disk,
         written=len(world.stored),
         preempted=facts.preemptions,
-        refused_for_memory=sum(code(client) == "context_length_exceeded" for client in world.clients),
-        shortened=sum(client.max_tokens < (client.request.max_tokens or 0) for client in world.clients),
+        refused_for_memory=sum(
+            code(client) == "context_length_exceeded" for client in world.clients
+        ),
+        shortened=sum(
+            client.max_tokens < (client.request.max_tokens or 0) for client in world.clients
+        ),
         overdue=world.overdue,
         yielded=world.yielded,
         accepted_drafts=facts.speculation.accepted,

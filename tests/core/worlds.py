@@ -1,5 +1,5 @@
-"""Seeded worlds of the core alone: random arrivals, aborts, lengths, drafts and disk answers. Every invariant is checked after each
-step. `python -m tests.core 1000` plays seeds 0 to 999."""
+"""Seeded worlds of the core alone: random arrivals, aborts, lengths, drafts and disk answers. Every
+invariant is checked after each step. `python -m tests.core 1000` plays seeds 0 to 999."""
 
 from __future__ import annotations
 
@@ -79,9 +79,12 @@ class RecordingClient:
         self.closed = True
 
     def check(self) -> None:
-        """After the world's end: one terminal event, unless the client left, and the tokens of its prompt."""
+        """After the world's end: one terminal event, unless the client left, and the tokens of its
+        prompt."""
         assert self.closed, "never closed"
-        assert len(self.terminal) == (0 if self.aborted and not self.terminal else 1), "no terminal event"
+        assert len(self.terminal) == (0 if self.aborted and not self.terminal else 1), (
+            "no terminal event"
+        )
         assert self.tokens == [letters(key_of(self.prompt), at) for at in range(len(self.tokens))]
         if self.terminal and isinstance(self.terminal[0], Finished):
             assert len(self.tokens) == self.max_tokens == self.terminal[0].completion_tokens
@@ -98,7 +101,9 @@ def check_kv_usage(core: Core, row: Sequence) -> None:
     budget = core._budget
     usage = budget.kv.usage(*budget.lengths(row))
     assert usage[:2] == row.kv_usage[:2], "a row counts in another bank"
-    assert budget.kv.row_bytes(usage.reserved) == budget.kv.row_bytes(row.kv_usage.reserved), "a row has other bytes"
+    assert budget.kv.row_bytes(usage.reserved) == budget.kv.row_bytes(row.kv_usage.reserved), (
+        "a row has other bytes"
+    )
 
 
 def check_storing(core: Core, row: Sequence) -> None:
@@ -116,7 +121,8 @@ def padded_bytes(kv: KvLayout, lengths: list[int]) -> int:
         return sum(map(kv.row_bytes, lengths))
     levels = [bank_level(tokens, kv.first_bank) if kv.first_bank else 0 for tokens in lengths]
     longest = {
-        level: max(length for length, other in zip(lengths, levels, strict=True) if other == level) for level in levels
+        level: max(length for length, other in zip(lengths, levels, strict=True) if other == level)
+        for level in levels
     }
     held = 0
     for tokens, level in zip(lengths, levels, strict=True):
@@ -137,7 +143,9 @@ class CoreWorld:
             prefill_step_size=dice.choice((4, 16, 64)),
             max_queue_size=dice.choice((1, 4, 50)),
             block_size=dice.choice((2, 4, 8)),
-            kv_memory=dice.choice((None, ByteSize(dice.choice((2_500, 5_000, 12_000, 20_000, 30_000))))),
+            kv_memory=dice.choice(
+                (None, ByteSize(dice.choice((2_500, 5_000, 12_000, 20_000, 30_000))))
+            ),
             priority_max_wait_s=dice.choice((0.0, 0.05, 1.0)),
             batch_min_rows=dice.choice((1, 1, 2)),
             cache_memory=ByteSize(dice.choice((0, 3, 20, 1000)) * (400 + NODE_COST)),
@@ -151,7 +159,9 @@ class CoreWorld:
             first_bank=dice.choice((0, 8, 32, None)),
             shared_tokens=dice.choice((16, 64, 2**14)),
         )
-        self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
+        self.engine = FakeEngine(
+            kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0)
+        )
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
             memory=Watch(MemoryStatus(limit_bytes=100)),
@@ -160,7 +170,9 @@ class CoreWorld:
             batch=Watch[BatchStats](NOTHING_SHOWN),
         )
         shortest = dice.choice((0, 0, 0, 6, 24))
-        model = LoadedModel(attrs.evolve(card(kv=kv), min_restored_tokens=shortest), ByteTokenizer())
+        model = LoadedModel(
+            attrs.evolve(card(kv=kv), min_restored_tokens=shortest), ByteTokenizer()
+        )
         disk = DiskSeam(send=self._order, known=lambda: None)
         self.orders: list[Write | Read] = []
         self.parts: deque[Loaded] = deque()
@@ -195,7 +207,8 @@ class CoreWorld:
         self.core.take_up(self.now)
         for _ in range(STEPS):
             for act in self.dice.sample(
-                (self.arrive, self.arrive, self.leave, self.disk_answers, self.press, self.preempt), 2
+                (self.arrive, self.arrive, self.leave, self.disk_answers, self.press, self.preempt),
+                2,
             ):
                 act()
             self.step()
@@ -221,7 +234,12 @@ class CoreWorld:
         )
 
     def ask(self, prompt: tuple[int, ...], max_tokens: int, **more: Any) -> RecordingClient:
-        request = Generate(request_id=str(len(self.clients)), prompt=TokenPrompt(prompt), max_tokens=max_tokens, **more)
+        request = Generate(
+            request_id=str(len(self.clients)),
+            prompt=TokenPrompt(prompt),
+            max_tokens=max_tokens,
+            **more,
+        )
         client = RecordingClient(request, prompt, max_tokens)
         self.clients.append(client)
         self.core.enqueue(client, self.now)
@@ -241,7 +259,12 @@ class CoreWorld:
         active = self.dice.choice((10, 10, 95, 200))
         last = self.watches.memory.latest
         self.watches.memory.publish(
-            attrs.evolve(last, active_bytes=active, under_pressure=active > 90, releases=last.releases + (active > 100))
+            attrs.evolve(
+                last,
+                active_bytes=active,
+                under_pressure=active > 90,
+                releases=last.releases + (active > 100),
+            )
         )
 
     def disk_answers(self) -> None:
@@ -305,14 +328,18 @@ class CoreWorld:
             _, stepped = self.in_flight.popleft()
             core.update(stepped, self.now)
             self.check()
-        return bool(self.in_flight or core.waiting or core.plans_in_flight or self.orders or self.parts)
+        return bool(
+            self.in_flight or core.waiting or core.plans_in_flight or self.orders or self.parts
+        )
 
     # -- what must hold --------------------------------------------------------------------------
 
     def check(self) -> None:
         core, cache, batch = self.core, self.core._cache, self.core._batch
         assert core.plans_in_flight == len(self.in_flight) <= PLANS_IN_FLIGHT, "plans in flight"
-        assert cache.tree.eviction.bytes <= cache.tree.sizes.capacity_bytes, "bytes beyond the cache's capacity"
+        assert cache.tree.eviction.bytes <= cache.tree.sizes.capacity_bytes, (
+            "bytes beyond the cache's capacity"
+        )
         assert not batch.rows.keys() & batch.removed.keys(), "a row is here and removed"
         assert batch.num_rows <= self.settings.rows, "too many rows"
         for row, sequence in batch.rows.items():
@@ -332,7 +359,9 @@ class CoreWorld:
         )
         shares = core._shares
         assert shares.waiting == Counter(map(tenant_of, queued)), "waiting tenants are miscounted"
-        assert shares.running == Counter(map(tenant_of, batch.rows.values())), "rows of tenants are miscounted"
+        assert shares.running == Counter(map(tenant_of, batch.rows.values())), (
+            "rows of tenants are miscounted"
+        )
         for client in self.clients:
             assert len(client.terminal) <= 1, "two terminal events"
 
@@ -345,9 +374,13 @@ class CoreWorld:
         assert row_bytes <= limit, "rows are beyond the limit"
         if len(rows) == 1:  # It runs whatever is pinned beside it: what is read or written.
             return
-        block_bytes = sum(NODE_COST + kv.token_bytes * len(tokens) for tokens in self.engine.blocks.values())
+        block_bytes = sum(
+            NODE_COST + kv.token_bytes * len(tokens) for tokens in self.engine.blocks.values()
+        )
         snapshot_bytes = kv.snapshot_bytes * len(self.engine.snapshots)
-        assert row_bytes + block_bytes + snapshot_bytes <= limit, "rows and cached blocks are beyond the limit"
+        assert row_bytes + block_bytes + snapshot_bytes <= limit, (
+            "rows and cached blocks are beyond the limit"
+        )
 
     def check_yielding(self, plan: Plan) -> None:
         """Batches have few rows beside others."""
@@ -359,16 +392,22 @@ class CoreWorld:
 
     @staticmethod
     def _check_running(sequence: Sequence) -> None:
-        assert 0 <= sequence.num_output_tokens <= sequence.num_scheduled_tokens <= sequence.max_tokens, (
-            "tokens beyond those scheduled"
-        )
+        assert (
+            0 <= sequence.num_output_tokens <= sequence.num_scheduled_tokens <= sequence.max_tokens
+        ), "tokens beyond those scheduled"
         assert sequence.num_unscheduled_tokens >= 0, "more was prefilled than there is"
         prefilling = sequence.num_unscheduled_tokens > 0
         assert not prefilling or sequence.num_scheduled_tokens <= sequence.num_resumed_tokens, (
             "decodes before its prompt is there"
         )
-        decoding = State.DECODING if sequence.num_scheduled_tokens < sequence.max_tokens else State.LAST_TOKEN_SCHEDULED
-        assert sequence.state is (State.PREFILLING if prefilling else decoding), "state and counters differ"
+        decoding = (
+            State.DECODING
+            if sequence.num_scheduled_tokens < sequence.max_tokens
+            else State.LAST_TOKEN_SCHEDULED
+        )
+        assert sequence.state is (State.PREFILLING if prefilling else decoding), (
+            "state and counters differ"
+        )
         assert sequence.dropped is (sequence.state is State.LAST_TOKEN_SCHEDULED), (
             "a row is dropped too early, or too late"
         )
@@ -382,7 +421,9 @@ class CoreWorld:
         nodes = [*core._cache.tree.nodes()]
         held = {node.block for node in nodes} | {node.snapshot for node in nodes}
         freed = set(core._cache.freed())
-        assert {*self.engine.blocks, *self.engine.snapshots} - freed == held - {None}, "a block leaked"
+        assert {*self.engine.blocks, *self.engine.snapshots} - freed == held - {None}, (
+            "a block leaked"
+        )
         assert not any(node.pins for node in nodes), "a node stays pinned"
         for client in self.clients:
             client.check()

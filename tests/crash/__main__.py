@@ -1,4 +1,5 @@
-"""`python -m tests.crash N`: N times, ten clients with a prompt that crashes the model, beside 16 streams. What it costs."""
+"""`python -m tests.crash N`: N times, ten clients with a prompt that crashes the model, beside 16
+streams. What it costs."""
 
 # ruff: noqa: T201
 from __future__ import annotations
@@ -24,8 +25,10 @@ def main(rounds: int = 5) -> int:
             good = equal == STREAMS and refused == CLIENTS + 1 and met.same_process
             worst_s, wrong = max(worst_s, met.not_ready_s), wrong + (not good)
             print(
-                f"{number + 1}: {equal} of {STREAMS} streams whole and equal, {refused} of {CLIENTS + 1} refused, "
-                f"{met.recovery['crashes']} crashes, not ready for {met.not_ready_s:.2f} s, longest gap {met.gap_s:.2f} s",
+                f"{number + 1}: {equal} of {STREAMS} streams whole and equal, {refused} of "
+                f"{CLIENTS + 1} refused, "
+                f"{met.recovery['crashes']} crashes, not ready for {met.not_ready_s:.2f} s, "
+                f"longest gap {met.gap_s:.2f} s",
                 flush=True,
             )
     print(f"{rounds} rounds, {wrong} wrong; never not ready for more than {worst_s:.2f} s")

@@ -1,4 +1,5 @@
-"""`python -m tests.crash.model FAULT serve ...`: the command with a llama that has a fault, planted from outside."""
+"""`python -m tests.crash.model FAULT serve ...`: the command with a llama that has a fault, planted
+from outside."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def a_prompt(inputs: mx.array) -> None:
 
 
 def two_rows(inputs: mx.array) -> None:
-    """Raises as soon as two rows decode together, as gpt_bigcode's code did. Not in the pass of two tokens that is built,
-    and not computed, when the model is loaded: that one would find it."""
+    """Raises as soon as two rows decode together, as gpt_bigcode's code did. Not in the pass of two
+    tokens that is built, and not computed, when the model is loaded: that one would find it."""
     rows, width = inputs.shape
     if rows > 1 and width == 1:
         raise Fault("two rows")
@@ -49,7 +50,11 @@ class Gone:
             raise Fault("the device")
 
 
-FAULTS: dict[str, Callable[[mx.array], None]] = {"a_prompt": a_prompt, "two_rows": two_rows, "gone": Gone()}
+FAULTS: dict[str, Callable[[mx.array], None]] = {
+    "a_prompt": a_prompt,
+    "two_rows": two_rows,
+    "gone": Gone(),
+}
 
 
 def plant(fault: Callable[[mx.array], None]) -> None:

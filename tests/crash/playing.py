@@ -1,4 +1,5 @@
-"""A real server whose model crashes, its streams, and the clients that make it crash: `openai`, with its default retries."""
+"""A real server whose model crashes, its streams, and the clients that make it crash: `openai`,
+with its default retries."""
 
 from __future__ import annotations
 
@@ -50,11 +51,34 @@ class Outcome:
 def crashing(model: Path, fault: str, *flags: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """(its port, the process)"""
     port = free_port()
-    command = [sys.executable, "-m", "tests.crash.model", fault, "serve", "--model", str(model), "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.crash.model",
+        fault,
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+    ]
     process = subprocess.Popen(
-        [*command, "--no-ssd", "--self-check", "off", "--log-level", "error", "--served-model-name", "default", *flags],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [
+            *command,
+            "--no-ssd",
+            "--self-check",
+            "off",
+            "--log-level",
+            "error",
+            "--served-model-name",
+            "default",
+            *flags,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     try:
         assert "is ready at" in process.stdout.readline(), process.stderr and process.stderr.read()
@@ -71,7 +95,9 @@ def client_of(port: int) -> openai.OpenAI:
 def body(place: int) -> dict[str, Any]:
     """A stream's own prompt; every other draws, by a seed beyond 32 bits."""
     prompt = np.random.RandomState(place).randint(1, 300, 5 + 7 * place).tolist()
-    sampling: dict[str, Any] = {"temperature": 0} if place % 2 else {"temperature": 0.7, "seed": 2**35 + place}
+    sampling: dict[str, Any] = (
+        {"temperature": 0} if place % 2 else {"temperature": 0.7, "seed": 2**35 + place}
+    )
     return sampling | {"prompt": prompt, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
 
 
@@ -99,7 +125,9 @@ class Reader:
 def ask_deadly(client: openai.OpenAI, *, stream: bool) -> tuple[int | None, str | None]:
     """What the client raised in the end."""
     try:
-        answer: Any = client.completions.create(model="default", prompt=DEADLY, max_tokens=20, stream=stream)
+        answer: Any = client.completions.create(
+            model="default", prompt=DEADLY, max_tokens=20, stream=stream
+        )
         for _ in answer if stream else ():
             pass
     except openai.APIError as error:
@@ -133,9 +161,13 @@ class Readiness(Thread):
             return False
 
 
-def read_all(client: openai.OpenAI, pool: ThreadPoolExecutor, streams: int) -> tuple[list[Reader], list[Future[None]]]:
+def read_all(
+    client: openai.OpenAI, pool: ThreadPoolExecutor, streams: int
+) -> tuple[list[Reader], list[Future[None]]]:
     readers = [Reader() for _ in range(streams)]
-    return readers, [pool.submit(reader.read, client, place) for place, reader in enumerate(readers)]
+    return readers, [
+        pool.submit(reader.read, client, place) for place, reader in enumerate(readers)
+    ]
 
 
 def settled(futures: Sequence[Future[Any]]) -> list[Any]:
@@ -143,8 +175,12 @@ def settled(futures: Sequence[Future[Any]]) -> list[Any]:
 
 
 def play(model: Path, streams: int = STREAMS, clients: int = CLIENTS) -> Outcome:
-    """Streams undisturbed, then the same beside clients with the prompt that the model does not bear."""
-    with crashing(model, "a_prompt") as (port, process), ThreadPoolExecutor(streams + clients) as pool:
+    """Streams undisturbed, then the same beside clients with the prompt that the model does not
+    bear."""
+    with (
+        crashing(model, "a_prompt") as (port, process),
+        ThreadPoolExecutor(streams + clients) as pool,
+    ):
         client = client_of(port)
         wanted, futures = read_all(client, pool, streams)
         settled(futures)
@@ -152,14 +188,20 @@ def play(model: Path, streams: int = STREAMS, clients: int = CLIENTS) -> Outcome
         readers, futures = read_all(client, pool, streams)
         for reader in readers:
             assert reader.begun.wait(PATIENCE_S)
-        others = [pool.submit(ask_deadly, client, stream=place % 2 == 1) for place in range(clients)]
+        others = [
+            pool.submit(ask_deadly, client, stream=place % 2 == 1) for place in range(clients)
+        ]
         errors = settled(others)
         settled(futures)
         errors.append(ask_deadly(client, stream=False))
         readiness.over.set()
         readiness.join()
         return Outcome(
-            tuple(reader.text for reader in wanted), tuple(reader.text for reader in readers), tuple(errors),
-            get(port, "/health")[1]["recovery"], process.poll() is None,
-            readiness.longest_s, max(reader.gap_s for reader in readers),
-        )  # fmt: skip
+            tuple(reader.text for reader in wanted),
+            tuple(reader.text for reader in readers),
+            tuple(errors),
+            get(port, "/health")[1]["recovery"],
+            process.poll() is None,
+            readiness.longest_s,
+            max(reader.gap_s for reader in readers),
+        )

@@ -1,4 +1,5 @@
-"""The kernel of attention by lengths computes what attention with a mask computes (trouper/engine/kv/decode_kernel.py)."""
+"""The kernel of attention by lengths computes what attention with a mask computes
+(trouper/engine/kv/decode_kernel.py)."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from trouper.engine.kv.decode_attention import mask_of
 from trouper.engine.kv.decode_kernel import HEAD_DIMS, Heads, KernelCall, run
 from trouper.engine.kv.pass_shapes import MAX_KERNEL_WIDTH, of_device
 
-pytestmark = pytest.mark.skipif(not of_device().length_kernel, reason="the device has no such kernel")
+pytestmark = pytest.mark.skipif(
+    not of_device().length_kernel, reason="the device has no such kernel"
+)
 LENGTHS = np.array([0, 1, 2, 3, 62, 63, 64, 65, 127, 500, 511, 512, 1000, 2000], np.int32)
-"""Tokens of each row before the pass: few enough that warps have no key, and enough that several splits have one."""
+"""Tokens of each row before the pass: few enough that warps have no key, and enough that several
+splits have one."""
 RELATIVE = {mx.float32: 1e-3, mx.float16: 2**-10, mx.bfloat16: 2**-8}
 
 
@@ -21,7 +25,11 @@ def check(heads: Heads, width: int, capacity: int) -> None:
     """Some rows more than the pass has are in the buffers."""
     dice = mx.random.key(heads.dim + heads.group + width)
     rows, all_heads = len(LENGTHS), heads.key_heads * heads.group
-    sizes = [(rows, all_heads, width, heads.dim), *[(rows + 2, heads.key_heads, capacity, heads.dim)] * 2, (all_heads,)]
+    sizes = [
+        (rows, all_heads, width, heads.dim),
+        *[(rows + 2, heads.key_heads, capacity, heads.dim)] * 2,
+        (all_heads,),
+    ]
     queries, keys, values, sinks = (
         mx.random.normal(size, key=key).astype(heads.dtype)
         for size, key in zip(sizes, mx.random.split(dice, 4), strict=True)
@@ -31,7 +39,9 @@ def check(heads: Heads, width: int, capacity: int) -> None:
     expected = mx.fast.scaled_dot_product_attention(
         *wide, scale=0.1, mask=mask, sinks=sinks.astype(mx.float32) if heads.sinks else None
     )
-    call = KernelCall(queries, keys, values, mx.array(LENGTHS + width), 0.1, sinks if heads.sinks else None)
+    call = KernelCall(
+        queries, keys, values, mx.array(LENGTHS + width), 0.1, sinks if heads.sinks else None
+    )
     got = run(heads, call)
     few = run(heads, attrs.evolve(call, queries=queries[:5], lengths=call.lengths[:5]))
     assert mx.array_equal(got[:5], few), "no row's result depends on others"
@@ -39,8 +49,12 @@ def check(heads: Heads, width: int, capacity: int) -> None:
         np.array(got.astype(mx.float32)), np.array(expected), rtol=RELATIVE[heads.dtype], atol=4e-3
     )
     if width > 1 and not heads.ring:
-        first = run(heads, attrs.evolve(call, queries=queries[:, :, :1], lengths=call.lengths - (width - 1)))
-        assert mx.array_equal(got[:, :, :1], first), "a verified token comes out as if it had been fed alone"
+        first = run(
+            heads, attrs.evolve(call, queries=queries[:, :, :1], lengths=call.lengths - (width - 1))
+        )
+        assert mx.array_equal(got[:, :, :1], first), (
+            "a verified token comes out as if it had been fed alone"
+        )
 
 
 @pytest.mark.parametrize("dtype", RELATIVE, ids=str)

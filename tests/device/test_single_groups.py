@@ -1,4 +1,5 @@
-"""Packed layers with one group a row: unpacked where MLX multiplies by them wrongly (trouper/engine/adaptations/single_groups.py)."""
+"""Packed layers with one group a row: unpacked where MLX multiplies by them wrongly
+(trouper/engine/adaptations/single_groups.py)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def layers(inputs: int, **how: Any) -> dict[str, nn.Module]:
 def product(layer: nn.Module, rows: int) -> mx.array:
     """On a CPU."""
     mx.random.seed(3)
-    width = layer.weight.shape[-1] if "scales" not in layer else layer.scales.shape[-1] * layer.group_size
+    width = (
+        layer.weight.shape[-1]
+        if "scales" not in layer
+        else layer.scales.shape[-1] * layer.group_size
+    )
     x = mx.random.normal((3, rows, width), stream=mx.cpu)
     with mx.stream(mx.cpu):
         out: mx.array = layer.as_linear(x) if hasattr(layer, "as_linear") else layer(x)
@@ -44,7 +49,9 @@ def test_an_unpacked_layer_gives_the_same(bits: int) -> None:
     for name, layer in layers(FEW, group_size=64, bits=bits).items():
         assert is_affected(layer), name
         assert "scales" not in unpacked(layer)
-        assert mx.allclose(product(unpacked(layer), 5), product(layer, 5), atol=1e-5, stream=mx.cpu), name
+        assert mx.allclose(
+            product(unpacked(layer), 5), product(layer, 5), atol=1e-5, stream=mx.cpu
+        ), name
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,11 @@ class Model(nn.Module):  # type: ignore[misc]
 
 
 def test_a_model_is_unpacked_where_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    for architecture, packed in ((single_groups.WRONG_ON, [False, True]), ("sm_80", [True, True]), ("", [True, True])):
+    for architecture, packed in (
+        (single_groups.WRONG_ON, [False, True]),
+        ("sm_80", [True, True]),
+        ("", [True, True]),
+    ):
         monkeypatch.setattr(device, "architecture", lambda name=architecture: name)
         model = Model()
         adapted(model)
@@ -86,7 +97,10 @@ def test_products_on_this_device(dtype: mx.Dtype) -> None:
     for layer in model.layers:
         x = (x.astype(mx.float32) @ whole(layer).T + layer.bias.astype(mx.float32)).astype(dtype)
     spread = float(mx.abs(x.astype(mx.float32)).max().item())  # type: ignore[arg-type]
-    assert mx.abs(got - x.astype(mx.float32)).max() < (0.03 if dtype == mx.bfloat16 or TF32 else 1e-4) * spread
+    assert (
+        mx.abs(got - x.astype(mx.float32)).max()
+        < (0.03 if dtype == mx.bfloat16 or TF32 else 1e-4) * spread
+    )
 
 
 def whole(layer: nn.Module) -> mx.array:

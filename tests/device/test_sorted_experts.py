@@ -1,4 +1,5 @@
-"""Expert layers with biases: right, and laid out as MLX's kernel for sorted experts expects it (trouper/engine/adaptations/sorted_experts.py)."""
+"""Expert layers with biases: right, and laid out as MLX's kernel for sorted experts expects it
+(trouper/engine/adaptations/sorted_experts.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""`python -m tests.drafts N [FIRST]`: so many mixes over the families, and how to play the one that failed again.
+"""`python -m tests.drafts N [FIRST]`: so many mixes over the families, and how to play the one that
+failed again.
 
-A campaign of 100 mixes or more fails, too, if something that mixes are made of never happened in it.
+A campaign of 100 mixes or more fails, too, if something that mixes are made of never happened in
+it.
 """
 
 # ruff: noqa: T201
@@ -25,11 +27,24 @@ from tests.drafts.models import DRAFTING, HYBRIDS
 ENOUGH = 100
 """Mixes that have everything at least once."""
 EVERYTHING = (
-    *("drafted", "right", "preempted", "prompt tokens from the cache", "thinking limits", "grammars", "stop strings", "penalties"),
-    *(f"{kind} {name}" for kind in ("drafted by", "right by") for name in ("ngram", "draft_model", "mtp")),
+    *(
+        "drafted",
+        "right",
+        "preempted",
+        "prompt tokens from the cache",
+        "thinking limits",
+        "grammars",
+        "stop strings",
+        "penalties",
+    ),
+    *(
+        f"{kind} {name}"
+        for kind in ("drafted by", "right by")
+        for name in ("ngram", "draft_model", "mtp")
+    ),
     *("greedy", "seeded", "mixes of hybrids", "mixes with a wrong oracle", "mixes with 8-bit KV"),
     "mixes with a short draft model",
-)  # fmt: skip
+)
 
 
 def counted(mix: Mix, played: Played) -> Counter[str]:

@@ -1,11 +1,13 @@
-"""Random mixes of requests on a tiny model: the same with drafts as without, whoever joins, leaves and is cancelled.
+"""Random mixes of requests on a tiny model: the same with drafts as without, whoever joins, leaves
+and is cancelled.
 
-Everything may meet in one batch: greedy and seeded rows, penalties, stops, ends and lengths inside a draft, grammars,
-thinking limits, log-probabilities, several choices, prefix hits, 8-bit KV; in one of four memory is short, so that rows are preempted.
-Drafts are the real ones, and often those of an oracle that knows what was said without, and is wrong now and then, or on purpose
-always; in three of four mixes also those of a draft model, which is the model itself or one that says something else, and of
-families that have MTP heads in most also those of a head, which is wrong or right. In most mixes rows draft whether it pays or
-not, by each proposer in turn.
+Everything may meet in one batch: greedy and seeded rows, penalties, stops, ends and lengths inside
+a draft, grammars, thinking limits, log-probabilities, several choices, prefix hits, 8-bit KV; in
+one of four memory is short, so that rows are preempted. Drafts are the real ones, and often those
+of an oracle that knows what was said without, and is wrong now and then, or on purpose always; in
+three of four mixes also those of a draft model, which is the model itself or one that says
+something else, and of families that have MTP heads in most also those of a head, which is wrong or
+right. In most mixes rows draft whether it pays or not, by each proposer in turn.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ LONGEST = 140
 MARKER = (60, 47, 62)
 """Tokens that end thinking."""
 Draft = Literal["", "itself", "other", "short"]
-"""The draft model: none, the model itself, one that says something else, or such a one with a shorter context and more logits."""
+"""The draft model: none, the model itself, one that says something else, or such a one with a
+shorter context and more logits."""
 Wrong = Literal["at times", "always", "never asked"]
 """When the oracle is wrong. If it is never asked, n-grams draft."""
 Answers = Mapping[tuple[int, ...], tuple[int, ...]]
@@ -92,12 +95,27 @@ class Mix:
         more = random.Random(f"more of {name} {seed}")
         oracle: Wrong = more.choice(("at times", "at times", "always")) if asked else "never asked"
         short = more.random() < 0.25
-        return cls(name, f"{name} {seed}", dice, settings, eager, oracle, dice.choice((12, 30)), draft, head, short)
+        return cls(
+            name,
+            f"{name} {seed}",
+            dice,
+            settings,
+            eager,
+            oracle,
+            dice.choice((12, 30)),
+            draft,
+            head,
+            short,
+        )
 
     def drafted_by(self, path: str, directory: Path) -> None:
         """Set the draft model. `path`: the model of the mix."""
         if self.draft:
-            own = path if self.draft == "itself" else saved_draft(directory, short=self.draft == "short")
+            own = (
+                path
+                if self.draft == "itself"
+                else saved_draft(directory, short=self.draft == "short")
+            )
             self.settings["draft_model"] = own
 
     async def limit_memory(self, path: str) -> None:
@@ -131,18 +149,33 @@ class Mix:
             sampling = attrs.evolve(chosen[name].sampling, logit_bias=few)
             if chosen[name].grammar is None:
                 chosen[name] = attrs.evolve(chosen[name], sampling=sampling)
-        return {name: self._limited(attrs.evolve(wish, speculation=self._how())) for name, wish in chosen.items()}
+        return {
+            name: self._limited(attrs.evolve(wish, speculation=self._how()))
+            for name, wish in chosen.items()
+        }
 
     def _limited(self, wish: Generate) -> Generate:
-        """With a thinking limit in one of four, which a grammar excludes; memory that is short has two classes of priority."""
+        """With a thinking limit in one of four, which a grammar excludes; memory that is short has
+        two classes of priority."""
         more = random.Random(f"limits of {self.seed} {wish.request_id}")
-        limit, priority = more.choice((None, None, None, more.randint(0, 9))), more.randint(0, 1) if self.short else 0
-        return attrs.evolve(wish, thinking_tokens=None if wish.grammar else limit, priority=priority)
+        limit, priority = (
+            more.choice((None, None, None, more.randint(0, 9))),
+            more.randint(0, 1) if self.short else 0,
+        )
+        return attrs.evolve(
+            wish, thinking_tokens=None if wish.grammar else limit, priority=priority
+        )
 
     def _how(self) -> Any:
         how = self.dice.choice((None, None, None, "off"))
         if how is None and (self.draft or self.head):
-            named = [None, "auto", "ngram", *["draft_model"] * bool(self.draft), *["mtp"] * bool(self.head)]
+            named = [
+                None,
+                "auto",
+                "ngram",
+                *["draft_model"] * bool(self.draft),
+                *["mtp"] * bool(self.head),
+            ]
             return self.dice.choice(named)
         return how
 
@@ -168,7 +201,8 @@ def drafting(mix: Mix, answers: Answers) -> Iterator[None]:
 
 @contextmanager
 def thinking() -> Iterator[None]:
-    """Whoever has a limit on thinking thinks from its prompt on. The tiny models have no markers of their own."""
+    """Whoever has a limit on thinking thinks from its prompt on. The tiny models have no markers of
+    their own."""
 
     def limited(request: Generate, *_: object) -> ThinkingLimit | None:
         limit = request.thinking_tokens
@@ -187,7 +221,8 @@ class Held:
 
 
 def checked(clients: Clients, held: Held) -> type[StepEngine]:
-    """Clients come and go at its steps. After each a row's KV is as long as what it was told and has said."""
+    """Clients come and go at its steps. After each a row's KV is as long as what it was told and
+    has said."""
     resumed: dict[RowId, int] = {}
 
     class Checked(watched(clients.moments)):  # type: ignore[misc]
@@ -197,7 +232,9 @@ def checked(clients: Clients, held: Held) -> type[StepEngine]:
             resumed.update({admit.row: admit.num_output_tokens for admit in plan.admit})
             held.rows, held.stored = len(lengths), len(self._blocks._stored) if self._blocks else 0
             if launched.spans is None:  # Else it is known when its tokens are.
-                drawn = dict(zip(self._sampling.members, self._sampling.drawn.tolist(), strict=True))
+                drawn = dict(
+                    zip(self._sampling.members, self._sampling.drawn.tolist(), strict=True)
+                )
                 for row in self._rows.decoding:
                     known = len(self._state[row].prompt) + drawn[row] - resumed[row]
                     assert lengths[row] == known - 1, "KV and tokens differ"
@@ -231,7 +268,10 @@ class Played:
 async def alone(path: str, mix: Mix) -> Wanted:
     async with running(path, cache_memory=0, speculation="off", **mix.kv) as runtime:
         asked = dict(mix.wishes(runtime.tokenizer))
-        heard = {key: (await ask(runtime, attrs.evolve(wish, speculation=None)))[0] for key, wish in asked.items()}
+        heard = {
+            key: (await ask(runtime, attrs.evolve(wish, speculation=None)))[0]
+            for key, wish in asked.items()
+        }
         later = {f"after {key}": after(heard[key]) for key in mix.dice.sample(sorted(asked), 3)}
         heard |= {key: (await ask(runtime, wish))[0] for key, wish in later.items()}
         assert runtime.health().scheduler.speculation.drafts == 0
@@ -263,7 +303,8 @@ async def assert_the_same(path: str, mix: Mix, wanted: Wanted, played: Played) -
 
 
 async def play(directory: Path, mix: Mix) -> Played:
-    """Raises where anything differs from the same without drafts, alone. Models are saved in the directory."""
+    """Raises where anything differs from the same without drafts, alone. Models are saved in the
+    directory."""
     path = saved(mix.name, directory, mix.settings["kv_bits"], mix.head)
     mix.drafted_by(path, directory)
     await mix.limit_memory(path)
@@ -277,4 +318,10 @@ async def play(directory: Path, mix: Mix) -> Played:
 def after(heard: Heard) -> Generate:
     """Goes on where an answer ended: it finds what the answer's row has left."""
     prompt = TokenPrompt(heard.prompt + heard.tokens)
-    return Generate(request_id="after", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=6, ignore_eos=True)
+    return Generate(
+        request_id="after",
+        prompt=prompt,
+        sampling=Sampling(temperature=0),
+        max_tokens=6,
+        ignore_eos=True,
+    )

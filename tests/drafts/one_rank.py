@@ -1,7 +1,8 @@
 """One of two ranks that play mixes together: `python -m tests.drafts.one_rank DIRECTORY NAME SEED`.
 
-Rank 0 is the whole graph of a mix, and compares with one rank, alone and without drafts; rank 1 follows it. Both draft; what
-the oracle of rank 1 must know comes through a FIFO. Its last line is what was drafted.
+Rank 0 is the whole graph of a mix, and compares with one rank, alone and without drafts; rank 1
+follows it. Both draft; what the oracle of rank 1 must know comes through a FIFO. Its last line is
+what was drafted.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ async def play_first(path: str, mix: Mix, answers: trio.Path) -> tuple[int, int]
 async def play_second(path: str, mix: Mix, answers: trio.Path) -> tuple[int, int]:
     await mix.limit_memory(path)
     known: Answers = {
-        tuple(prompt): tuple(said) for prompt, said in json.loads(await answers.read_text(encoding="utf-8"))
+        tuple(prompt): tuple(said)
+        for prompt, said in json.loads(await answers.read_text(encoding="utf-8"))
     }
     with drafting(mix, known):
         await follow(settings_of(path, **mix.settings))
@@ -88,7 +90,9 @@ def main(directory: Path, name: str, seed: int) -> None:
     path = saved_to_split(name, directory, mix.head)
     mix.drafted_by(path, directory)
     with thinking():
-        told = trio.run(play_first if first else play_second, path, mix, trio.Path(directory / "answers"))
+        told = trio.run(
+            play_first if first else play_second, path, mix, trio.Path(directory / "answers")
+        )
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
     os._exit(0)  # What is left of a group in native code would be waited for.

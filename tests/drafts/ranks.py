@@ -16,7 +16,8 @@ from tests.ranks.launching import run_ranks
 
 
 def play(directory: Path, name: str, seed: int) -> tuple[int, int]:
-    """How many tokens were drafted, and how many of them were right. Raises as a mix at one rank does."""
+    """How many tokens were drafted, and how many of them were right. Raises as a mix at one rank
+    does."""
     saved_to_split(name, directory, Mix.of(name, seed).head)
     saved_draft(directory)
     saved_draft(directory, short=True)

@@ -1,4 +1,5 @@
-"""An MTP head through HTTP: the same answers, counters, prefix hits; requests that choose, and settings that leave it out."""
+"""An MTP head through HTTP: the same answers, counters, prefix hits; requests that choose, and
+settings that leave it out."""
 
 from __future__ import annotations
 
@@ -39,14 +40,22 @@ async def test_a_head_takes_part_and_is_counted(name: str, tmp_path: Path) -> No
         counts = await speculation(served)
         mine = counts["by_proposer"]["mtp"]
         assert {*counts["by_proposer"]} == {"mtp"}
-        assert mine["accepted"] == mine["drafted"] == counts["drafted"] > 20, "also from the first draft after a hit on"
+        assert mine["accepted"] == mine["drafted"] == counts["drafted"] > 20, (
+            "also from the first draft after a hit on"
+        )
         assert await content(served, speculation="ngram") == plain
         assert (await speculation(served))["by_proposer"]["mtp"] == mine, "it asked for n-grams"
         assert await content(served) == plain
         counts, seen = await speculation(served), await scrape(served)
     assert counts["by_proposer"]["mtp"]["drafts"] > mine["drafts"], "without being asked for"
-    for metric, field in (("drafts", "drafts"), ("draft_tokens", "drafted"), ("draft_accepted_tokens", "accepted")):
-        assert seen.values(f"trouper_{metric}_total", proposer="mtp") == [counts["by_proposer"]["mtp"][field]]
+    for metric, field in (
+        ("drafts", "drafts"),
+        ("draft_tokens", "drafted"),
+        ("draft_accepted_tokens", "accepted"),
+    ):
+        assert seen.values(f"trouper_{metric}_total", proposer="mtp") == [
+            counts["by_proposer"]["mtp"][field]
+        ]
 
 
 async def test_prompts_that_are_embedded_are_in_no_heads_way(tmp_path: Path) -> None:
@@ -55,8 +64,16 @@ async def test_prompts_that_are_embedded_are_in_no_heads_way(tmp_path: Path) -> 
     async with serving(engine(path), {"model": str(path)}) as served:
         status, answer = await ask(served, {"input": prompt}, "/v1/embeddings")
         assert status == 200, answer
-        asked = {"prompt": prompt + "and you", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
-        answers = [await ask(served, asked | {"speculation": how}, "/v1/completions") for how in ("mtp", "off")]
+        asked = {
+            "prompt": prompt + "and you",
+            "max_tokens": 20,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        answers = [
+            await ask(served, asked | {"speculation": how}, "/v1/completions")
+            for how in ("mtp", "off")
+        ]
         mtp, off = (answer["choices"][0]["text"] for _, answer in answers)
         assert mtp == off
         mine = (await speculation(served))["by_proposer"]["mtp"]
@@ -67,7 +84,10 @@ async def test_prompts_that_are_embedded_are_in_no_heads_way(tmp_path: Path) -> 
 async def test_settings_may_leave_the_head_out(how: str, tmp_path: Path) -> None:
     path = save_with_head("deepseek_v3", tmp_path / "with")
     async with serving(engine(path, speculation=how), {"model": str(path)}) as served:
-        assert (await speculation(served))["mtp"] == {"loaded": False, "reason": f"--speculation {how}"}
+        assert (await speculation(served))["mtp"] == {
+            "loaded": False,
+            "reason": f"--speculation {how}",
+        }
         status, answer = await ask(served, CHAT | {"speculation": "mtp"}, CHATS)
         assert (status, answer["error"]["code"]) == (400, "speculation_not_supported")
         assert f"(--speculation {how})" in answer["error"]["message"]
@@ -77,7 +97,10 @@ async def test_settings_may_leave_the_head_out(how: str, tmp_path: Path) -> None
 async def test_a_request_cannot_have_a_head_that_is_not_there(tmp_path: Path) -> None:
     path = save("llama", tmp_path / "llama")
     async with serving(engine(path), {"model": str(path)}) as served:
-        assert (await speculation(served))["mtp"] == {"loaded": False, "reason": "its checkpoint has none"}
+        assert (await speculation(served))["mtp"] == {
+            "loaded": False,
+            "reason": "its checkpoint has none",
+        }
         status, answer = await ask(served, CHAT | {"speculation": "mtp"}, CHATS)
         assert (status, answer["error"]["code"]) == (400, "speculation_not_supported")
         assert "no MTP head (its checkpoint has none)" in answer["error"]["message"]

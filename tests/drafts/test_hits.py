@@ -1,4 +1,5 @@
-"""Rows that draft leave as much to others as rows that do not: states of before are computed where a snapshot wants them."""
+"""Rows that draft leave as much to others as rows that do not: states of before are computed where
+a snapshot wants them."""
 
 from __future__ import annotations
 
@@ -33,14 +34,23 @@ CASES = [
 PROMPT, OTHER = text(50, 1), text(9, 2)
 ANSWER, DRAFT, SNAPSHOT = 90, 8, 32
 """Tokens of an answer, of a draft at most, and between two snapshots."""
-SETTINGS: dict[str, Any] = {"cache_memory": 10**8, "snapshot_tokens": SNAPSHOT, "spec_draft_tokens": DRAFT}
+SETTINGS: dict[str, Any] = {
+    "cache_memory": 10**8,
+    "snapshot_tokens": SNAPSHOT,
+    "spec_draft_tokens": DRAFT,
+}
 
 
 def request(prompt: Tokens, tokens: int, how: Speculation, *ends: int) -> Generate:
     return Generate(
-        request_id="hits", prompt=TokenPrompt(prompt), sampling=Sampling(temperature=0), max_tokens=tokens,
-        stop_token_ids=ends, ignore_eos=True, speculation=how,
-    )  # fmt: skip
+        request_id="hits",
+        prompt=TokenPrompt(prompt),
+        sampling=Sampling(temperature=0),
+        max_tokens=tokens,
+        stop_token_ids=ends,
+        ignore_eos=True,
+        speculation=how,
+    )
 
 
 async def say(runtime: Runtime, asked: Generate) -> tuple[Tokens, int]:
@@ -64,21 +74,32 @@ def foretelling(answers: Mapping[Tokens, Tokens]) -> object:
     return made
 
 
-async def left(path: str, answer: Tokens, how: Speculation, *ends: int) -> tuple[list[tuple[Tokens, int]], int]:
-    """What follows an answer, and what follows some of its beginnings, says and finds; and how many drafted tokens were right."""
-    with patch.object(core, "Speculation", Eager), patch.object(host, "Drafting", foretelling({PROMPT: answer})):
+async def left(
+    path: str, answer: Tokens, how: Speculation, *ends: int
+) -> tuple[list[tuple[Tokens, int]], int]:
+    """What follows an answer, and what follows some of its beginnings, says and finds; and how many
+    drafted tokens were right."""
+    with (
+        patch.object(core, "Speculation", Eager),
+        patch.object(host, "Drafting", foretelling({PROMPT: answer})),
+    ):
         async with running(path, **SETTINGS) as runtime:
             said, _ = await say(runtime, request(PROMPT, ANSWER, how, *ends))
             assert said == answer[: len(said)]
             cuts = (len(said), len(said) - 1, len(said) // 2 + 7)
-            found = [await say(runtime, request(PROMPT + said[:cut] + OTHER, 5, "off")) for cut in cuts]
+            found = [
+                await say(runtime, request(PROMPT + said[:cut] + OTHER, 5, "off")) for cut in cuts
+            ]
             return found, runtime.health().scheduler.speculation.accepted
 
 
 @full_float32
 @pytest.mark.parametrize(("ended", "name"), CASES)
-async def test_rows_that_draft_leave_what_others_leave(name: str, ended: str, tmp_path: Path) -> None:
-    """An answer that ends within a draft has a snapshot at its end, and those of its middle are as close as drafts allow."""
+async def test_rows_that_draft_leave_what_others_leave(
+    name: str, ended: str, tmp_path: Path
+) -> None:
+    """An answer that ends within a draft has a snapshot at its end, and those of its middle are as
+    close as drafts allow."""
     path = saved(name, tmp_path)
     answer = await cold(path, PROMPT, ANSWER)
     new = [at for at, token in enumerate(answer) if token not in answer[:at]]

@@ -1,5 +1,6 @@
-"""Long answers, many at once: what drifts shows only after hundreds of tokens. TROUPER_LONG_TESTS=1: 2000 tokens each, of
-every family that drafts, by n-grams, by a draft model and by the heads that families have."""
+"""Long answers, many at once: what drifts shows only after hundreds of tokens.
+TROUPER_LONG_TESTS=1: 2000 tokens each, of every family that drafts, by n-grams, by a draft model
+and by the heads that families have."""
 
 from __future__ import annotations
 
@@ -33,9 +34,11 @@ TOKENS = 2000 if LONG else 300
 LENGTHS = (3, 17, 40, 5, 64, 9)
 MANY = LENGTHS * 2 if LONG else LENGTHS
 UNDECIDED = ("kimi_linear", "qwen3_next")
-"""Routers that rounding decides somewhere along 2000 tokens. Without drafts log-probabilities of single rows differ as much from the
-model's own: by 0.27 and 6e-4 there."""
-FEW = Sampling(temperature=0.7, seed=5, top_k=8, logit_bias=tuple((token, 15.0) for token in range(40, 43)))
+"""Routers that rounding decides somewhere along 2000 tokens. Without drafts log-probabilities of
+single rows differ as much from the model's own: by 0.27 and 6e-4 there."""
+FEW = Sampling(
+    temperature=0.7, seed=5, top_k=8, logit_bias=tuple((token, 15.0) for token in range(40, 43))
+)
 """Few tokens are likely, so that n-grams come again, and as often go on in another way."""
 
 
@@ -55,7 +58,8 @@ def asked(lengths: tuple[int, ...], tokens: int) -> list[Request]:
 
 
 def drafted(model: nn.Module, requests: Sequence[Request], **drafters: Any) -> list[Row]:
-    """`drafters`: a draft model and a head, if there are any. Most drafts are by n-grams all the same: these are right."""
+    """`drafters`: a draft model and a head, if there are any. Most drafts are by n-grams all the
+    same: these are right."""
     names: list[ProposerName] = ["ngram"] * 5
     if "draft_model" in drafters:
         names.append("draft_model")
@@ -83,11 +87,15 @@ def test_f22_long_answers_are_equal_to_those_without_drafts(name: str) -> None:
         got = row.tokens[:tokens]
         same = next((n for n in range(tokens) if got[n] != wanted.tokens[n]), tokens)
         compared += same
-        if (
-            same < tokens
-        ):  # Only where rounding may have decided, which raw log-probabilities show for plain greedy rows.
+        if same < tokens:
+            # Only where rounding may have decided: log-probabilities of plain greedy rows show it.
             (_, best), (_, second) = wanted.logprobs[same].top
-            assert row.request.sampling == GREEDY and best - second < ROUNDING, (name, row.id, same, best - second)
+            assert row.request.sampling == GREEDY and best - second < ROUNDING, (
+                name,
+                row.id,
+                same,
+                best - second,
+            )
     assert compared > 0.9 * tokens * len(requests)
 
 
@@ -111,8 +119,9 @@ class Compared:
 
 
 def compare(model: nn.Module, row: Row, tokens: int) -> Compared:
-    """Each token with what the sampler makes of the model's own logits, given those before. So a row whose rounding took
-    another way than that of a row without drafts is still compared to its end."""
+    """Each token with what the sampler makes of the model's own logits, given those before. So a
+    row whose rounding took another way than that of a row without drafts is still compared to its
+    end."""
     prompt, answer, how = list(row.request.prompt), row.tokens[:tokens], row.request.sampling
     logits = along(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
     compared = Compared()
@@ -132,8 +141,12 @@ def test_f22_long_answers_are_what_the_model_says_to_the_end(name: str) -> None:
         drafters["draft_model"] = other()
         if name in HEADS:
             model, drafters["head"] = loaded(name).model, head_of(name)
-    compared = [compare(model, row, TOKENS) for row in drafted(model, asked(MANY, TOKENS), **drafters)]
+    compared = [
+        compare(model, row, TOKENS) for row in drafted(model, asked(MANY, TOKENS), **drafters)
+    ]
     assert not any(row.wrong for row in compared), compared
     apart = sorted(row.apart for row in compared)
     assert apart[len(apart) // 2 if name in UNDECIDED else -1] < CLOSE, compared
-    assert sum(row.certain for row in compared) > 0.98 * TOKENS * len(compared), "too little was compared"
+    assert sum(row.certain for row in compared) > 0.98 * TOKENS * len(compared), (
+        "too little was compared"
+    )

@@ -48,7 +48,9 @@ async def test_other_kv_is_no_rounding(tmp_path: Path) -> None:
     eight: dict[str, Any] = {"kv_bits": 8, "kv_group_size": 32}
     path = saved("llama", tmp_path, 8)
     prompt = TokenPrompt(tuple(range(1, 40)))
-    wish = Generate(request_id="", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=9, logprobs=2)
+    wish = Generate(
+        request_id="", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=9, logprobs=2
+    )
     heard = {}
     for bits in (8, 4, 0):
         async with running(path, cache_memory=0, **(eight | {"kv_bits": bits})) as runtime:

@@ -1,4 +1,5 @@
-"""Mixes with drafts where memory is short: rows leave with drafts on their way, and go on with the same tokens."""
+"""Mixes with drafts where memory is short: rows leave with drafts on their way, and go on with the
+same tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from trouper.protocol.health import SchedulerStats
 
 @full_float32
 @pytest.mark.parametrize(
-    ("name", "seeds"), [("llama", (8, 12, 16, 7)), ("qwen3_5", (0, 5, 1, 2)), ("recurrent_gemma", (17, 19, 22, 3))]
+    ("name", "seeds"),
+    [("llama", (8, 12, 16, 7)), ("qwen3_5", (0, 5, 1, 2)), ("recurrent_gemma", (17, 19, 22, 3))],
 )
 async def test_rows_that_draft_go_on_after_they_were_preempted(
     name: str, seeds: tuple[int, ...], tmp_path: Path

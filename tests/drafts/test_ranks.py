@@ -1,4 +1,5 @@
-"""A mix at two ranks, which are processes; `just spec-mixes-ranks 60` plays more, of every family that ranks can have."""
+"""A mix at two ranks, which are processes; `just spec-mixes-ranks 60` plays more, of every family
+that ranks can have."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ MIXES = [("qwen3_5", 3), ("deepseek_v3", 8)] if LONG else [("qwen3_5", 3)]
 
 @pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")
 @pytest.mark.parametrize(("name", "seed"), MIXES)
-def test_r8_r9_f21_the_same_with_drafts_at_two_ranks_as_without_at_one(name: str, seed: int, tmp_path: Path) -> None:
+def test_r8_r9_f21_the_same_with_drafts_at_two_ranks_as_without_at_one(
+    name: str, seed: int, tmp_path: Path
+) -> None:
     drafted, right = play(tmp_path, name, seed)
     assert 0 < right < drafted

@@ -1,4 +1,5 @@
-"""A draft model through HTTP: the same answers, counters by proposer, prefix hits; and requests that choose."""
+"""A draft model through HTTP: the same answers, counters by proposer, prefix hits; and requests
+that choose."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A model, and a copy of it that drafts. Rows draft whether it pays or not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(core, "Speculation", Eager)
-    return {"model": str(save("llama", tmp_path / "llama")), "draft_model": str(save("llama", tmp_path / "copy"))}
+    return {
+        "model": str(save("llama", tmp_path / "llama")),
+        "draft_model": str(save("llama", tmp_path / "copy")),
+    }
 
 
 async def speculation(served: Served) -> dict[str, Any]:
@@ -58,7 +62,9 @@ async def test_answers_are_the_same_and_each_proposer_is_counted(pair: dict[str,
             "also from the first draft after a prefix hit on"
         )
         assert await content(served, speculation="ngram") == plain
-        assert (await speculation(served))["by_proposer"]["draft_model"] == mine, "it asked for n-grams"
+        assert (await speculation(served))["by_proposer"]["draft_model"] == mine, (
+            "it asked for n-grams"
+        )
         assert await content(served) == plain
         counts, seen = await speculation(served), await scrape(served)
     for metric, field in (

@@ -1,7 +1,8 @@
-"""StepEngine driven from a script, synchronously: who joins and leaves at which step, in which chunks.
+"""StepEngine driven from a script, synchronously: who joins and leaves at which step, in which
+chunks.
 
-Obeys trouper/protocol/plans.py: plan n is launched before plan n-1 is collected, and a row is dropped
-with the plan after the one that holds its last token.
+Obeys trouper/protocol/plans.py: plan n is launched before plan n-1 is collected, and a row is
+dropped with the plan after the one that holds its last token.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ GREEDY = Sampling(temperature=0)
 
 @attrs.frozen
 class Request:
-    """A row's part in the script. It leaves when it has `tokens`, or with the plan of step `leave`, whatever it is
-    doing then."""
+    """A row's part in the script. It leaves when it has `tokens`, or with the plan of step `leave`,
+    whatever it is doing then."""
 
     prompt: Sequence[int]
     tokens: int
@@ -68,7 +69,9 @@ class Row:
     id: RowId
     request: Request
     prefilled: int = attrs.field(
-        default=attrs.Factory(lambda row: row.request.restore.tokens if row.request.restore else 0, takes_self=True)
+        default=attrs.Factory(
+            lambda row: row.request.restore.tokens if row.request.restore else 0, takes_self=True
+        )
     )
     planned: int = 0
     tokens: list[int] = attrs.field(factory=list)
@@ -76,12 +79,14 @@ class Row:
 
     @property
     def in_kv(self) -> int:
-        """Tokens that its KV holds once all plans so far are done: all but the newest, which is not fed yet. A prompt's
-        last token is fed with the plan that completes it."""
+        """Tokens that its KV holds once all plans so far are done: all but the newest, which is not
+        fed yet. A prompt's last token is fed with the plan that completes it."""
         return self.prefilled + max(self.planned - 1, 0)
 
     def ended(self, step: int) -> bool:
-        return self.planned >= self.request.tokens or (self.request.leave is not None and step >= self.request.leave)
+        return self.planned >= self.request.tokens or (
+            self.request.leave is not None and step >= self.request.leave
+        )
 
     def chunk(self, tokens: int) -> Chunk:
         taken = min(tokens, len(self.request.prompt) - self.prefilled)
@@ -99,7 +104,8 @@ Allow = Callable[[int], int]
 
 
 Orders = Mapping[int, Mapping[str, Any]]
-"""Fields of the plan of some steps (counted over all plays): what to store, persist, load and evict."""
+"""Fields of the plan of some steps (counted over all plays): what to store, persist, load and
+evict."""
 
 
 class Driver:
@@ -188,7 +194,11 @@ class Driver:
 
     def _count_settled(self) -> None:
         """A step with drafts is read before the next is launched."""
-        if self._allow is not None and self._pending is not None and (stepped := self._read_already(self._pending)):
+        if (
+            self._allow is not None
+            and self._pending is not None
+            and (stepped := self._read_already(self._pending))
+        ):
             for row, _, accepted in stepped.drafted:
                 if row in self._rows:
                     self._rows[row].planned += accepted
@@ -233,7 +243,9 @@ def _by_id(rows: dict[int, Row]) -> dict[RowId, Row]:
     return {row.id: row for row in rows.values()}
 
 
-def answers(engine: StepEngine, requests: Sequence[Request], chunk: int | ChunkSize = 32) -> list[list[int]]:
+def answers(
+    engine: StepEngine, requests: Sequence[Request], chunk: int | ChunkSize = 32
+) -> list[list[int]]:
     """The tokens of each request."""
     return [row.tokens for row in Driver(engine, chunk).play(requests)]
 

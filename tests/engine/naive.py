@@ -1,4 +1,5 @@
-"""Sampling as one would write it without a batch or a hurry: one row, float64, a full sort. What the engine must equal."""
+"""Sampling as one would write it without a batch or a hurry: one row, float64, a full sort. What
+the engine must equal."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ranks = NDArray[np.intp]
 MARGIN = 1e-3
-"""A draw is certain when nothing within this of its logits changes it: rounding differs by 1e-4 at most."""
+"""A draw is certain when nothing within this of its logits changes it: rounding differs by 1e-4 at
+most."""
 
 
 def never(_: Sequence[int]) -> bool:
@@ -46,12 +48,17 @@ def shaped(
     for token, times in Counter(answer).items():
         out[token] -= sampling.presence_penalty + sampling.frequency_penalty * times
     for token, length in repetitions([*prompt, *answer], sampling, breaks).items():
-        out[token] -= sampling.dry_multiplier * sampling.dry_base ** (length - sampling.dry_allowed_length)
+        out[token] -= sampling.dry_multiplier * sampling.dry_base ** (
+            length - sampling.dry_allowed_length
+        )
     return out
 
 
-def repetitions(tokens: Sequence[int], sampling: Sampling, breaks: Callable[[Sequence[int]], bool]) -> dict[int, int]:
-    """DRY by its definition: the longest repetition that each token would continue. `breaks`: whether a breaker ends with tokens."""
+def repetitions(
+    tokens: Sequence[int], sampling: Sampling, breaks: Callable[[Sequence[int]], bool]
+) -> dict[int, int]:
+    """DRY by its definition: the longest repetition that each token would continue. `breaks`:
+    whether a breaker ends with tokens."""
     if not sampling.dry:
         return {}
     last = sampling.dry_penalty_last_n
@@ -107,10 +114,16 @@ def coin(sampling: Sampling, position: int) -> bool:
 
 
 def kept(
-    scaled: Floats, sampling: Sampling, slack: float = 0.0, order: Ranks | None = None, *, excludes: bool = False
+    scaled: Floats,
+    sampling: Sampling,
+    slack: float = 0.0,
+    order: Ranks | None = None,
+    *,
+    excludes: bool = False,
 ) -> Bools:
-    """Which tokens top_k, then typical_p, top_p, min_p and, if it applies, XTC keep. `slack` > 0 keeps what almost was, < 0 drops what almost was not.
-    order: the tokens by `descending_order`, for callers that need it more than once; sorting takes longest."""
+    """Which tokens top_k, then typical_p, top_p, min_p and, if it applies, XTC keep. `slack` > 0
+    keeps what almost was, < 0 drops what almost was not. order: the tokens by `descending_order`,
+    for callers that need it more than once; sorting takes longest."""
     order = descending_order(scaled) if order is None else order
     descending = scaled[order]
     keep = np.ones(len(scaled), np.bool_)
@@ -181,8 +194,11 @@ def last_logits(model: nn.Module, tokens: Sequence[int]) -> Floats:
     return next_logits(model, tokens[-1], prefilled(model, tokens))
 
 
-def generate(model: nn.Module, prompt: Sequence[int], sampling: Sampling, tokens: int) -> tuple[list[int], bool]:
-    """An answer by the model alone with mlx-lm's own cache, and whether every token of it is certain."""
+def generate(
+    model: nn.Module, prompt: Sequence[int], sampling: Sampling, tokens: int
+) -> tuple[list[int], bool]:
+    """An answer by the model alone with mlx-lm's own cache, and whether every token of it is
+    certain."""
     cache = prefilled(model, prompt)
     answer: list[int] = []
     for position in range(tokens):
@@ -204,6 +220,8 @@ def certain_answer(
         answer, certain = generate(model, prompt, seeded, tokens)
         if certain:
             return seeded, answer
-        assert not sampling.greedy, "the two best tokens of this prompt are too close: take another prompt"
+        assert not sampling.greedy, (
+            "the two best tokens of this prompt are too close: take another prompt"
+        )
         assert seed < sampling.seed + 20, "no certain answer in 20 seeds"
     raise AssertionError

@@ -12,7 +12,8 @@ COMPILER = shutil.which("g++")
 
 
 def run(program: str, given: bytes, directory: Path) -> bytes:
-    """Compile a C++ program that launches kernels, and return what it writes for what it is `given`. Skips the test where there is no compiler."""
+    """Compile a C++ program that launches kernels, and return what it writes for what it is
+    `given`. Skips the test where there is no compiler."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     source, binary = directory / "kernel.cpp", directory / "kernel"

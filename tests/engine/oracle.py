@@ -1,4 +1,5 @@
-"""A proposer that knows the answer, and is wrong when dice say so: drafts of which any number may be right."""
+"""A proposer that knows the answer, and is wrong when dice say so: drafts of which any number may
+be right."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from trouper.engine.spec_decode.prompt_lookup import Drafting, RowProposer
 
 @attrs.define
 class Oracle:
-    """Of one row. `answer`: what it will say. `wrong`: whether every token of every draft is another."""
+    """Of one row. `answer`: what it will say. `wrong`: whether every token of every draft is
+    another."""
 
     answer: Sequence[int]
     dice: random.Random

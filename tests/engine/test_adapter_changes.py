@@ -1,4 +1,5 @@
-"""Adapters are added to a loaded model and removed, piece by piece: those of rows that run stay where they are."""
+"""Adapters are added to a loaded model and removed, piece by piece: those of rows that run stay
+where they are."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundAdapter]:
     directory = tmp_path_factory.mktemp("adapters")
     save("llama", directory / "base")
     names = ("one", "two", "three", "four")
-    paths = [save_adapter(build("llama"), directory / name, seed, rank=2 + seed) for seed, name in enumerate(names)]
+    paths = [
+        save_adapter(build("llama"), directory / name, seed, rank=2 + seed)
+        for seed, name in enumerate(names)
+    ]
     return {name: find_adapter(name, str(path)) for name, path in zip(names, paths, strict=True)}
 
 
@@ -60,7 +64,9 @@ def test_slots_of_others_stay_and_a_free_one_is_taken(found: dict[str, FoundAdap
     model, names, base = build("llama"), Names(), found["one"].directory.parent / "base"
     model.set_dtype(mx.float32)
     plain = type(dict(model.named_modules())["model.layers.0.self_attn.q_proj"])
-    assert [done(adding(model, names, found[name], passes)) for name in ("one", "two", "three")] == [2, 3, 4]
+    assert [
+        done(adding(model, names, found[name], passes)) for name in ("one", "two", "three")
+    ] == [2, 3, 4]
     wanted = {name: reference(fused(base, found[name].directory), PROMPT, TOKENS) for name in found}
     done(removing(model, names, "one"))
     assert names == [None, "two", "three"]
@@ -122,8 +128,11 @@ def test_compiled_passes_of_earlier_adapters_are_others(found: dict[str, FoundAd
 
 @pytest.mark.parametrize("form", ["peft", "mlx"])
 @pytest.mark.parametrize("name", ["llama4", "minimax_m3_vl"])
-def test_a_model_whose_layers_stand_in_modules_of_ours_gets_an_adapter(name: str, form: Form, tmp_path: Path) -> None:
-    """They do so since rows of different lengths share its passes. Adapters name them as checkpoints do."""
+def test_a_model_whose_layers_stand_in_modules_of_ours_gets_an_adapter(
+    name: str, form: Form, tmp_path: Path
+) -> None:
+    """They do so since rows of different lengths share its passes. Adapters name them as
+    checkpoints do."""
     plain, model, names = of_zoo(name), of_zoo(name), Names()
     found = [
         find_adapter(adapter, str(save_adapter(plain, tmp_path / adapter, seed, form=form)))
@@ -137,7 +146,10 @@ def test_a_model_whose_layers_stand_in_modules_of_ours_gets_an_adapter(name: str
     assert len(adapted_layers(model)) == len(adapted_layers(plain)) == len(layers_of(of_zoo(name)))
     requests = [Request(PROMPT, TOKENS, adapter=adapter) for adapter in ("one", "two", "")]
     own = [row.tokens for row in Driver(engine, 4).play(requests)]
-    other = [row.tokens for row in Driver(StepEngine(plain, VOCABULARY, adapters=["one", "two"]), 4).play(requests)]
+    other = [
+        row.tokens
+        for row in Driver(StepEngine(plain, VOCABULARY, adapters=["one", "two"]), 4).play(requests)
+    ]
     assert own == other
     assert own[0] != own[1] != own[2] != own[0]
 
@@ -160,7 +172,12 @@ async def test_a_piece_for_each_plan_and_all_without() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(order)
         await trio.testing.wait_all_tasks_blocked()
-        assert [side.work(planned=False) for _ in range(4)] == [True, True, False, False] and seen == [0, 1]
+        assert [side.work(planned=False) for _ in range(4)] == [
+            True,
+            True,
+            False,
+            False,
+        ] and seen == [0, 1]
         assert side.work(planned=True) and seen == [0, 1, 2]
         assert side.work(planned=False) and not side.work(planned=True)
     assert results == ["done"] and side.is_idle
@@ -185,7 +202,9 @@ async def test_a_fault_is_the_jobs_and_the_end_is_told() -> None:
 
         nursery.start_soon(fails)
         await trio.testing.wait_all_tasks_blocked()
-        assert side.work(planned=False) and side.work(planned=False) and not side.work(planned=False)
+        assert (
+            side.work(planned=False) and side.work(planned=False) and not side.work(planned=False)
+        )
     async with trio.open_nursery() as nursery:
 
         async def ended() -> None:
@@ -203,7 +222,8 @@ async def test_a_fault_is_the_jobs_and_the_end_is_told() -> None:
 async def test_an_engine_that_ends_while_a_job_is_ordered(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """It ends on its own thread, at any moment: nobody would do the job, and who ordered it waits shielded."""
+    """It ends on its own thread, at any moment: nobody would do the job, and who ordered it waits
+    shielded."""
     side, token = SideWork(), trio.lowlevel.current_trio_token()
 
     def ending() -> trio.lowlevel.TrioToken:

@@ -1,4 +1,5 @@
-"""Rows of several LoRA adapters in one batch say what each adapter says alone, fused into the model by mlx-lm itself."""
+"""Rows of several LoRA adapters in one batch say what each adapter says alone, fused into the model
+by mlx-lm itself."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def said_alone(family: str, adapter: int | None) -> list[list[int]]:
 
 def engine_of(family: str, **more: Any) -> StepEngine:
     loaded = made(family).loaded
-    return StepEngine(loaded.model, VOCABULARY, capabilities=loaded.card.capabilities, adapters=NAMES, **more)
+    return StepEngine(
+        loaded.model, VOCABULARY, capabilities=loaded.card.capabilities, adapters=NAMES, **more
+    )
 
 
 def mixed() -> list[Request]:
@@ -94,7 +97,9 @@ def mixed() -> list[Request]:
 
 def expected(family: str, requests: list[Request]) -> list[list[int]]:
     return [
-        said_alone(family, NAMES.index(request.adapter) if request.adapter else None)[index % len(PROMPTS)]
+        said_alone(family, NAMES.index(request.adapter) if request.adapter else None)[
+            index % len(PROMPTS)
+        ]
         for index, request in enumerate(requests)
     ]
 
@@ -105,19 +110,26 @@ def test_mixed_rows_say_what_each_adapter_says_alone(family: str) -> None:
     rows = Driver(engine_of(family), 16).play(requests)
     wanted = expected(family, requests)
     assert [row.tokens for row in rows] == wanted
-    assert len({tuple(answer) for answer in wanted}) > len(wanted) // 2, "adapters change what is said"
+    assert len({tuple(answer) for answer in wanted}) > len(wanted) // 2, (
+        "adapters change what is said"
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5"])
 def test_drafts_change_nothing(family: str) -> None:
-    """Also where a state takes back what wrong drafts have added: the repeated layers have their rows' adapters, too. Drafts of a prompt
-    are what its last row says, so those of rows with other adapters are wrong."""
+    """Also where a state takes back what wrong drafts have added: the repeated layers have their
+    rows' adapters, too. Drafts of a prompt are what its last row says, so those of rows with other
+    adapters are wrong."""
     requests = [attrs.evolve(request, drafts=True) for request in mixed()]
     wanted = expected(family, requests)
     drafting = foretelling([*zip(requests, wanted, strict=True)], random.Random(1), 3)
     driver = Driver(engine_of(family, drafting=drafting), 16, allow=lambda _: 3)
     rows = driver.play(requests)
-    assert 0 < sum(right for _, _, right in driver.drafted) < sum(tokens for _, tokens, _ in driver.drafted)
+    assert (
+        0
+        < sum(right for _, _, right in driver.drafted)
+        < sum(tokens for _, tokens, _ in driver.drafted)
+    )
     assert [row.tokens[:TOKENS] for row in rows] == wanted
 
 
@@ -132,14 +144,19 @@ def quantized(mode: str) -> nn.Module:
 
 @pytest.mark.parametrize("mode", PACKED)
 def test_quantized_layers(mode: str) -> None:
-    """Their adapters are not quantized: compared with mlx-lm's own LoRA layers, since fusing would quantize the sum again. Scales of 8
-    bits once made matrices of 8-bit integers, which are zeros."""
+    """Their adapters are not quantized: compared with mlx-lm's own LoRA layers, since fusing would
+    quantize the sum again. Scales of 8 bits once made matrices of 8-bit integers, which are
+    zeros."""
     dice, model, other = np.random.RandomState(5), quantized(mode), quantized(mode)
     parts = {
-        path: LowRank(*(mx.array(part).astype(mx.bfloat16) for part in (
-            dice.randn(inputs, 4) / inputs**0.5, dice.randn(4, outputs) * 0.2)))
+        path: LowRank(
+            *(
+                mx.array(part).astype(mx.bfloat16)
+                for part in (dice.randn(inputs, 4) / inputs**0.5, dice.randn(4, outputs) * 0.2)
+            )
+        )
         for path, (inputs, outputs) in layers_of(model).items()
-    }  # fmt: skip
+    }
     install(model, [parts])
     modules = dict(other.named_modules())
     layers = []
@@ -188,7 +205,11 @@ def test_matrices_are_copied_where_gathered_products_fail(
     """As on CUDA."""
     monkeypatch.setattr(device, "runs_cuda_kernels", lambda: True)
     monkeypatch.setattr(mx, "gather_mm", None)
-    x, a, b = mx.random.normal((2, width, 4)), mx.random.normal((3, 4, 8)), mx.random.normal((3, 8, 5))
+    x, a, b = (
+        mx.random.normal((2, width, 4)),
+        mx.random.normal((3, 4, 8)),
+        mx.random.normal((3, 8, 5)),
+    )
     product = RowAdapters(CurrentAdapters(), np.array(rows, np.int32)).product(x, a, b)
     wanted = mx.stack([part @ a[row] @ b[row] for part, row in zip(x, rows, strict=True)])
     assert mx.allclose(product, wanted, atol=1e-5)
@@ -196,7 +217,9 @@ def test_matrices_are_copied_where_gathered_products_fail(
 
 def test_ranks_are_padded_to_what_gathered_products_read_at_a_time() -> None:
     layer = nn.Sequential(nn.Linear(64, 32))
-    install(layer, [{"layers.0": LowRank(mx.ones((64, rank)), mx.ones((rank, 32)))} for rank in (5, 2)])
+    install(
+        layer, [{"layers.0": LowRank(mx.ones((64, rank)), mx.ones((rank, 32)))} for rank in (5, 2)]
+    )
     [adapted] = adapted_layers(layer).values()
     assert (adapted.adapters.a.shape, adapted.adapters.b.shape, adapted.adapters.ranks) == (
         (3, 64, 8),
@@ -209,7 +232,9 @@ def test_ranks_are_padded_to_what_gathered_products_read_at_a_time() -> None:
 def test_memory_of_adapters_counts() -> None:
     model = build("llama")
     setup = made("llama")
-    assert setup.loaded.card.weights_bytes > sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    assert setup.loaded.card.weights_bytes > sum(
+        array.nbytes for _, array in tree_flatten(model.parameters())
+    )
     assert [card.rank for card in setup.loaded.card.adapters] == [2, 3, 4]
     assert len({card.fingerprint for card in setup.loaded.card.adapters}) == 3
 
@@ -221,10 +246,13 @@ def test_adapters_that_do_not_fit_beside_the_weights_are_refused_before_these_ar
     setup = made("llama")
     card, settings = (
         setup.loaded.card,
-        Settings(model=str(setup.base), adapter=flags(setup.adapters), no_ssd=True, self_check="off"),
+        Settings(
+            model=str(setup.base), adapter=flags(setup.adapters), no_ssd=True, self_check="off"
+        ),
     )
     assert (
-        measured(settings).weights_bytes - measured(attrs.evolve(settings, adapter=())).weights_bytes
+        measured(settings).weights_bytes
+        - measured(attrs.evolve(settings, adapter=())).weights_bytes
         == card.adapter_bytes
         > 0
     )
@@ -244,14 +272,19 @@ def test_adapters_that_do_not_fit_beside_the_weights_are_refused_before_these_ar
         ({"modules_to_save": ["lm_head"]}, "modules_to_save replaces lm_head"),
         ({"modules_to_save": True}, "modules_to_save replaces True"),
         ({"peft_type": "IA3"}, "IA3 is no LoRA"),
-        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights pissa_niter_16 changes the model's own weights"),
+        (
+            {"init_lora_weights": "pissa_niter_16"},
+            "init_lora_weights pissa_niter_16 changes the model's own weights",
+        ),
         ({"init_lora_weights": "olora"}, "init_lora_weights olora"),
         ({"init_lora_weights": "loftq"}, "init_lora_weights loftq"),
         ({"alora_invocation_tokens": [5, 6]}, "alora_invocation_tokens"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
     ],
 )
-def test_what_is_no_plain_lora_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_no_plain_lora_is_refused_by_name(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     directory = save_adapter(build("llama"), tmp_path / "it", 1, form="peft")
     config = directory / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
@@ -264,13 +297,20 @@ def test_how_a_plain_lora_began_is_no_matter(kind: object, tmp_path: Path) -> No
     directory = save_adapter(build("llama"), tmp_path / "it", 1, form="peft")
     config = directory / "adapter_config.json"
     unset = {"alora_invocation_tokens": None, "layer_replication": None}  # As PEFT writes them.
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"init_lora_weights": kind} | unset))
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"init_lora_weights": kind} | unset)
+    )
     assert find_adapter("it", str(directory)).is_peft
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"alpha_pattern": ["x"]}, {"alpha_pattern": {"*": 1}}, {"lora_alpha": "x"}, {"lora_alpha": 10**400}],
+    [
+        {"alpha_pattern": ["x"]},
+        {"alpha_pattern": {"*": 1}},
+        {"lora_alpha": "x"},
+        {"lora_alpha": 10**400},
+    ],
     ids=["list", "pattern", "text", "huge"],
 )
 def test_what_gives_no_scale_is_that_adapters_fault(change: dict[str, Any], tmp_path: Path) -> None:
@@ -283,7 +323,9 @@ def test_what_gives_no_scale_is_that_adapters_fault(change: dict[str, Any], tmp_
         read_adapter(find_adapter("it", str(directory)), model)
 
 
-def test_adapters_without_memory_are_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_without_memory_are_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise RuntimeError("[metal::malloc] Unable to allocate")
 
@@ -295,8 +337,11 @@ def test_adapters_without_memory_are_unusable(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("form", ["peft", "mlx"])
-def test_what_adds_nothing_may_be_of_layers_that_are_not_called_or_not_there(form: Form, tmp_path: Path) -> None:
-    """Families that share keys and values have projections in their checkpoints that no pass runs, and PEFT adapts them, too."""
+def test_what_adds_nothing_may_be_of_layers_that_are_not_called_or_not_there(
+    form: Form, tmp_path: Path
+) -> None:
+    """Families that share keys and values have projections in their checkpoints that no pass runs,
+    and PEFT adapts them, too."""
     model = build("gemma3n")
     found = find_adapter("it", str(save_adapter(model, tmp_path / "it", 1, form=form)))
     parts = read_adapter(found, model)
@@ -317,7 +362,8 @@ def test_what_adds_nothing_may_be_of_layers_that_are_not_called_or_not_there(for
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_an_adapter_whose_training_diverged_is_refused(value: float, tmp_path: Path) -> None:
-    """Rows that share a bank with one of its rows, or had its slot afterwards, said something else."""
+    """Rows that share a bank with one of its rows, or had its slot afterwards, said something
+    else."""
     model = build("llama")
     directory = save_adapter(model, tmp_path / "it", 1)
     weights = dict(cast(dict[str, mx.array], mx.load(str(directory / "adapters.safetensors"))))
@@ -351,7 +397,9 @@ def test_another_models_adapter_is_refused(tmp_path: Path) -> None:
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     model = build("qwen3_moe")
-    path = next(path for path, layer in model.named_modules() if type(layer).__name__ == "SwitchLinear")
+    path = next(
+        path for path, layer in model.named_modules() if type(layer).__name__ == "SwitchLinear"
+    )
     directory = save_adapter(model, tmp_path / "it", 1)
     weights = {f"{path}.lora_a": mx.zeros((2, 4, 8)), f"{path}.lora_b": mx.zeros((2, 8, 4))}
     mx.save_safetensors(str(directory / "adapters.safetensors"), weights)

@@ -1,6 +1,8 @@
-"""Banks of rows: which row has which bank, what they hold, and what the seam into mlx-lm's attention relies on.
+"""Banks of rows: which row has which bank, what they hold, and what the seam into mlx-lm's
+attention relies on.
 
-That tokens do not depend on banks is shown by the tests of exactness, drafts, quantized KV and blocks."""
+That tokens do not depend on banks is shown by the tests of exactness, drafts, quantized KV and
+blocks."""
 
 from __future__ import annotations
 
@@ -62,18 +64,26 @@ class TestLadder:
         self, tokens: int, layers: int, shapes: Shapes
     ) -> None:
         kv = KvLayout(token_bytes=1, lead_tokens=LEAD + NO_CUDNN if shapes.rounded else 0)
-        buffers = SlotBuffers([FullSlots() for _ in range(layers)], lambda: Layout((), (), ()), shapes)
-        assert sum(cache._capacity(tokens) for cache in buffers.leaves) <= layers * kv.row_bytes(tokens)
+        buffers = SlotBuffers(
+            [FullSlots() for _ in range(layers)], lambda: Layout((), (), ()), shapes
+        )
+        assert sum(cache._capacity(tokens) for cache in buffers.leaves) <= layers * kv.row_bytes(
+            tokens
+        )
 
     @pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])
     def test_rows_count_the_tokens_that_rings_hold_beyond_their_window(self, name: str) -> None:
-        """Drafts that are rejected have overwritten the oldest tokens: three times as many are held as a step may draft."""
+        """Drafts that are rejected have overwritten the oldest tokens: three times as many are held
+        as a step may draft."""
         model = model_of(name)
         rows, _ = rows_for(model, PLAIN, DRAFTING.slack)
         assert isinstance(rows, SlotRows)
         rows.open(RowId(1), 40)
         rows.prefill({RowId(1): [*range(1, 40)]})
-        kv, rings = kv_layout(model, PLAIN, draft_tokens=DRAFTING.tokens), rows._banks[RowId(1)].buffers._rings
+        kv, rings = (
+            kv_layout(model, PLAIN, draft_tokens=DRAFTING.tokens),
+            rows._banks[RowId(1)].buffers._rings,
+        )
         assert sum(ring.nbytes for ring in rings) == kv.snapshot_bytes + kv.ring_slack_bytes
         assert kv.snapshot_bytes == kv_layout(model, PLAIN).snapshot_bytes
 
@@ -137,7 +147,9 @@ class TestRowsInBanks:
         mx.eval(rows.decode(mx.array([1, 2, 3])))
         rows.move_outgrown()
         assert self.levels(rows) == {2: [0, 1], 0: [2]}
-        assert rows._banks[RowId(0)].buffers is before is rows._banks[RowId(1)].buffers, "nothing was copied"
+        assert rows._banks[RowId(0)].buffers is before is rows._banks[RowId(1)].buffers, (
+            "nothing was copied"
+        )
         mx.eval(rows.decode(mx.array([1, 2, 3])))
         assert rows.lengths() == {0: 16, 1: 16, 2: 5}
 
@@ -148,7 +160,13 @@ class TestRowsInBanks:
         assert keys == [(3, 3), (3, 2), (2, NO_ROW), (0, NO_ROW)]
         mx.eval(rows.decode(mx.array([1, 2, 3, 4, 5])))
         rows.move_outgrown()
-        assert [bank.key for bank in rows._banks] == [(3, 3), (3, 2), (3, 0), (2, NO_ROW), (0, NO_ROW)]
+        assert [bank.key for bank in rows._banks] == [
+            (3, 3),
+            (3, 2),
+            (3, 0),
+            (2, NO_ROW),
+            (0, NO_ROW),
+        ]
         assert rows.lengths() == {0: 30, 1: 29, 2: 51, 3: 31, 4: 4}
         assert [(bank.max_tokens, bank.rows, bank.slots) for bank in rows.bank_stats()] == [
             (8, 1, 1),
@@ -178,7 +196,8 @@ class TestRowsInBanks:
         assert [bank.max_tokens for bank in rows.bank_stats()] == [8, 32]
 
     def test_a_long_row_makes_no_other_row_longer(self) -> None:
-        """Of what this is for: 15 rows of 100 tokens beside one of 6,000. One layer holds as many tokens as four."""
+        """Of what this is for: 15 rows of 100 tokens beside one of 6,000. One layer holds as many
+        tokens as four."""
         model = build("llama", config={**FAMILIES["llama"], "num_hidden_layers": 1})
         held = {}
         for name, first in ("banks", 512), ("one", 2**20):
@@ -191,7 +210,9 @@ class TestRowsInBanks:
         assert held["banks"] < 1.5 * (15 * 100 + 6000) + 16 * 256
         assert held["one"] > 16 * 6000, "the control"
 
-    def test_rows_of_all_banks_decode_in_one_pass(self, rows: SlotRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rows_of_all_banks_decode_in_one_pass(
+        self, rows: SlotRows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.decoding(rows, [30, 3, 12, 4])
         called: list[int] = []
         plain = attention_seam.plain
@@ -216,7 +237,8 @@ def test_families_have_banks_unless_they_compute_with_keys(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_reports_banks(name: str) -> None:
-    """One where all rows share buffers, or have buffers of their own. Together they are what all rows hold."""
+    """One where all rows share buffers, or have buffers of their own. Together they are what all
+    rows hold."""
     rows, found = rows_for(model_of(name), PLAIN, shapes=SMALL_BANKS)
     for number, length in enumerate([3, 12, 30]):
         rows.open(RowId(number), length)
@@ -231,16 +253,25 @@ def test_every_family_reports_banks(name: str) -> None:
 
 
 def rows_have_lengths(rows: Rows) -> bool:
-    return not isinstance(rows, SlotRows) or bool(rows.copies.layout.token_bytes or rows.copies.layout.rings)
+    return not isinstance(rows, SlotRows) or bool(
+        rows.copies.layout.token_bytes or rows.copies.layout.rings
+    )
 
 
 class TestSeam:
-    """What the seam relies on. If one of these fails after an update of mlx-lm, look at attention_seam.py."""
+    """What the seam relies on. If one of these fails after an update of mlx-lm, look at
+    attention_seam.py."""
 
     def test_arguments(self) -> None:
         assert list(inspect.signature(attention_seam.plain).parameters) == [
-            "queries", "keys", "values", "cache", "scale", "mask", "sinks",
-        ]  # fmt: skip
+            "queries",
+            "keys",
+            "values",
+            "cache",
+            "scale",
+            "mask",
+            "sinks",
+        ]
 
     def test_models_have_it_by_name(self) -> None:
         """Most modules import it; what calls `mx.fast` itself has no banks."""
@@ -275,9 +306,13 @@ class TestLargeChunksOnDevicesThatPrepareShapes:
     def test_they_attend_causally(self) -> None:
         region = Region(0, np.array([64], np.int32), np.array([8], np.int32), 8, self.SHAPES)
         assert region.causal and region.keys == 72
-        assert not Region(0, np.array([20], np.int32), np.array([8], np.int32), 8, self.SHAPES).causal
+        assert not Region(
+            0, np.array([20], np.int32), np.array([8], np.int32), 8, self.SHAPES
+        ).causal
 
-    def test_chunks_that_the_device_plans_for_get_copies_without_the_gaps_of_their_buffers(self) -> None:
+    def test_chunks_that_the_device_plans_for_get_copies_without_the_gaps_of_their_buffers(
+        self,
+    ) -> None:
         def chunk(length: int, width: int, rows: int = 1) -> Region:
             lengths = np.arange(length, length + rows, dtype=np.int32)
             return Region(0, lengths, np.full(rows, width, np.int32), width, ROUNDED)
@@ -291,22 +326,34 @@ class TestLargeChunksOnDevicesThatPrepareShapes:
 
     @pytest.mark.parametrize("copied_width", [2, 1000])
     def test_copies_change_no_token(self, copied_width: int) -> None:
-        cases = [Request(list(range(3, 3 + length)), 6, sampling=GREEDY) for length in (150, 140, 9)]
-        wanted = [Driver(StepEngine(model_of("llama"), VOCABULARY), 64).play([case])[0].tokens for case in cases]
+        cases = [
+            Request(list(range(3, 3 + length)), 6, sampling=GREEDY) for length in (150, 140, 9)
+        ]
+        wanted = [
+            Driver(StepEngine(model_of("llama"), VOCABULARY), 64).play([case])[0].tokens
+            for case in cases
+        ]
         shapes = attrs.evolve(ROUNDED, vector_tokens=32, copied_width=copied_width)
         engine = StepEngine(model_of("llama"), VOCABULARY, shapes=shapes)
         assert [row.tokens for row in Driver(engine, 64).play(cases)] == wanted
 
     def test_and_alone_with_the_same_tokens(self) -> None:
-        cases = [Request(list(range(3, 3 + length)), 6, sampling=GREEDY) for length in (150, 140, 9)]
-        wanted = [Driver(StepEngine(model_of("llama"), VOCABULARY), 64).play([case])[0].tokens for case in cases]
+        cases = [
+            Request(list(range(3, 3 + length)), 6, sampling=GREEDY) for length in (150, 140, 9)
+        ]
+        wanted = [
+            Driver(StepEngine(model_of("llama"), VOCABULARY), 64).play([case])[0].tokens
+            for case in cases
+        ]
         engine = StepEngine(model_of("llama"), VOCABULARY, shapes=self.SHAPES)
         assert [row.tokens for row in Driver(engine, 64).play(cases)] == wanted
 
 
 class TestGroupedHeadsOnACpu:
     @pytest.mark.parametrize("mask", ["none", "of rows", "of queries"])
-    def test_they_attend_as_without_groups(self, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_they_attend_as_without_groups(
+        self, mask: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(attention_seam, "GROUPED_KEYS", 5)
         widths = list[tuple[int, ...]]()
 
@@ -316,7 +363,9 @@ class TestGroupedHeadsOnACpu:
 
         plain = attention_seam.plain
         monkeypatch.setattr(attention_seam, "plain", watched)
-        queries, keys, values = (mx.random.normal(shape) for shape in ((3, 6, 1, 8), (3, 2, 7, 8), (3, 2, 7, 4)))
+        queries, keys, values = (
+            mx.random.normal(shape) for shape in ((3, 6, 1, 8), (3, 2, 7, 8), (3, 2, 7, 4))
+        )
         visible = mx.arange(7) < mx.array([4, 7, 2])[:, None]
         masks = {"none": None, "of rows": visible[:, None, None], "of queries": visible[:1]}
         options: dict[str, Any] = {"scale": 0.3, "mask": masks[mask]}
@@ -347,11 +396,20 @@ class TestGroupedHeadsOnACpu:
 
 def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that get the keys of another bank say something else."""
-    cases = [Request([5 + row] * (30 if row == 1 else 4 + row), 12, sampling=GREEDY) for row in range(3)]
-    alone = [Driver(StepEngine(model_of("llama"), VOCABULARY)).play([case])[0].tokens for case in cases]
+    cases = [
+        Request([5 + row] * (30 if row == 1 else 4 + row), 12, sampling=GREEDY) for row in range(3)
+    ]
+    alone = [
+        Driver(StepEngine(model_of("llama"), VOCABULARY)).play([case])[0].tokens for case in cases
+    ]
 
     def played() -> list[list[int]]:
-        return [row.tokens for row in Driver(StepEngine(model_of("llama"), VOCABULARY, shapes=SMALL_BANKS)).play(cases)]
+        return [
+            row.tokens
+            for row in Driver(StepEngine(model_of("llama"), VOCABULARY, shapes=SMALL_BANKS)).play(
+                cases
+            )
+        ]
 
     assert played() == alone
     monkeypatch.setattr(JoinedSlots, "make_mask", lambda *_, **__: None)

@@ -15,7 +15,9 @@ from trouper.engine.platform import elf_alias, openblas, vector_products
 
 
 def test_a_library_of_names_is_well_formed() -> None:
-    elf = elf_alias.image({"one": 0x1000, "two": 0x2000}, struct.pack("<16sHH", elf_alias.ELF64_LITTLE, 3, 183))
+    elf = elf_alias.image(
+        {"one": 0x1000, "two": 0x2000}, struct.pack("<16sHH", elf_alias.ELF64_LITTLE, 3, 183)
+    )
     assert struct.unpack_from("<H", elf, 18) == (183,)
     assert elf.endswith(b"\0one\0two\0")
     with pytest.raises(OSError, match="ELF"):
@@ -29,11 +31,16 @@ def test_too_late_is_a_no_op() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_of_few_rows_are_right_like_those_of_several(rows: int, turned: bool) -> None:
-    """Whatever BLAS MLX uses: with weights (n, k), and with matrices (k, n), also where they are a part of a larger one."""
+    """Whatever BLAS MLX uses: with weights (n, k), and with matrices (k, n), also where they are a
+    part of a larger one."""
     random = np.random.default_rng(rows)
     vectors = random.standard_normal((rows, 70), np.float32)
     whole = random.standard_normal((90, 200) if turned else (200, 90), np.float32)
-    matrix, part = (whole[:50, :70], (slice(50), slice(70))) if turned else (whole[:70, :50], (slice(70), slice(50)))
+    matrix, part = (
+        (whole[:50, :70], (slice(50), slice(70)))
+        if turned
+        else (whole[:70, :50], (slice(70), slice(50)))
+    )
     given = mx.array(whole)[part]
     product = mx.matmul(mx.array(vectors), given.T if turned else given, stream=mx.cpu)
     assert np.allclose(product, vectors @ (matrix.T if turned else matrix), atol=1e-4)
@@ -48,7 +55,8 @@ def addresses() -> tuple[int, int]:
     """Addresses of OpenBLAS's own `cblas_sgemm` and `cblas_sgemv`."""
     library = ctypes.CDLL(str(trouper.engine.FAST_BLAS))
     sgemm, sgemv = (
-        ctypes.cast(getattr(library, f"scipy_cblas_{name}"), ctypes.c_void_p) for name in ("sgemm", "sgemv")
+        ctypes.cast(getattr(library, f"scipy_cblas_{name}"), ctypes.c_void_p)
+        for name in ("sgemm", "sgemv")
     )
     assert sgemm.value is not None
     assert sgemv.value is not None
@@ -57,13 +65,32 @@ def addresses() -> tuple[int, int]:
 
 @pytest.mark.skipif(trouper.engine.FAST_BLAS is None, reason="OpenBLAS")
 def test_products_run_on_openblas() -> None:
-    """MLX's have each bit of OpenBLAS's own, which adds in another order than a BLAS that adds one product after another, as the one of MLX's wheel does."""
+    """MLX's have each bit of OpenBLAS's own, which adds in another order than a BLAS that adds one
+    product after another, as the one of MLX's wheel does."""
     random, size = np.random.default_rng(0), 64
-    left, right = random.standard_normal((size, 768), np.float32), random.standard_normal((768, size), np.float32)
+    left, right = (
+        random.standard_normal((size, 768), np.float32),
+        random.standard_normal((768, size), np.float32),
+    )
     own, one_by_one = np.zeros((size, size), np.float32), np.zeros((size, size), np.float32)
     multiply = vector_products.Product(addresses()[0])
     pointers = [array.ctypes.data for array in (left, right, own)]
-    multiply(101, 111, 111, size, size, 768, 1.0, pointers[0], 768, pointers[1], size, 0.0, pointers[2], size)
+    multiply(
+        101,
+        111,
+        111,
+        size,
+        size,
+        768,
+        1.0,
+        pointers[0],
+        768,
+        pointers[1],
+        size,
+        0.0,
+        pointers[2],
+        size,
+    )
     for index in range(768):
         one_by_one += np.outer(left[:, index], right[index])
     product = np.array(mx.matmul(mx.array(left), mx.array(right), stream=mx.cpu))
@@ -124,7 +151,9 @@ def test_a_vector_product_that_is_wrong_is_not_used() -> None:
     sgemm, _ = addresses()
 
     wrong = VectorProduct(lambda *_: None)
-    assert vector_products.forwarding(sgemm, ctypes.cast(wrong, ctypes.c_void_p).value or 0) == sgemm
+    assert (
+        vector_products.forwarding(sgemm, ctypes.cast(wrong, ctypes.c_void_p).value or 0) == sgemm
+    )
 
 
 @needs_openblas
@@ -136,7 +165,9 @@ def test_other_processors_keep_their_products() -> None:
 def test_the_instructions_are_as_many_bytes_as_the_jumps_say() -> None:
     """Targets of the jumps, as offsets: what follows each is named in the listing."""
     made = vector_products.code(0, 0)
-    far = {at: int.from_bytes(made[at : at + 4], "little") + at + 4 for at in (0x0C, 0x15, 0x1E, 0x2C)}
+    far = {
+        at: int.from_bytes(made[at : at + 4], "little") + at + 4 for at in (0x0C, 0x15, 0x1E, 0x2C)
+    }
     assert set(far.values()) == {0xFE}, "to OpenBLAS's own"
     near = {at: made[at] + at + 1 for at in (0x26, 0x3C, 0xD7)}
     assert near == {0x26: 0x3D, 0x3C: 0x43, 0xD7: 0xF9}

@@ -1,4 +1,5 @@
-"""What was stored and restored is what was computed: every architecture, in every way that KV can come back."""
+"""What was stored and restored is what was computed: every architecture, in every way that KV can
+come back."""
 
 from __future__ import annotations
 
@@ -75,16 +76,23 @@ def store(name: str, row: int, tokens: int, first: int = 0, snapshot: int = 900)
     return Store(RowId(row), 0, parts, ids(first, len(parts)), BlockId(snapshot) if needs else None)
 
 
-def restore(order: Store, tokens: int, blocks: int | None = None, source: int | None = None) -> Restore:
-    """Of the first `blocks` of an order, or of as many as there are tokens for, the rest from a live row."""
+def restore(
+    order: Store, tokens: int, blocks: int | None = None, source: int | None = None
+) -> Restore:
+    """Of the first `blocks` of an order, or of as many as there are tokens for, the rest from a
+    live row."""
     count = -(-tokens // SIZE) if blocks is None else blocks
-    return Restore(tokens, order.blocks[:count], None if source is None else RowId(source), order.snapshot)
+    return Restore(
+        tokens, order.blocks[:count], None if source is None else RowId(source), order.snapshot
+    )
 
 
 def continued(name: str, restored: Restore, join: int) -> Request:
     """The prompt and what was answered so far, to be answered on: the rest of the cold answer."""
     prompt = [*PROMPT, *cold(name).tokens[: restored.tokens - len(PROMPT) + 1]]
-    return Request(prompt, TOKENS + len(PROMPT) - len(prompt), join=join, logprobs=3, restore=restored)
+    return Request(
+        prompt, TOKENS + len(PROMPT) - len(prompt), join=join, logprobs=3, restore=restored
+    )
 
 
 def runs_alone(_: nn.Module, found: Adapted) -> bool:
@@ -97,8 +105,8 @@ def again(restored: Restore, join: int) -> Request:
 
 
 def close(row: Row, wanted: Row) -> bool:
-    """The same answer to its end, where the row may have begun inside of it. With inexact arithmetic up to a token that
-    rounding may change."""
+    """The same answer to its end, where the row may have begun inside of it. With inexact
+    arithmetic up to a token that rounding may change."""
     tokens, logprobs = wanted.tokens[-len(row.tokens) :], wanted.logprobs[-len(row.logprobs) :]
     same = common(row.tokens, tokens)
     gap = max(
@@ -122,7 +130,10 @@ def lead(logprobs: TokenLogprobs) -> float:
 
 def company(leave: int = 9) -> list[Request]:
     """Rows that were there before, and one of them leaves while others restore."""
-    return [Request(prompt, TOKENS, leave=leave if place == 0 else None) for place, prompt in enumerate(OTHERS)]
+    return [
+        Request(prompt, TOKENS, leave=leave if place == 0 else None)
+        for place, prompt in enumerate(OTHERS)
+    ]
 
 
 def play(
@@ -138,8 +149,8 @@ def play(
     return rows, driver
 
 
-# With chunks of 32 a row of 100 tokens prefills in steps 0 to 3 and then decodes. Before step 3 it holds 96
-# tokens, before step 4 + n its prompt and n answered ones.
+# With chunks of 32 a row of 100 tokens prefills in steps 0 to 3 and then decodes. Before step 3 it
+# holds 96 tokens, before step 4 + n its prompt and n answered ones.
 
 
 class TestRestored:
@@ -188,9 +199,14 @@ class TestRestored:
     def test_f2_f6_through_bytes_into_another_engine(self, name: str) -> None:
         order = store(name, 0, WHOLE)
         kept = [*order.blocks, *([] if order.snapshot is None else [order.snapshot])]
-        plans: Orders = {4 + AHEAD: {"store": (order,), "persist": tuple(kept)}, 5 + AHEAD: {"evict": tuple(kept)}}
+        plans: Orders = {
+            4 + AHEAD: {"store": (order,), "persist": tuple(kept)},
+            5 + AHEAD: {"evict": tuple(kept)},
+        }
         _, first = play(name, [Request(PROMPT, TOKENS)], plans)
-        loads = tuple(Load(block, payload) for block, payload in zip(kept, first.persisted, strict=True))
+        loads = tuple(
+            Load(block, payload) for block, payload in zip(kept, first.persisted, strict=True)
+        )
         plans = {0: {"load": loads}, 3: {"evict": tuple(kept)}}
         driver = play(name, [*company(), continued(name, restore(order, WHOLE), 0)], plans)[1]
         assert driver.engine.blocks.nbytes == 0
@@ -204,7 +220,10 @@ class TestRestored:
         order = store(name, 0, 3 * CHUNK)
         requests = [
             Request(PROMPT, TOKENS),
-            *(again(restore(order, tokens), join) for tokens, join in ((1, 3), (16, 3), (41, 4), (95, 9))),
+            *(
+                again(restore(order, tokens), join)
+                for tokens, join in ((1, 3), (16, 3), (41, 4), (95, 9))
+            ),
             again(Restore(50, (), RowId(0)), 5),
             again(Restore(len(PROMPT) - 1, order.blocks[:1], RowId(0)), 6),
         ]
@@ -213,7 +232,10 @@ class TestRestored:
     @one_half
     def test_snapshots_of_short_rows(self, name: str) -> None:
         """A ring that is not full, a state after one token."""
-        one, six = store(name, 0, 1, first=10, snapshot=901), store(name, 0, 6, first=20, snapshot=902)
+        one, six = (
+            store(name, 0, 1, first=10, snapshot=901),
+            store(name, 0, 6, first=20, snapshot=902),
+        )
         requests = [again(restore(one, 1), 3), again(restore(six, 6), 3)]
         orders: Orders = {1: {"store": (one,)}, 2: {"store": (six,)}}
         driver = Driver(engine_of(name), lambda step: (1, 5, 200)[min(step, 2)], orders)
@@ -245,7 +267,9 @@ class TestTheComparisonCanFail:
                 super()._take(plan, rows)
 
         driver = Meddling(engine_of("llama"), CHUNK, {4 + AHEAD: {"store": (order,)}})
-        rows = driver.play([Request(PROMPT, TOKENS), continued("llama", restore(order, WHOLE), 5 + AHEAD)])
+        rows = driver.play(
+            [Request(PROMPT, TOKENS), continued("llama", restore(order, WHOLE), 5 + AHEAD)]
+        )
         return close(rows[1], cold("llama"))
 
 
@@ -292,14 +316,20 @@ class TestOrdersThatAreWrong:
             driver.play([Request(PROMPT, TOKENS)])
 
     def test_f6_a_snapshot_of_another_length(self) -> None:
-        early, late = store("gpt_oss", 0, CHUNK), store("gpt_oss", 0, 2 * CHUNK, first=50, snapshot=901)
-        driver = Driver(engine_of("gpt_oss"), CHUNK, {1: {"store": (early,)}, 2: {"store": (late,)}})
+        early, late = (
+            store("gpt_oss", 0, CHUNK),
+            store("gpt_oss", 0, 2 * CHUNK, first=50, snapshot=901),
+        )
+        driver = Driver(
+            engine_of("gpt_oss"), CHUNK, {1: {"store": (early,)}, 2: {"store": (late,)}}
+        )
         mixed = attrs.evolve(restore(late, 2 * CHUNK), snapshot=early.snapshot)
         with pytest.raises(AssertionError, match="of another length"):
             driver.play([Request(PROMPT, TOKENS), again(mixed, 2)])
 
     def test_f5_a_hit_makes_no_stored_array_anew(self) -> None:
-        """However often a block is restored, whatever its borrowers write: the same arrays, the same bytes."""
+        """However often a block is restored, whatever its borrowers write: the same arrays, the
+        same bytes."""
         order = store("llama", 0, 3 * CHUNK)
         engine = engine_of("llama")
         driver = Driver(engine, CHUNK, {3: {"store": (order,)}})
@@ -308,7 +338,10 @@ class TestOrdersThatAreWrong:
         def stored() -> dict[BlockId, tuple[list[int], list[bytes]]]:
             kept = engine.blocks._stored.items()
             return {
-                block: ([id(array) for array in one.arrays], [np.array(array).tobytes() for array in one.arrays])
+                block: (
+                    [id(array) for array in one.arrays],
+                    [np.array(array).tobytes() for array in one.arrays],
+                )
                 for block, one in kept
             }
 
@@ -318,8 +351,12 @@ class TestOrdersThatAreWrong:
             assert all(close(row, cold("llama")) for row in rows)
         assert before and stored() == before
 
-    def test_a_model_whose_rows_run_alone_has_no_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(adaptation_registry, "REGISTRY", [Adaptation("none can be batched", runs_alone)])
+    def test_a_model_whose_rows_run_alone_has_no_blocks(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            adaptation_registry, "REGISTRY", [Adaptation("none can be batched", runs_alone)]
+        )
         model = build("llama")
         engine = StepEngine(model, VOCABULARY)
         assert not kv_layout(model, PLAIN).cached
@@ -328,10 +365,14 @@ class TestOrdersThatAreWrong:
 
 
 class TestPayloads:
-    SHAPES = Layout(((ArrayShape((2, 1, 4), mx.float32), ArrayShape((1, 1, 8), mx.bfloat16)),), (), ())
+    SHAPES = Layout(
+        ((ArrayShape((2, 1, 4), mx.float32), ArrayShape((1, 1, 8), mx.bfloat16)),), (), ()
+    )
 
     def payload(self, tokens: int = 5) -> Tensors:
-        values = [mx.random.normal(shape.dims).astype(shape.dtype) for shape in self.SHAPES.block(tokens)]
+        values = [
+            mx.random.normal(shape.dims).astype(shape.dtype) for shape in self.SHAPES.block(tokens)
+        ]
         return readable(BlockArrays(tokens, tuple(values))).read()
 
     def test_there_and_back(self) -> None:
@@ -344,8 +385,12 @@ class TestPayloads:
         ]
         stored = stored_from(sent, self.SHAPES)
         assert stored.tokens == 5 and not stored.snapshot
-        assert [bytes(tensor.data) for tensor in readable(stored).read()] == [bytes(tensor.data) for tensor in sent]
-        stored_from(tuple(attrs.evolve(tensor, data=bytes(tensor.data)) for tensor in sent), self.SHAPES)
+        assert [bytes(tensor.data) for tensor in readable(stored).read()] == [
+            bytes(tensor.data) for tensor in sent
+        ]
+        stored_from(
+            tuple(attrs.evolve(tensor, data=bytes(tensor.data)) for tensor in sent), self.SHAPES
+        )
 
     def test_a_snapshot_of_a_short_row_is_short(self) -> None:
         """A ring that is not full has no tokens to give."""
@@ -355,10 +400,14 @@ class TestPayloads:
             assert {shape.dims[0] for shape in layout.snapshot(tokens)} == {min(tokens, window)}
 
     def test_other_shapes_have_another_digest(self) -> None:
-        """Bytes of the disk that do not fit would end the engine, so they are of another namespace."""
+        """Bytes of the disk that do not fit would end the engine, so they are of another
+        namespace."""
         rings = attrs.evolve(self.SHAPES, full=(), rings=self.SHAPES.full)
         turned = attrs.evolve(self.SHAPES, full=(self.SHAPES.full[0][::-1],))
-        digests = [layout.digest for layout in (self.SHAPES, rings, turned, layout_of(model_of("gpt_oss"), PLAIN))]
+        digests = [
+            layout.digest
+            for layout in (self.SHAPES, rings, turned, layout_of(model_of("gpt_oss"), PLAIN))
+        ]
         assert len({*digests}) == 4
         assert digests[3] == layout_of(model_of("gpt_oss"), PLAIN).digest
 
@@ -368,13 +417,31 @@ class TestPayloads:
             ((), "does not begin"),
             ((first, second), "does not begin"),
             ((head, first), "has 1 arrays where this model has 2"),
-            ((head, second, first), r"has BF16 \(1, 5, 8\) in 80 bytes where this model has F32 \(2, 5, 4\)"),
-            ((head, attrs.evolve(first, data=bytes(8)), second), r"in 8 bytes where this model has F32"),
+            (
+                (head, second, first),
+                r"has BF16 \(1, 5, 8\) in 80 bytes where this model has F32 \(2, 5, 4\)",
+            ),
+            (
+                (head, attrs.evolve(first, data=bytes(8)), second),
+                r"in 8 bytes where this model has F32",
+            ),
             ((head, attrs.evolve(first, dtype="F64"), second), "has F64"),
-            ((head, attrs.evolve(first, shape=first.shape[::-1]), second), r"has F32 \(4, 5, 2\) in 160 bytes"),
-            ((attrs.evolve(head, data=np.array([0, 4], "<u4").tobytes()), first, second), r"has F32 \(2, 4, 4\)"),
-            ((attrs.evolve(head, data=np.array([7, 4], "<u4").tobytes()), first, second), "says kind 7"),
-            ((attrs.evolve(head, data=np.array([1, 5], "<u4").tobytes()), first, second), "where this model has 0"),
+            (
+                (head, attrs.evolve(first, shape=first.shape[::-1]), second),
+                r"has F32 \(4, 5, 2\) in 160 bytes",
+            ),
+            (
+                (attrs.evolve(head, data=np.array([0, 4], "<u4").tobytes()), first, second),
+                r"has F32 \(2, 4, 4\)",
+            ),
+            (
+                (attrs.evolve(head, data=np.array([7, 4], "<u4").tobytes()), first, second),
+                "says kind 7",
+            ),
+            (
+                (attrs.evolve(head, data=np.array([1, 5], "<u4").tobytes()), first, second),
+                "where this model has 0",
+            ),
         ]:
             with pytest.raises(ValueError, match=told):
                 stored_from(payload, self.SHAPES)
@@ -401,7 +468,11 @@ class TestMemory:
         monkeypatch.setattr(pass_shapes, "STEP", 2048)
         engine = StepEngine(build("llama"), VOCABULARY)
         prefill = tuple(Chunk(row, 200) for row in self.LIVE)
-        engine.collect(engine.launch(Plan(0, admit=tuple(admit(row, prompt) for row in self.LIVE), prefill=prefill)))
+        engine.collect(
+            engine.launch(
+                Plan(0, admit=tuple(admit(row, prompt) for row in self.LIVE), prefill=prefill)
+            )
+        )
         mx.synchronize()
         return engine
 
@@ -415,7 +486,9 @@ class TestMemory:
         return mx.get_peak_memory() - before
 
     def buffer(self, engine: StepEngine) -> int:
-        return min(buffer.nbytes for cache in only_bank(engine).buffers.leaves for buffer in cache.buffers)
+        return min(
+            buffer.nbytes for cache in only_bank(engine).buffers.leaves for buffer in cache.buffers
+        )
 
     @releases_late
     def test_no_buffer_is_copied_by_storing_and_restoring(self, engine: StepEngine) -> None:
@@ -424,19 +497,30 @@ class TestMemory:
         assert self.rise(engine, Plan(1, decode=live)) < limit
         assert self.rise(engine, Plan(2, store=stores, decode=live)) < limit
         tail = (Store(RowId(1), 0, (48,), ids(70, 1)),)
-        assert self.rise(engine, Plan(3, store=tail, drop=(RowId(2),), decode=(*live[:2], *live[3:]))) < limit
+        assert (
+            self.rise(engine, Plan(3, store=tail, drop=(RowId(2),), decode=(*live[:2], *live[3:])))
+            < limit
+        )
         live = (*live[:2], *live[3:])
         joined = (admit(20, 60, Restore(30, ids(0, 2))),)
         assert self.rise(engine, Plan(4, admit=joined, decode=live)) < limit
         assert self.rise(engine, Plan(5, drop=(RowId(0), RowId(20)), decode=live[1:])) < limit
         joined = (admit(21, 60, Restore(50, ids(0, 2), RowId(1))),)
-        assert self.rise(engine, Plan(6, admit=joined, decode=live[1:], prefill=(Chunk(RowId(21), 10),))) < limit
+        assert (
+            self.rise(
+                engine, Plan(6, admit=joined, decode=live[1:], prefill=(Chunk(RowId(21), 10),))
+            )
+            < limit
+        )
         assert self.rise(engine, Plan(7, decode=(*live[1:], RowId(21)))) < limit
 
     @releases_late
     @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-    def test_no_buffer_is_copied_while_steps_overlap(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A row stored, a row that leaves and one that restores, each launched while the step before still runs."""
+    def test_no_buffer_is_copied_while_steps_overlap(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A row stored, a row that leaves and one that restores, each launched while the step
+        before still runs."""
         monkeypatch.setattr(pass_shapes, "STEP", 8192)
         order = store(name, 0, 13)
         requests = [Request([1 + row, 2, 3], 30, leave=9 if row == 2 else None) for row in range(8)]
@@ -470,7 +554,9 @@ class TestMemory:
         assert mx.get_active_memory() <= before
 
     def test_what_is_being_given_to_the_disk_outlives_its_eviction(self, idle: StepEngine) -> None:
-        launched = idle.launch(Plan(1, store=(Store(RowId(0), 0, (16,), ids(0, 1)),), persist=ids(0, 1)))
+        launched = idle.launch(
+            Plan(1, store=(Store(RowId(0), 0, (16,), ids(0, 1)),), persist=ids(0, 1))
+        )
         idle.launch(Plan(2, evict=ids(0, 1)))
         [payload] = idle.collect(launched).persisted
         mx.clear_cache()

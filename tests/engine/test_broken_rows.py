@@ -1,4 +1,5 @@
-"""Rows of which the model computes no numbers: they are named, and nobody else has anything of them."""
+"""Rows of which the model computes no numbers: they are named, and nobody else has anything of
+them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ KV8 = KvFormat(8, 32)
 
 
 def broken(name: str, config: Any = None) -> nn.Module:
-    """A model with an adapter that makes what a text overflows to: no row without it knows of it."""
+    """A model with an adapter that makes what a text overflows to: no row without it knows of
+    it."""
     model = build(name, None, config)
     modules = dict(model.named_modules())
     path = next(path for path in modules if path.endswith("layers.0.self_attn.v_proj"))
@@ -40,8 +42,11 @@ def test_a_row_in_a_broken_ones_slot_says_what_it_says_alone(name: str, leave: i
     """Its bank has longer rows, up to which attention reads its slot."""
     engine = StepEngine(broken(name), VOCABULARY, adapters=["bad"])
     requests = [
-        Request(LONG, TOKENS), Request(LONGER, TOKENS), Request(MIDDLE, leave, adapter="bad"), Request(SHORT, 12, join=leave + 5),
-    ]  # fmt: skip
+        Request(LONG, TOKENS),
+        Request(LONGER, TOKENS),
+        Request(MIDDLE, leave, adapter="bad"),
+        Request(SHORT, 12, join=leave + 5),
+    ]
     driver = Driver(engine, 128)
     rows = driver.play(requests)
     plain = build(name)
@@ -55,7 +60,9 @@ def test_quantized_kv_is_cleaned_too() -> None:
     requests = [Request(LONG, TOKENS), Request(LONGER, TOKENS), Request(SHORT, 12, join=8)]
     bad = Request(MIDDLE, 3, adapter="bad")
     with_it, without = (
-        Driver(StepEngine(broken("llama", config), VOCABULARY, KV8, adapters=["bad"]), 128).play([*requests, *more])
+        Driver(StepEngine(broken("llama", config), VOCABULARY, KV8, adapters=["bad"]), 128).play(
+            [*requests, *more]
+        )
         for more in ([bad], [])
     )
     assert [row.tokens for row in with_it[:3]] == [row.tokens for row in without]
@@ -65,6 +72,8 @@ def test_a_vector_that_is_none_is_named() -> None:
     engine = StepEngine(broken("llama"), VOCABULARY, adapters=["bad"])
     row, prompt = RowId(7), np.array(SHORT, "<i4").tobytes()
     admit = Admit(row, prompt, Sampling(temperature=0), embed="mean", adapter="bad")
-    stepped = engine.collect(engine.launch(Plan(0, admit=(admit,), prefill=(Chunk(row, len(SHORT)),))))
+    stepped = engine.collect(
+        engine.launch(Plan(0, admit=(admit,), prefill=(Chunk(row, len(SHORT)),)))
+    )
     assert stepped.failed == ((row, NOT_A_NUMBER),)
     engine.collect(engine.launch(Plan(1, drop=(row,))))

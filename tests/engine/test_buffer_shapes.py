@@ -1,4 +1,5 @@
-"""What a step knows of the shapes of buffers (trouper/engine/kv/buffer_shapes.py): if it were old, tokens would be written behind a buffer's end."""
+"""What a step knows of the shapes of buffers (trouper/engine/kv/buffer_shapes.py): if it were old,
+tokens would be written behind a buffer's end."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.engine.test_decode_attention import BY_LENGTH, ONE_BANK, PROMPTS, kernel, lone_prompts, two_rows
+from tests.engine.test_decode_attention import (
+    BY_LENGTH,
+    ONE_BANK,
+    PROMPTS,
+    kernel,
+    lone_prompts,
+    two_rows,
+)
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import buffer_shapes
@@ -50,11 +58,15 @@ def test_it_is_what_the_buffers_have(name: str, seed: int, looks: list[HeldShape
     assert len({known.shapes for known in looks}) > 2, "rows came, grew and left"
 
 
-def test_a_lone_prompt_makes_buffers(looks: list[HeldShapes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_prompt_makes_buffers(
+    looks: list[HeldShapes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody may look before its pass."""
     usual = CompiledPasses.run
 
-    def run(self: CompiledPasses, build: Build, model_pass: Pass, *given: Any, **options: Any) -> mx.array:
+    def run(
+        self: CompiledPasses, build: Build, model_pass: Pass, *given: Any, **options: Any
+    ) -> mx.array:
         before = [bank.held() for bank in model_pass.banks]
         made = usual(self, build, model_pass, *given, **options)
         if isinstance(model_pass, PromptPass):

@@ -1,7 +1,9 @@
-"""Attention of decoding rows by their lengths, and compiled decode passes (trouper/engine/kv/decode_attention.py, compiled_pass.py).
+"""Attention of decoding rows by their lengths, and compiled decode passes
+(trouper/engine/kv/decode_attention.py, compiled_pass.py).
 
-The kernel is for CUDA: here attention over masked buffers takes its place, so what is tested is everything around it. That the kernel
-itself computes the same is tested on the device (tests/device/test_decode_attention.py).
+The kernel is for CUDA: here attention over masked buffers takes its place, so what is tested is
+everything around it. That the kernel itself computes the same is tested on the device
+(tests/device/test_decode_attention.py).
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from tests.arithmetic import cpu_only
 from tests.engine import test_draft_model, test_drafts, test_mtp
 from tests.engine.driver import Driver, Request
 from tests.engine.test_draft_model import other
-from tests.engine.test_exactness import greedy_requests, model_of, one_half, other_half, play_randomly
+from tests.engine.test_exactness import (
+    greedy_requests,
+    model_of,
+    one_half,
+    other_half,
+    play_randomly,
+)
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.heads import HEADS
 from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
@@ -41,7 +49,16 @@ from trouper.protocol.sampling import Sampling
 BY_LENGTH = attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32, length_kernel=True)
 TRIAL = decode_attention.computes
 ONE_BANK = attrs.evolve(BY_LENGTH, first_bank=512)
-DRAFTED = ["llama", "gpt_oss", "gemma3_text", "qwen3_moe", "llama4_text", "deepseek_v3", "qwen3_5", "falcon_h1"]
+DRAFTED = [
+    "llama",
+    "gpt_oss",
+    "gemma3_text",
+    "qwen3_moe",
+    "llama4_text",
+    "deepseek_v3",
+    "qwen3_5",
+    "falcon_h1",
+]
 
 
 def masked(heads: Heads, call: KernelCall) -> mx.array:
@@ -59,7 +76,9 @@ def masked(heads: Heads, call: KernelCall) -> mx.array:
     visible = (position >= 0) & (position <= query) & (position > query - (heads.window or 2**30))
     scores = mx.where(visible[:, None], scores, -float("inf"))
     if call.sinks is not None:
-        sunk = mx.broadcast_to(call.sinks.astype(scores.dtype)[:, None, None], (rows, all_heads, width, 1))
+        sunk = mx.broadcast_to(
+            call.sinks.astype(scores.dtype)[:, None, None], (rows, all_heads, width, 1)
+        )
         scores = mx.concatenate([scores, sunk], axis=-1)
     weights = mx.softmax(scores, axis=-1)[..., :tokens].reshape(rows, heads.key_heads, -1, tokens)
     return (weights @ values).reshape(call.queries.shape)
@@ -92,7 +111,9 @@ def test_r1_a_row_says_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_r9_passes_of_a_draft_model_too(name: str) -> None:
-    assert test_draft_model.play(name, greedy_requests(name), "by length", draft=other(), shapes=BY_LENGTH).drafted
+    assert test_draft_model.play(
+        name, greedy_requests(name), "by length", draft=other(), shapes=BY_LENGTH
+    ).drafted
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name in FAMILIES])
@@ -112,7 +133,8 @@ def test_r9_drafts_that_are_verified_too(name: str, kernel: list[tuple[int, ...]
     driver = test_drafts.play(name, greedy_requests(name), f"{name} by length", shapes=BY_LENGTH)
     assert driver.drafted
     widths = {shape[2] for shape in kernel}
-    if state_slots(model_of(name)):  # Padding would enter states, so widths are those of the drafts.
+    # Padding would enter states, so widths are those of the drafts.
+    if state_slots(model_of(name)):
         assert len(widths) > 1
     else:
         assert widths <= {1, 2, 3, 5, 9}
@@ -131,12 +153,15 @@ def lone_plan(row: RowId, prompt: Sequence[int]) -> Plan:
 
 
 def lone_prompts(engine: StepEngine, *prompts: Sequence[int]) -> list[list[int]]:
-    """The first tokens after each prompt, alone on the engine: what its pass gives, and what follows from the KV that it leaves."""
+    """The first tokens after each prompt, alone on the engine: what its pass gives, and what
+    follows from the KV that it leaves."""
     found = []
     for number, prompt in enumerate(prompts):
         row = RowId(number)
         plans = [lone_plan(row, prompt), *[Plan(0, decode=(row,))] * 3]
-        found.append([token for plan in plans for token in engine.collect(engine.launch(plan)).tokens])
+        found.append(
+            [token for plan in plans for token in engine.collect(engine.launch(plan)).tokens]
+        )
         engine.collect(engine.launch(Plan(0, drop=(row,))))
     return found
 
@@ -147,13 +172,17 @@ PROMPTS = [range(3, 3 + length) for length in (20, 33, 31, 40, 7, 2, 64, 32, 31)
 @other_half
 def test_r1_a_lone_prompt_has_the_same_first_token_when_its_pass_is_compiled(name: str) -> None:
     engine = StepEngine(model_of(name), VOCABULARY, shapes=ONE_BANK)
-    assert lone_prompts(engine, *PROMPTS) == lone_prompts(StepEngine(model_of(name), VOCABULARY), *PROMPTS)
+    assert lone_prompts(engine, *PROMPTS) == lone_prompts(
+        StepEngine(model_of(name), VOCABULARY), *PROMPTS
+    )
 
 
 def test_passes_over_lone_prompts_are_compiled_by_width() -> None:
     engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
     lone_prompts(engine, *PROMPTS)
-    passes = {kind: each for kind, each in compiled(engine)._compiled.items() if is_of_prompts(kind)}
+    passes = {
+        kind: each for kind, each in compiled(engine)._compiled.items() if is_of_prompts(kind)
+    }
     assert sorted(width_of(kind) for kind in passes) == [32, 64]
     assert [each.fault for each in passes.values()] == ["", ""]
 
@@ -172,7 +201,9 @@ def test_a_lone_prompt_is_written_into_its_own_slot() -> None:
     kinds = [kind for kind in rows._compiled._compiled if is_of_prompts(kind)]
     assert len(kinds) == 2, "of either slot"
     for parts in written[1:]:
-        assert all(mx.array_equal(part, first) for part, first in zip(parts, written[0], strict=True))
+        assert all(
+            mx.array_equal(part, first) for part, first in zip(parts, written[0], strict=True)
+        )
 
 
 def test_a_lone_prompt_beside_kv_of_a_row_that_waits_keeps_it() -> None:
@@ -194,19 +225,26 @@ def test_a_lone_prompt_beside_kv_of_a_row_that_waits_keeps_it() -> None:
 def test_a_prompt_beside_buffers_is_not_compiled() -> None:
     """Its row reads a cached prefix, or others decode."""
     engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
-    Driver(engine).play([Request([5, 6, 7], 12), Request([8, 9, 10, 11, 12], 12), Request([8, 9, 10, 11, 12], 12)])
+    Driver(engine).play(
+        [Request([5, 6, 7], 12), Request([8, 9, 10, 11, 12], 12), Request([8, 9, 10, 11, 12], 12)]
+    )
     assert not any(map(is_of_prompts, compiled(engine)._compiled))
 
 
-@pytest.mark.parametrize(("name", "shapes"), [("llama", ONE_BANK), ("llama", ROUNDED), ("qwen3_next", ONE_BANK)])
+@pytest.mark.parametrize(
+    ("name", "shapes"), [("llama", ONE_BANK), ("llama", ROUNDED), ("qwen3_next", ONE_BANK)]
+)
 def test_the_first_two_passes_of_a_kind_are_said_to_prepare(name: str, shapes: Shapes) -> None:
     """Also those that are never compiled: attention with masks, recurrent states."""
     engine = StepEngine(model_of(name), VOCABULARY, shapes=shapes)
     row = RowId(0)
     first = Admit(row, np.arange(1, 6, dtype="<i4").tobytes(), Sampling(temperature=0.0))
     engine.collect(engine.launch(Plan(0, admit=(first,), prefill=(Chunk(row, 5),))))
-    said = [engine.collect(engine.launch(Plan(step, decode=(row,)))).preparing for step in range(1, 5)]
-    assert said == [True, True, False, False]  # A lone prompt has a pass of its own, which is of another kind.
+    said = [
+        engine.collect(engine.launch(Plan(step, decode=(row,)))).preparing for step in range(1, 5)
+    ]
+    # A lone prompt has a pass of its own, which is of another kind.
+    assert said == [True, True, False, False]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
@@ -232,7 +270,10 @@ def test_a_pass_of_a_row_alone_is_said_to_prepare_by_its_own_kind(name: str) -> 
 def test_a_device_that_prepares_nothing_never_says_so() -> None:
     engine, row = StepEngine(model_of("llama"), VOCABULARY), RowId(0)
     admit = Admit(row, np.arange(1, 6, dtype="<i4").tobytes(), Sampling(temperature=0.0))
-    plans = [Plan(0, admit=(admit,), prefill=(Chunk(row, 5),)), *(Plan(step, decode=(row,)) for step in range(1, 4))]
+    plans = [
+        Plan(0, admit=(admit,), prefill=(Chunk(row, 5),)),
+        *(Plan(step, decode=(row,)) for step in range(1, 4)),
+    ]
     assert not any(engine.collect(engine.launch(plan)).preparing for plan in plans)
 
 
@@ -244,7 +285,9 @@ def test_rings_are_read_by_their_lengths(name: str, kernel: list[tuple[int, ...]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "llama4_text"])
-def test_a_pass_is_built_twice_and_then_instantiated(name: str, kernel: list[tuple[int, ...]]) -> None:
+def test_a_pass_is_built_twice_and_then_instantiated(
+    name: str, kernel: list[tuple[int, ...]]
+) -> None:
     passes = compiled(two_rows(name, shapes=ONE_BANK))._compiled
     assert [compiled.fault for compiled in passes.values()] == [""]
     assert len(kernel) == 2 * len(model_of(name).layers), "once as usual, and once to trace it"
@@ -299,7 +342,9 @@ def rows_of_structures(engine: StepEngine) -> list[int]:
 def test_buffers_that_have_grown_are_another_structure() -> None:
     engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
     Driver(engine).play([Request([5] * 150, 60), Request([8, 9, 10], 60)])
-    assert rows_of_structures(engine).count(2) == 2, "buffers of 248 tokens grow 64 before they are full"
+    assert rows_of_structures(engine).count(2) == 2, (
+        "buffers of 248 tokens grow 64 before they are full"
+    )
 
 
 class TestBuffers:
@@ -322,7 +367,9 @@ class TestBuffers:
         before = mx.get_active_memory()
         mx.eval(rows.decode(mx.array([1, 2])))
         assert len(rows._compiled._compiled) == 1
-        assert mx.get_peak_memory() - before < rows.nbytes / 4, "less than one of the buffers of two layers"
+        assert mx.get_peak_memory() - before < rows.nbytes / 4, (
+            "less than one of the buffers of two layers"
+        )
 
     def test_nothing_keeps_the_rows(self) -> None:
         rows = self.rows()
@@ -359,7 +406,11 @@ class TestTrial:
 
         monkeypatch.setattr(decode_kernel, "run", faulty)
         play_randomly("llama", greedy_requests("llama"), 2, BY_LENGTH)
-        said = [record.getMessage() for record in caplog.records if record.name == decode_attention.__name__]
+        said = [
+            record.getMessage()
+            for record in caplog.records
+            if record.name == decode_attention.__name__
+        ]
         assert len(said) == 1 and ("wrong" if fault == "wrong" else "too many resources") in said[0]
 
 
@@ -386,7 +437,11 @@ def test_what_differs_between_prompts_is_not_in_a_traced_region() -> None:
 def test_the_warm_up_compiles_passes_over_lone_prompts() -> None:
     engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
     warm_up(engine, VOCABULARY, 100, 0)
-    assert {width_of(kind) for kind in compiled(engine)._compiled if is_of_prompts(kind)} == {32, 64, 96}
+    assert {width_of(kind) for kind in compiled(engine)._compiled if is_of_prompts(kind)} == {
+        32,
+        64,
+        96,
+    }
 
 
 def test_the_warm_up_knows_whole_buffers() -> None:
@@ -398,16 +453,21 @@ def test_the_warm_up_knows_whole_buffers() -> None:
 def test_which_passes_are_by_length() -> None:
     def by_length(width: int, *lengths: int, start: int = 0, singly: bool = True) -> bool:
         counts = np.ones(len(lengths), np.int32)
-        return Region(start, np.array(lengths, np.int32), counts, width, BY_LENGTH, singly=singly).by_length
+        return Region(
+            start, np.array(lengths, np.int32), counts, width, BY_LENGTH, singly=singly
+        ).by_length
 
-    assert by_length(1, 5) and by_length(1, 5000) and by_length(1, 5000, 3000) and by_length(9, 5, 7)
+    assert (
+        by_length(1, 5) and by_length(1, 5000) and by_length(1, 5000, 3000) and by_length(9, 5, 7)
+    )
     assert not by_length(9, 5, singly=False), "a chunk of a prompt"
     assert not by_length(MAX_KERNEL_WIDTH + 1, 5)
     assert not by_length(1, 5, start=1)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width"), [(1, 1), (2, 2), (3, 3), (4, 5), (5, 5), (6, 9), (17, 17), (18, 33), (33, 33), (34, 40)]
+    ("tokens", "width"),
+    [(1, 1), (2, 2), (3, 3), (4, 5), (5, 5), (6, 9), (17, 17), (18, 33), (33, 33), (34, 40)],
 )
 def test_widths_of_passes_with_drafts_are_on_a_ladder(tokens: int, width: int) -> None:
     assert BY_LENGTH.drafted_width(tokens) == width

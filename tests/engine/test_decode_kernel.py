@@ -1,5 +1,6 @@
-"""The CUDA kernels of decode_attention.cuh, compiled for the CPU, where the threads of a block take turns. Their arithmetic and indices are
-tested so without a GPU; on one, by tests/device/test_decode_attention.py."""
+"""The CUDA kernels of decode_attention.cuh, compiled for the CPU, where the threads of a block take
+turns. Their arithmetic and indices are tested so without a GPU; on one, by
+tests/device/test_decode_attention.py."""
 
 from __future__ import annotations
 
@@ -12,10 +13,19 @@ import pytest
 from tests.engine import on_threads
 from tests.family_configs import LONG
 from trouper.engine.kv.decode_attention import mask_of
-from trouper.engine.kv.decode_kernel import FILE, HEAD_DIMS, MAX_PART, MAX_SUMS, WARPS, Heads, part_of
+from trouper.engine.kv.decode_kernel import (
+    FILE,
+    HEAD_DIMS,
+    MAX_PART,
+    MAX_SUMS,
+    WARPS,
+    Heads,
+    part_of,
+)
 
 SPLIT, LENGTHS = 64, np.array([0, 2, 65, 70], np.int32)
-"""Number of tokens of each row before the pass: warps without a key, one that is not filled, and a second split or turn."""
+"""Number of tokens of each row before the pass: warps without a key, one that is not filled, and a
+second split or turn."""
 PROGRAM = """
 #include "cuda_on_threads.h"
 #include "%(source)s"
@@ -40,8 +50,13 @@ int main() {
     fwrite(out, sizeof(float), all * D, stdout);
 }
 """
-MORE = [(Heads(mx.float32, 64, 2, 3), 3, SPLIT), (Heads(mx.float32, 64, 2, 2, 40, 50), 1, 0)] if LONG else []
-"""Of kinds that the others have, too: several tokens of a row, a ring. The first takes as long as all others."""
+MORE = (
+    [(Heads(mx.float32, 64, 2, 3), 3, SPLIT), (Heads(mx.float32, 64, 2, 2, 40, 50), 1, 0)]
+    if LONG
+    else []
+)
+"""Of kinds that the others have, too: several tokens of a row, a ring. The first takes as long as
+all others."""
 
 
 @pytest.mark.parametrize(
@@ -61,19 +76,39 @@ def test_the_kernels_are_attention_of_each_row_over_its_tokens(
     heads: Heads, width: int, split: int, tmp_path: Path
 ) -> None:
     rows, all_heads, capacity = len(LENGTHS), heads.key_heads * heads.group, heads.ring or 80
-    names = {"dim": heads.dim, "key_heads": heads.key_heads, "group": heads.group, "part": part_of(heads.group * width, heads.dim),
-             "warps": WARPS, "ring": heads.ring, "window": heads.window, "sinks": heads.sinks, "split": split, "rows": rows,
-             "splits": -(-capacity // split) if split else 1, "capacity": capacity, "width": width, "source": FILE}  # fmt: skip
+    names = {
+        "dim": heads.dim,
+        "key_heads": heads.key_heads,
+        "group": heads.group,
+        "part": part_of(heads.group * width, heads.dim),
+        "warps": WARPS,
+        "ring": heads.ring,
+        "window": heads.window,
+        "sinks": heads.sinks,
+        "split": split,
+        "rows": rows,
+        "splits": -(-capacity // split) if split else 1,
+        "capacity": capacity,
+        "width": width,
+        "source": FILE,
+    }
     dice = np.random.default_rng(heads.dim + heads.group)
     queries = dice.standard_normal((rows, all_heads, width, heads.dim), np.float32)
-    keys, values = (dice.standard_normal((rows, heads.key_heads, capacity, heads.dim), np.float32) for _ in range(2))
+    keys, values = (
+        dice.standard_normal((rows, heads.key_heads, capacity, heads.dim), np.float32)
+        for _ in range(2)
+    )
     sinks, after = dice.standard_normal(all_heads, np.float32), LENGTHS + np.int32(width)
     given = b"".join(array.tobytes() for array in (queries, keys, values, sinks, after))
-    got = np.frombuffer(on_threads.run(PROGRAM % names, given, tmp_path), np.float32).reshape(queries.shape)
+    got = np.frombuffer(on_threads.run(PROGRAM % names, given, tmp_path), np.float32).reshape(
+        queries.shape
+    )
     expected = mx.fast.scaled_dot_product_attention(
-        *map(mx.array, (queries, keys, values)), scale=0.2, mask=mask_of(heads, LENGTHS, width, capacity)[:, None],
+        *map(mx.array, (queries, keys, values)),
+        scale=0.2,
+        mask=mask_of(heads, LENGTHS, width, capacity)[:, None],
         sinks=mx.array(sinks) if heads.sinks else None,
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(got, np.array(expected), atol=1e-5)
 
 

@@ -1,4 +1,5 @@
-"""F19, F20: a rank whose state is not what a plan expects says which part of it, before it launches anything."""
+"""F19, F20: a rank whose state is not what a plan expects says which part of it, before it launches
+anything."""
 
 from __future__ import annotations
 
@@ -58,8 +59,9 @@ def pair() -> Pair:
 
 
 def test_f20_numbers_of_steps_may_jump(pair: Pair) -> None:
-    """A plan that has nothing to do is not sent, but has its number. The step that the next two plans settle on was forgotten
-    when the first of these was eight numbers later: the group ended for no reason (world 163 at two ranks)."""
+    """A plan that has nothing to do is not sent, but has its number. The step that the next two
+    plans settle on was forgotten when the first of these was eight numbers later: the group ended
+    for no reason (world 163 at two ranks)."""
     settled = pair.settled
     pair._step += 7
     pair.take(decode=(ONE, TWO))
@@ -87,11 +89,15 @@ def without_a_block(engine: StepEngine) -> None:
 
 
 def in_other_slots(engine: StepEngine) -> None:
-    engine._digests._settled = {step: (order + 1, said) for step, (order, said) in engine._digests._settled.items()}
+    engine._digests._settled = {
+        step: (order + 1, said) for step, (order, said) in engine._digests._settled.items()
+    }
 
 
 def with_another_token(engine: StepEngine) -> None:
-    engine._digests._settled = {step: (order, said + 1) for step, (order, said) in engine._digests._settled.items()}
+    engine._digests._settled = {
+        step: (order, said + 1) for step, (order, said) in engine._digests._settled.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,8 @@ def test_f19_f20_what_differs_is_named_before_anything_is_done(
 
 
 def test_a_step_that_the_plan_counts_on_is_read_first() -> None:
-    """Rank 0 may have read a step that this rank has not: then the plan says more of it than this rank knows yet."""
+    """Rank 0 may have read a step that this rank has not: then the plan says more of it than this
+    rank knows yet."""
     pair = Pair("llama")
     pair.take(admit=(admit(ONE, 5),), prefill=(Chunk(ONE, 5),))
     plan = Plan(1, decode=(ONE,), digest=pair.first._digests.now(0))
@@ -169,11 +176,12 @@ class OfTwins(Driver):
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_5"])
 def test_r8_r9_drafts_leave_equal_ranks_equal(name: str) -> None:
-    """What is drafted follows from tokens, so both draft the same. A plan that was sent before its sender knew what came
-    of a step's drafts counts one token for that step."""
+    """What is drafted follows from tokens, so both draft the same. A plan that was sent before its
+    sender knew what came of a step's drafts counts one token for that step."""
     cases = greedy_requests(name)
     ranks = [
-        StepEngine(model_of(name), VOCABULARY, drafting=foretelling(cases, random.Random(name), 5)) for _ in range(2)
+        StepEngine(model_of(name), VOCABULARY, drafting=foretelling(cases, random.Random(name), 5))
+        for _ in range(2)
     ]
     dice = random.Random(name)
     driver = OfTwins(Twin(*ranks), allow=lambda _: dice.choice((0, 2, 5)))  # type: ignore[arg-type]
@@ -201,7 +209,9 @@ def test_only_drafts_that_the_plan_does_not_know_of_are_taken_back() -> None:
     rows = Held([ONE, TWO], [ONE], {ONE: 9, TWO: 4})
     digests = Digests(rows, None)  # type: ignore[arg-type]
     digests.settle(Stepped(0, (ONE,), (5,)), 7)
-    digests.settle(Stepped(1, (ONE, ONE, ONE), (5, 6, 7), drafted=((ONE, 4, 2), (RowId(3), 2, 1))), 8)
+    digests.settle(
+        Stepped(1, (ONE, ONE, ONE), (5, 6, 7), drafted=((ONE, 4, 2), (RowId(3), 2, 1))), 8
+    )
     ids = ids_of([ONE, TWO])
     assert digests.now(0).lengths == pairs(ids, np.array([7, 4]))
     assert digests.now(1).lengths == pairs(ids, np.array([9, 4]))

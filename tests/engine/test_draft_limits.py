@@ -1,4 +1,5 @@
-"""Draft models that cannot run all that their target can: a shorter context, other numbers of logits."""
+"""Draft models that cannot run all that their target can: a shorter context, other numbers of
+logits."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ import pytest
 from mlx import nn
 
 from tests.engine.driver import Driver, Request, Row
-from tests.engine.test_draft_model import SHAPES, TOKENS, assert_all_right, plain_answers, requests_of
+from tests.engine.test_draft_model import (
+    SHAPES,
+    TOKENS,
+    assert_all_right,
+    plain_answers,
+    requests_of,
+)
 from tests.engine.test_exactness import model_of
 from tests.families import build, prompts
 from tests.family_configs import FAMILIES, VOCABULARY
@@ -43,11 +50,17 @@ class Seen:
         draft._forward = watched  # type: ignore[method-assign,assignment]
 
 
-def with_itself(requests: Sequence[Request], limits: DraftLimits, **how: Any) -> tuple[list[Row], Driver, Seen]:
+def with_itself(
+    requests: Sequence[Request], limits: DraftLimits, **how: Any
+) -> tuple[list[Row], Driver, Seen]:
     model = model_of("llama")
-    engine = StepEngine(model, VOCABULARY, draft_model=model, draft_limits=limits, shapes=how.pop("shapes", None))
+    engine = StepEngine(
+        model, VOCABULARY, draft_model=model, draft_limits=limits, shapes=how.pop("shapes", None)
+    )
     seen = Seen(engine)
-    driver = Driver(engine, allow=how.pop("allow", lambda _: 5), propose=lambda _: "draft_model", **how)
+    driver = Driver(
+        engine, allow=how.pop("allow", lambda _: 5), propose=lambda _: "draft_model", **how
+    )
     return driver.play(requests), driver, seen
 
 
@@ -73,26 +86,33 @@ def test_the_last_draft_ends_one_behind_the_context() -> None:
 
 
 def test_what_is_copied_behind_the_context_is_harmless() -> None:
-    """A block reaches beyond the draft model's context: rows that begin with it, or with a part of it, are as they should be."""
+    """A block reaches beyond the draft model's context: rows that begin with it, or with a part of
+    it, are as they should be."""
     [prompt] = prompts((40,))
     answer = plain_answers(model_of("llama"), [Request(prompt, 50)])[0]
     store = Store(RowId(0), 0, (32, 48), (BlockId(1), BlockId(2)))
-    beyond = Request([*prompt, *answer[:40], 7], 12, join=46, restore=Restore(80, (BlockId(1), BlockId(2))))
+    beyond = Request(
+        [*prompt, *answer[:40], 7], 12, join=46, restore=Restore(80, (BlockId(1), BlockId(2)))
+    )
     before = Request([*prompt[:32], 7, 8], 12, join=46, restore=Restore(32, (BlockId(1),)))
     requests = [Request(prompt, 50), beyond, before]
-    with fine_capacities():  # So that the answer is longer than the buffers of the draft model, which nothing fills.
+    # So that the answer is longer than the buffers of the draft model, which nothing fills.
+    with fine_capacities():
         rows, driver, seen = with_itself(
             requests, SHORT, orders={45: {"store": (store,)}}, allow=lambda step: 5 * (step > 45)
         )
     plain = [attrs.evolve(request, join=0, restore=None) for request in requests]
-    assert [row.tokens[: row.request.tokens] for row in rows] == plain_answers(model_of("llama"), plain)
+    assert [row.tokens[: row.request.tokens] for row in rows] == plain_answers(
+        model_of("llama"), plain
+    )
     assert_all_right(driver)
     assert {row for row, _, _ in driver.drafted} == {RowId(2)}
     assert seen.longest <= CONTEXT
 
 
 def llama(vocabulary: int, padding: float = 0.0) -> nn.Module:
-    """The llama of the tests with more tokens. `padding`: factor of the rows of its output layer for them."""
+    """The llama of the tests with more tokens. `padding`: factor of the rows of its output layer
+    for them."""
     model: Any = build("llama", 99, {**FAMILIES["llama"], "vocab_size": vocabulary})
     own: Any = model_of("llama")
     model.model.layers, model.model.norm = own.model.layers, own.model.norm
@@ -107,8 +127,8 @@ def llama(vocabulary: int, padding: float = 0.0) -> nn.Module:
 
 @pytest.mark.parametrize("padding", [0.0, 1.0])
 def test_a_draft_model_with_more_logits(padding: float) -> None:
-    """Padding that is never likely, as it is trained; and padding that the draft model says at times, of which the target knows
-    nothing: drafts end before it."""
+    """Padding that is never likely, as it is trained; and padding that the draft model says at
+    times, of which the target knows nothing: drafts end before it."""
     model = model_of("llama")
     limits = DraftLimits(num_tokens=640, target_tokens=VOCABULARY)
     engine = StepEngine(model, VOCABULARY, draft_model=llama(640, padding), draft_limits=limits)
@@ -123,7 +143,8 @@ def test_a_draft_model_with_more_logits(padding: float) -> None:
 
 
 def test_a_draft_model_with_fewer_logits() -> None:
-    """Tokens that it does not know are in prompts and answers: it runs others in their place, and none beyond its embeddings."""
+    """Tokens that it does not know are in prompts and answers: it runs others in their place, and
+    none beyond its embeddings."""
     target, dice = llama(640, 1.0), random.Random(3)
     requests = [
         attrs.evolve(request, prompt=[dice.randrange(640) for _ in request.prompt])

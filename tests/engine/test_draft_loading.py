@@ -1,4 +1,5 @@
-"""A draft model that cannot draft is refused in one line, which names the flag and a remedy; one that can is counted."""
+"""A draft model that cannot draft is refused in one line, which names the flag and a remedy; one
+that can is counted."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ def target(tmp_path: Path) -> str:
 
 
 def draft(directory: Path, name: str = "llama", seed: int = 5, **changes: Any) -> str:
-    return str(save(name, directory / f"draft-{name}-{seed}", {**FAMILIES[name], **SMALLER, **changes}, seed))
+    return str(
+        save(
+            name, directory / f"draft-{name}-{seed}", {**FAMILIES[name], **SMALLER, **changes}, seed
+        )
+    )
 
 
 def loaded(target: str, draft_model: str | None, **settings: Any) -> EvaluatedModel:
@@ -56,9 +61,9 @@ def test_weights_kv_and_fingerprint_are_of_both(target: str, tmp_path: Path) -> 
     assert both.draft is not None and both.card.draft_model == small
     assert alone.draft is None and alone.card.draft_model is None
     assert both.card.weights_bytes == alone.card.weights_bytes + bytes_of(both.draft.model)
-    assert measured(settings).weights_bytes == measured(Settings(model=target)).weights_bytes + bytes_of(
-        both.draft.model
-    )
+    assert measured(settings).weights_bytes == measured(
+        Settings(model=target)
+    ).weights_bytes + bytes_of(both.draft.model)
     assert both.card.kv.token_bytes == alone.card.kv.token_bytes * 3 // 2, "two layers beside four"
     other = loaded(target, draft(tmp_path, seed=6))
     spaces = {cache_namespace(one.card, settings) for one in (alone, both, other)}
@@ -66,8 +71,12 @@ def test_weights_kv_and_fingerprint_are_of_both(target: str, tmp_path: Path) -> 
     assert cache_namespace(loaded(target, small).card, settings) in spaces
 
 
-@pytest.mark.parametrize(("name", "why"), [("gpt_oss", "sliding windows"), ("lfm2", "recurrent state")])
-def test_models_without_full_attention_are_refused(target: str, tmp_path: Path, name: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"), [("gpt_oss", "sliding windows"), ("lfm2", "recurrent state")]
+)
+def test_models_without_full_attention_are_refused(
+    target: str, tmp_path: Path, name: str, why: str
+) -> None:
     said = refused(target, str(save(name, tmp_path / name)))
     assert why in said and "give a model with full attention" in said
 
@@ -75,11 +84,15 @@ def test_models_without_full_attention_are_refused(target: str, tmp_path: Path, 
 def test_a_target_whose_rows_draft_nothing(target: str, tmp_path: Path) -> None:
     """As the self-check may find."""
     found = FoundDraft("small", checkpoint.inspect(Path(draft(tmp_path))))
-    candidate = Candidate(model=nn.Module(), config={}, directory=Path(target), digest=0, vocabulary=512, kv=PLAIN)
+    candidate = Candidate(
+        model=nn.Module(), config={}, directory=Path(target), digest=0, vocabulary=512, kv=PLAIN
+    )
     with pytest.raises(ModelUnusable) as problem:
         load_draft(found, candidate, Capabilities(drafts="they differ"), lambda *_: None)
     said = str(problem.value)
-    assert "cannot take drafts back (they differ)" in said and said.endswith("leave --draft-model out")
+    assert "cannot take drafts back (they differ)" in said and said.endswith(
+        "leave --draft-model out"
+    )
 
 
 def test_other_tokens_are_refused(target: str, tmp_path: Path) -> None:
@@ -100,7 +113,9 @@ def test_a_smaller_vocabulary_is_refused(target: str, tmp_path: Path) -> None:
     path = Path(small) / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     model = tokenizer["model"]
-    model["vocab"] = {text: token for text, token in model["vocab"].items() if token < 480} | {"<|end|>": 511}
+    model["vocab"] = {text: token for text, token in model["vocab"].items() if token < 480} | {
+        "<|end|>": 511
+    }
     model["merges"] = [merge for merge in model["merges"] if "".join(merge) in model["vocab"]]
     write_json(path, tokenizer)
     said = refused(target, small)
@@ -109,7 +124,9 @@ def test_a_smaller_vocabulary_is_refused(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("logits", [640, 448])
-def test_another_number_of_logits_is_no_other_vocabulary(target: str, tmp_path: Path, logits: int) -> None:
+def test_another_number_of_logits_is_no_other_vocabulary(
+    target: str, tmp_path: Path, logits: int
+) -> None:
     """Families pad the logits of their sizes differently."""
     both = loaded(target, draft(tmp_path, vocab_size=logits))
     assert both.draft is not None and both.card.vocab_size == 512
@@ -121,7 +138,10 @@ def test_rows_may_be_longer_than_a_draft_models_context(target: str, tmp_path: P
     both = load(Settings(model=target, draft_model=small), lines.append)
     assert both.draft is not None and both.draft.limits.context == both.card.draft_context == 100
     assert both.card.context_length > 100
-    assert f"--draft-model {small} has a context of 100 tokens: rows have no drafts of it beyond" in lines
+    assert (
+        f"--draft-model {small} has a context of 100 tokens: rows have no drafts of it beyond"
+        in lines
+    )
     lines.clear()
     load(Settings(model=target, draft_model=small, max_kv_size=100), lines.append)
     assert not any("has a context" in line for line in lines), "no row is longer"

@@ -1,4 +1,5 @@
-"""A draft model in the batch: whatever it drafts, rows say what they say without; and its KV goes wherever theirs goes."""
+"""A draft model in the batch: whatever it drafts, rows say what they say without; and its KV goes
+wherever theirs goes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from mlx import nn
 
 from tests.engine.driver import Driver, Request, Row, only_bank
 from tests.engine.test_drafts import foretelling
-from tests.engine.test_exactness import assert_equal_as_far, greedy_requests, model_of, seeded_requests
+from tests.engine.test_exactness import (
+    assert_equal_as_far,
+    greedy_requests,
+    model_of,
+    seeded_requests,
+)
 from tests.families import build, prompts
 from tests.family_configs import FAMILIES, VOCABULARY
 from trouper.engine.kv.draft_rows import CHUNK
@@ -49,7 +55,9 @@ def with_itself(requests: Sequence[Request], size: int = 4, **how: Any) -> tuple
     """The model drafts for itself."""
     model = model_of("llama")
     engine = StepEngine(model, VOCABULARY, draft_model=model)
-    driver = Driver(engine, allow=how.pop("allow", lambda _: size), propose=lambda _: "draft_model", **how)
+    driver = Driver(
+        engine, allow=how.pop("allow", lambda _: size), propose=lambda _: "draft_model", **how
+    )
     return driver.play(requests), driver
 
 
@@ -60,8 +68,11 @@ def assert_all_right(driver: Driver) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 16])
 def test_a_model_that_drafts_for_itself_is_always_right(size: int) -> None:
-    """Also beside rows whose last drafts it has not run, whose prompts are longer, and that join later."""
-    requests = [attrs.evolve(request, join=3 * place) for place, request in enumerate(requests_of())]
+    """Also beside rows whose last drafts it has not run, whose prompts are longer, and that join
+    later."""
+    requests = [
+        attrs.evolve(request, join=3 * place) for place, request in enumerate(requests_of())
+    ]
     rows, driver = with_itself(requests, size)
     assert_all_right(driver)
     wanted = plain_answers(model_of("llama"), requests_of())
@@ -71,7 +82,9 @@ def test_a_model_that_drafts_for_itself_is_always_right(size: int) -> None:
 def test_it_catches_up_after_a_rest() -> None:
     rows, driver = with_itself(requests_of((9, 30)), allow=lambda step: 3 if step % 7 > 4 else 0)
     assert_all_right(driver)
-    assert [row.tokens[:TOKENS] for row in rows] == plain_answers(model_of("llama"), requests_of((9, 30)))
+    assert [row.tokens[:TOKENS] for row in rows] == plain_answers(
+        model_of("llama"), requests_of((9, 30))
+    )
 
 
 def test_rows_that_draft_less_stop_early() -> None:
@@ -91,14 +104,21 @@ def test_passes_for_longer_drafts_leave_the_others_out() -> None:
     driver = Driver(engine, allow=lambda _: next(turn), propose=lambda _: "draft_model")
     driver.play([Request(prompt, 40) for prompt in prompts((5, 5, 5))])
     assert_all_right(driver)
-    assert (3, FED_AT_ONCE) in widths and widths.count((3, 1)) <= 1, "only the first pass of a step is over all rows"
-    assert [width for width in widths if width[0] == 2] and [width for width in widths if width == (1, 1)]
+    assert (3, FED_AT_ONCE) in widths and widths.count((3, 1)) <= 1, (
+        "only the first pass of a step is over all rows"
+    )
+    assert [width for width in widths if width[0] == 2] and [
+        width for width in widths if width == (1, 1)
+    ]
 
 
 def play(name: str, cases: Sequence[tuple[Request, list[int]]], seed: str, **how: Any) -> Driver:
-    """Joins and leaves, chunks of any size, each row's drafts now from one proposer and now from the other."""
+    """Joins and leaves, chunks of any size, each row's drafts now from one proposer and now from
+    the other."""
     dice, draft = random.Random(seed), how.pop("draft")
-    engine = StepEngine(model_of(name), VOCABULARY, draft_model=draft, drafting=foretelling(cases, dice, 6), **how)
+    engine = StepEngine(
+        model_of(name), VOCABULARY, draft_model=draft, drafting=foretelling(cases, dice, 6), **how
+    )
     return play_on(engine, name, cases, dice, ("ngram", "draft_model", "draft_model"))
 
 
@@ -109,7 +129,8 @@ def play_on(
     dice: random.Random,
     names: Sequence[ProposerName],
 ) -> Driver:
-    """Play the cases on an engine of that family. `names`: the proposers, as often as they are to be drawn."""
+    """Play the cases on an engine of that family. `names`: the proposers, as often as they are to
+    be drawn."""
     script = []
     for request, _ in cases:
         join = dice.randrange(12)
@@ -134,7 +155,9 @@ SHAPES = {"exact": EXACT, "banks": SMALL_BANKS, "rounded": ROUNDED}
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "qwen3_moe"])
 def test_r9_f22_a_row_says_the_same_whatever_drafts(name: str, shapes: str) -> None:
     """A draft model of another architecture than most; it is wrong nearly always."""
-    driver = play(name, greedy_requests(name), f"{name} {shapes}", draft=other(), shapes=SHAPES[shapes])
+    driver = play(
+        name, greedy_requests(name), f"{name} {shapes}", draft=other(), shapes=SHAPES[shapes]
+    )
     assert {0, 1} <= {right for _, _, right in driver.drafted}
 
 
@@ -149,7 +172,11 @@ def test_r9_f22_limits_of_thinking_and_penalties() -> None:
     limit = ThinkingLimit(6, (300, 301), (310, 311, 312), begun=True)
     shaped = Sampling(temperature=0, presence_penalty=1.5, logit_bias=((7, 4.0),))
     requests = [
-        attrs.evolve(request, thinking=limit if place % 2 else None, sampling=shaped if place > 1 else request.sampling)
+        attrs.evolve(
+            request,
+            thinking=limit if place % 2 else None,
+            sampling=shaped if place > 1 else request.sampling,
+        )
         for place, request in enumerate(requests_of((9, 17, 40, 5)))
     ]
     rows, driver = with_itself(requests)
@@ -159,7 +186,8 @@ def test_r9_f22_limits_of_thinking_and_penalties() -> None:
 
 
 def copied(first: Request, second: Request, restore: Restore, **orders: Any) -> list[int]:
-    """Numbers of tokens that the draft model caught up with. The second row begins with what was stored or copied of the first at step 6, and drafts as soon as it decodes."""
+    """Numbers of tokens that the draft model caught up with. The second row begins with what was
+    stored or copied of the first at step 6, and drafts as soon as it decodes."""
     model = model_of("llama")
     engine = StepEngine(model, VOCABULARY, draft_model=model)
     passes = list[int]()
@@ -173,7 +201,10 @@ def copied(first: Request, second: Request, restore: Restore, **orders: Any) -> 
     engine._rows.draft.prefill = counted  # type: ignore[method-assign]
     late = attrs.evolve(second, join=7, restore=restore)
     driver = Driver(
-        engine, allow=lambda step: 4 if step > 7 else 0, propose=lambda _: "draft_model", orders={6: orders}
+        engine,
+        allow=lambda step: 4 if step > 7 else 0,
+        propose=lambda _: "draft_model",
+        orders={6: orders},
     )
     rows = driver.play([first, late])
     assert rows[1].tokens[: second.tokens] == plain_answers(model, [second])[0]
@@ -222,16 +253,22 @@ def test_passes_are_as_many_as_draft_tokens() -> None:
     model = model_of("llama")
     engine = StepEngine(model, VOCABULARY, draft_model=model)
     widths = passes_of(engine)
-    Driver(engine, allow=lambda _: 3, propose=lambda _: "draft_model").play(requests_of((5, 5, 5), 33))
+    Driver(engine, allow=lambda _: 3, propose=lambda _: "draft_model").play(
+        requests_of((5, 5, 5), 33)
+    )
     steady = widths[-9:]
     assert steady == [(3, FED_AT_ONCE), (3, 1), (3, 1)] * 3
 
 
 def test_kv_of_wrong_drafts_is_taken_back() -> None:
-    """A row draws at random, so most drafts are wrong; what remains is what the draft model makes of the row's tokens."""
+    """A row draws at random, so most drafts are wrong; what remains is what the draft model makes
+    of the row's tokens."""
     model = model_of("llama")
     engine = StepEngine(model, VOCABULARY, draft_model=model)
-    [request], seen = [attrs.evolve(requests_of((12,))[0], sampling=seeded_requests("llama")[0][0].sampling)], []
+    [request], seen = (
+        [attrs.evolve(requests_of((12,))[0], sampling=seeded_requests("llama")[0][0].sampling)],
+        [],
+    )
     assert isinstance(engine._rows, SlotRows) and engine._rows.draft is not None
     rows, draft = engine._rows, engine._rows.draft
 
@@ -255,7 +292,8 @@ def test_kv_of_wrong_drafts_is_taken_back() -> None:
 
 
 def test_a_prefill_is_ready_when_the_targets_pass_is() -> None:
-    """It is known by the last array, which must not be one that the pass left alone: the time of a chunk is measured by it."""
+    """It is known by the last array, which must not be one that the pass left alone: the time of a
+    chunk is measured by it."""
     model = model_of("llama")
     engine = StepEngine(model, VOCABULARY, draft_model=other())
     driver, seen = Driver(engine, allow=lambda _: 2, propose=lambda _: "draft_model"), list[bool]()
@@ -269,7 +307,12 @@ def test_a_prefill_is_ready_when_the_targets_pass_is() -> None:
         return done
 
     engine._rows.prefill = prefilled  # type: ignore[method-assign]
-    driver.play([attrs.evolve(request, join=3 * place) for place, request in enumerate(requests_of((40, 30), 9))])
+    driver.play(
+        [
+            attrs.evolve(request, join=3 * place)
+            for place, request in enumerate(requests_of((40, 30), 9))
+        ]
+    )
     assert seen and all(seen)
 
 
@@ -293,7 +336,9 @@ def test_each_row_is_asked_of_the_proposer_that_the_plan_names() -> None:
     rows = [RowId(place) for place in range(3)]
     for row in rows:
         proposals.open(row, repeating)
-    drafts = proposals.drafts({rows[0]: 1, rows[1]: 1, rows[2]: 0}, {rows[1]: "draft_model", rows[2]: "draft_model"})
+    drafts = proposals.drafts(
+        {rows[0]: 1, rows[1]: 1, rows[2]: 0}, {rows[1]: "draft_model", rows[2]: "draft_model"}
+    )
     assert drafts == {rows[0]: [3], rows[1]: [77]}
     assert asked == {rows[1]: 1}
 

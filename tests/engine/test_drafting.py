@@ -10,19 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.engine.spec_decode.prompt_lookup import CANDIDATES, INDEXED_AT_ONCE, RESUMED, SUBSTITUTED, NgramProposer
+from trouper.engine.spec_decode.prompt_lookup import (
+    CANDIDATES,
+    INDEXED_AT_ONCE,
+    RESUMED,
+    SUBSTITUTED,
+    NgramProposer,
+)
 
 Tokens = Sequence[int]
 few = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
 def naive(tokens: Tokens, least: int, most: int) -> tuple[int, int]:
-    """(length of the longest match, the newest place that it stands before), of the newest places of the least n-gram."""
-    ends = [end for end in range(least, len(tokens)) if tokens[end - least : end] == tokens[-least:]]
+    """(length of the longest match, the newest place that it stands before), of the newest places
+    of the least n-gram."""
+    ends = [
+        end for end in range(least, len(tokens)) if tokens[end - least : end] == tokens[-least:]
+    ]
     found = (0, 0)
     for end in reversed(ends[-CANDIDATES:]):
         length = next(
-            (n for n in range(least, min(most, end)) if tokens[end - n - 1] != tokens[len(tokens) - n - 1]),
+            (
+                n
+                for n in range(least, min(most, end))
+                if tokens[end - n - 1] != tokens[len(tokens) - n - 1]
+            ),
             min(most, end),
         )
         if length > found[0]:
@@ -31,7 +44,9 @@ def naive(tokens: Tokens, least: int, most: int) -> tuple[int, int]:
 
 
 @given(few, st.integers(1, 4), st.integers(0, 4), st.integers(1, 12))
-def test_the_longest_match_is_gone_on_with(tokens: list[int], least: int, more: int, wanted: int) -> None:
+def test_the_longest_match_is_gone_on_with(
+    tokens: list[int], least: int, more: int, wanted: int
+) -> None:
     proposer = NgramProposer(tokens, least, least + more)
     length, place = naive(tokens, least, least + more)
     assert proposer.matched == length
@@ -45,7 +60,9 @@ def test_the_longest_match_is_gone_on_with(tokens: list[int], least: int, more: 
 
 
 @given(few, st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=10), st.integers(1, 4))
-def test_whatever_is_foretold_stood_somewhere_before(prompt: list[int], said: list[list[int]], least: int) -> None:
+def test_whatever_is_foretold_stood_somewhere_before(
+    prompt: list[int], said: list[list[int]], least: int
+) -> None:
     """Whenever it is asked, and however much came at a time."""
     proposer, tokens = NgramProposer(prompt, least, 8), [*prompt]
     for more in said:
@@ -84,7 +101,9 @@ def test_a_long_match_is_followed_beyond_a_token_that_differs() -> None:
     assert proposer.matched == 0, "but not beyond two"
 
 
-@pytest.mark.parametrize(("prompt", "draft"), [([1], []), ([1, 2], [1, 2, 5]), ([1, 2, 3], [1, 2, 3, 5])])
+@pytest.mark.parametrize(
+    ("prompt", "draft"), [([1], []), ([1, 2], [1, 2, 5]), ([1, 2, 3], [1, 2, 3, 5])]
+)
 def test_prompts_shorter_than_an_ngram(prompt: list[int], draft: list[int]) -> None:
     proposer = NgramProposer(prompt, 3, 8)
     assert proposer.draft(4) == []
@@ -110,7 +129,8 @@ def test_a_token_costs_the_same_in_a_long_row() -> None:
 
 
 def test_no_call_indexes_all_of_a_long_prompt() -> None:
-    """The end of the prompt repeats its beginning. The first call finds that, and later ones what else the prompt has."""
+    """The end of the prompt repeats its beginning. The first call finds that, and later ones what
+    else the prompt has."""
     prompt = [*range(3 * INDEXED_AT_ONCE), *range(8)]
     proposer = NgramProposer(prompt, 3, 8)
     indexed = []

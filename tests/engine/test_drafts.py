@@ -1,4 +1,5 @@
-"""Drafts in the batch: whatever is drafted, and however much of it is right, a row says what it says without."""
+"""Drafts in the batch: whatever is drafted, and however much of it is right, a row says what it
+says without."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from tests.arithmetic import TF32, assert_tokens, skip_if_routed
 from tests.engine.driver import Driver, Request
 from tests.engine.oracle import Foretelling
-from tests.engine.test_exactness import assert_equal_as_far, greedy_requests, model_of, seeded_requests
+from tests.engine.test_exactness import (
+    assert_equal_as_far,
+    greedy_requests,
+    model_of,
+    seeded_requests,
+)
 from tests.families import FAMILIES, prompts
 from tests.family_configs import LONG, SOME_FAMILIES, VOCABULARY
 from trouper.engine.kv.model_caches import guessed
@@ -35,7 +41,9 @@ Floats = np.ndarray[Any, np.dtype[Any]]
 
 def foretelling(cases: Sequence[Case], dice: random.Random, most: int) -> Foretelling:
     """Of prompts that are asked twice the later answer: then the other row's drafts are wrong."""
-    return Foretelling(tokens=most, answers={tuple(r.prompt): wanted for r, wanted in cases}, dice=dice)
+    return Foretelling(
+        tokens=most, answers={tuple(r.prompt): wanted for r, wanted in cases}, dice=dice
+    )
 
 
 def play(
@@ -59,13 +67,19 @@ def play(
     for place in order:
         join = dice.randrange(12)
         leave = join + dice.randrange(1, 12) if leaves and dice.random() < 1 / 4 else None
-        script.append(attrs.evolve(cases[place][0], join=join, leave=leave, drafts=dice.random() < 0.8))
-    driver = Driver(engine, lambda step: sizes[step % 64], allow=lambda _: allow.pop() if allow else most)
+        script.append(
+            attrs.evolve(cases[place][0], join=join, leave=leave, drafts=dice.random() < 0.8)
+        )
+    driver = Driver(
+        engine, lambda step: sizes[step % 64], allow=lambda _: allow.pop() if allow else most
+    )
     rows = driver.play(script)
     got = [row.tokens[: row.request.tokens] for row in rows]
     assert_equal_as_far(name, script, got, [cases[place][1] for place in order])
     for row in rows:
-        assert [said.token for said in row.logprobs] == (row.tokens if row.request.logprobs is not None else [])
+        assert [said.token for said in row.logprobs] == (
+            row.tokens if row.request.logprobs is not None else []
+        )
     return driver
 
 
@@ -79,10 +93,13 @@ def test_r9_f22_a_row_says_the_same(name: str, seed: int) -> None:
     logprobs = [None, 0, 3]
     cases = [*greedy_requests(name), *(seeded_requests(name) if name in SEEDED else [])]
     asked = [
-        (attrs.evolve(request, logprobs=logprobs[place % 3]), wanted) for place, (request, wanted) in enumerate(cases)
+        (attrs.evolve(request, logprobs=logprobs[place % 3]), wanted)
+        for place, (request, wanted) in enumerate(cases)
     ]
     driver = play(name, asked, f"{name} {seed}")
-    assert len({right for _, _, right in driver.drafted}) > 1, "a mix of right and wrong drafts, or this shows little"
+    assert len({right for _, _, right in driver.drafted}) > 1, (
+        "a mix of right and wrong drafts, or this shows little"
+    )
     assert any(right > 0 for _, _, right in driver.drafted)
     assert any(right < tokens for _, tokens, right in driver.drafted)
 
@@ -91,21 +108,34 @@ def test_r9_f22_a_row_says_the_same(name: str, seed: int) -> None:
 def test_f22_a_prompt_of_one_token_joins_rows_that_draft(name: str) -> None:
     """It has no state to join with, so its first token runs alone, in a step without drafts."""
     model, (long, short) = model_of(name), prompts((20, 1))
-    asked = [Request(long, 24, drafts=True), *(Request(short, 6, join=join, drafts=True) for join in (4, 5, 9))]
+    asked = [
+        Request(long, 24, drafts=True),
+        *(Request(short, 6, join=join, drafts=True) for join in (4, 5, 9)),
+    ]
     wanted = [row.tokens for row in Driver(StepEngine(model, VOCABULARY)).play(asked)]
     drafting = foretelling(list(zip(asked, wanted, strict=True)), random.Random(name), 3)
     driver = Driver(StepEngine(model, VOCABULARY, drafting=drafting), allow=lambda _: 3)
     for row, tokens in zip(driver.play(asked), wanted, strict=True):
-        assert_tokens(model, row.request.prompt, row.request.sampling, row.tokens[: row.request.tokens], tokens)
+        assert_tokens(
+            model,
+            row.request.prompt,
+            row.request.sampling,
+            row.tokens[: row.request.tokens],
+            tokens,
+        )
     assert len({row for row, _, _ in driver.drafted}) > 1
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt_oss", "gemma3_text", "qwen3_moe", "qwen3_5", "falcon_h1", "recurrent_gemma"]
+    "name",
+    ["llama", "gpt_oss", "gemma3_text", "qwen3_moe", "qwen3_5", "falcon_h1", "recurrent_gemma"],
 )
 def test_f22_rows_of_different_banks(name: str) -> None:
     driver = play(
-        name, greedy_requests(name), f"{name} banks", shapes=attrs.evolve(EXACT, first_bank=8, shared_tokens=16)
+        name,
+        greedy_requests(name),
+        f"{name} banks",
+        shapes=attrs.evolve(EXACT, first_bank=8, shared_tokens=16),
     )
     assert {0, 1} <= {right for _, _, right in driver.drafted}
 
@@ -118,7 +148,8 @@ def test_f22_passes_that_are_rounded_up(name: str) -> None:
 
 
 def test_f23_what_cannot_be_taken_back_is_not_drafted() -> None:
-    """A model that changes its state where no module gets the cache, as in one function of all layers."""
+    """A model that changes its state where no module gets the cache, as in one function of all
+    layers."""
     model = Unseen()
     assert "recurrent state" in guessed(model).drafts
     engine = StepEngine(model, VOCABULARY, drafting=Drafting(1, 4, 4))
@@ -150,7 +181,8 @@ class Unseen(nn.Module):
 
 
 class Nested(nn.Module):
-    """One layer with two caches in a list, one of them a ring: what hybrids of several kinds of attention make."""
+    """One layer with two caches in a list, one of them a ring: what hybrids of several kinds of
+    attention make."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,10 +201,15 @@ class Nested(nn.Module):
     def __call__(self, tokens: mx.array, cache: Sequence[CacheList]) -> mx.array:
         x = self.embedding(tokens)
         for part, one in zip(self.parts, (cache[0][0], cache[0][1]), strict=True):
-            q, k, v = (side.reshape(*side.shape[:2], 2, 16).swapaxes(1, 2) for side in mx.split(part(x), 3, -1))
+            q, k, v = (
+                side.reshape(*side.shape[:2], 2, 16).swapaxes(1, 2)
+                for side in mx.split(part(x), 3, -1)
+            )
             mask = one.make_mask(tokens.shape[1], return_array=True, window_size=None)
             q, k = self.rope(q, offset=one.offset), self.rope(k, offset=one.offset)
-            out = mx.fast.scaled_dot_product_attention(q, *one.update_and_fetch(k, v), scale=0.25, mask=mask)
+            out = mx.fast.scaled_dot_product_attention(
+                q, *one.update_and_fetch(k, v), scale=0.25, mask=mask
+            )
             x = x + out.swapaxes(1, 2).reshape(x.shape)
         return self.embedding.as_linear(x)
 
@@ -185,22 +222,37 @@ def kv_of(engine: StepEngine, row: RowId) -> list[Floats]:
 
 
 HYBRIDS = (
-    "qwen3_5", "qwen3_next", "falcon_h1", "mamba2", "lfm2", "granitemoehybrid", "kimi_linear", "jamba", "rwkv7", "recurrent_gemma",
+    "qwen3_5",
+    "qwen3_next",
+    "falcon_h1",
+    "mamba2",
+    "lfm2",
+    "granitemoehybrid",
+    "kimi_linear",
+    "jamba",
+    "rwkv7",
+    "recurrent_gemma",
     "bailing_moe_linear",
-)  # fmt: skip
+)
 """Models with recurrent state, some of them with rings or full attention as well."""
 EIGHT = KvFormat(8, 32)
 KINDS = {
-    "full": ("llama", PLAIN), "rings": ("gpt_oss", PLAIN), "shared": ("gemma3n", PLAIN), "latent": ("deepseek_v3", PLAIN),
-    "8 bits": ("phi3", EIGHT), "8 bits and rings": ("olmo3", EIGHT), "nested": (None, PLAIN),
+    "full": ("llama", PLAIN),
+    "rings": ("gpt_oss", PLAIN),
+    "shared": ("gemma3n", PLAIN),
+    "latent": ("deepseek_v3", PLAIN),
+    "8 bits": ("phi3", EIGHT),
+    "8 bits and rings": ("olmo3", EIGHT),
+    "nested": (None, PLAIN),
     **{name: (name, PLAIN) for name in HYBRIDS if name in SOME_FAMILIES},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5 if LONG else 1))
 def test_f23_what_was_taken_back_leaves_no_trace(kind: str, seed: int) -> None:
-    """After any mix of right and wrong drafts a row's KV is what plain decoding makes of its tokens."""
+    """After any mix of right and wrong drafts a row's KV is what plain decoding makes of its
+    tokens."""
     name, kv = KINDS[kind]
     if name:
         skip_if_routed(FAMILIES[name])
@@ -220,7 +272,9 @@ def test_f23_what_was_taken_back_leaves_no_trace(kind: str, seed: int) -> None:
             if plan.step % 6 == 5:
                 if self._unread is not None:
                     self.collect(self._unread)
-                kept.update({(row, length): kv_of(self, row) for row, length in self.lengths().items()})
+                kept.update(
+                    {(row, length): kv_of(self, row) for row, length in self.lengths().items()}
+                )
             return super().launch(plan)
 
     engine = Looking(model, VOCABULARY, kv, drafting=drafting)
@@ -236,7 +290,9 @@ def test_f23_what_was_taken_back_leaves_no_trace(kind: str, seed: int) -> None:
             continue
         for mine, theirs in zip(parts, plain_kv(model, whole, kv, len(some[row])), strict=True):
             np.testing.assert_allclose(
-                mine.astype(np.float64), theirs, atol=(0.05 if TF32 else 1e-3) if kv is PLAIN else 1.01
+                mine.astype(np.float64),
+                theirs,
+                atol=(0.05 if TF32 else 1e-3) if kv is PLAIN else 1.01,
             )
 
 
@@ -266,4 +322,6 @@ def test_the_comparison_can_fail() -> None:
     dice = random.Random(1)
     engine = Greedy(model_of("llama"), VOCABULARY, drafting=foretelling(cases, dice, 4))
     with pytest.raises(AssertionError):
-        Driver(engine, allow=lambda _: 4).play([attrs.evolve(request, drafts=True) for request, _ in cases])
+        Driver(engine, allow=lambda _: 4).play(
+            [attrs.evolve(request, drafts=True) for request, _ in cases]
+        )

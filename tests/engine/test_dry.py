@@ -1,4 +1,5 @@
-"""DRY, typical_p and XTC of rows in the batch: as a naive search and sampler have them, alone and together, left and resumed, with drafts."""
+"""DRY, typical_p and XTC of rows in the batch: as a naive search and sampler have them, alone and
+together, left and resumed, with drafts."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ NONE = Breakers()
 DRY = Sampling(temperature=0, dry_multiplier=5.0, dry_base=1.5)
 LONG = attrs.evolve(DRY, dry_base=1.01)
 FAVOURED = tuple((token, 30.0) for token in (11, 23, 37))
-REPEATING = [[*prompt, 11, 23, 37, 40, 11, 23, 37, 40, 11, 23] for prompt in prompts((2, 17, 40, 5, 30, 9))]
+REPEATING = [
+    [*prompt, 11, 23, 37, 40, 11, 23, 37, 40, 11, 23] for prompt in prompts((2, 17, 40, 5, 30, 9))
+]
 FURTHER = (
     attrs.evolve(DRY, logit_bias=FAVOURED),
     attrs.evolve(DRY, temperature=0.8, seed=2**35, dry_penalty_last_n=7, logit_bias=FAVOURED),
@@ -45,10 +48,17 @@ FURTHER = (
     Sampling(temperature=0.9, seed=3, xtc_probability=0.6, xtc_threshold=0.05, logit_bias=FAVOURED),
     Sampling(temperature=0.8, seed=1),
     attrs.evolve(
-        DRY, temperature=0.9, seed=90, top_k=30, xtc_probability=0.4, xtc_threshold=0.1,
-        dry_allowed_length=1, frequency_penalty=0.2, logit_bias=FAVOURED,
+        DRY,
+        temperature=0.9,
+        seed=90,
+        top_k=30,
+        xtc_probability=0.4,
+        xtc_threshold=0.1,
+        dry_allowed_length=1,
+        frequency_penalty=0.2,
+        logit_bias=FAVOURED,
     ),
-)  # fmt: skip
+)
 """Rows with DRY, with filters, with both, and with neither."""
 
 
@@ -80,7 +90,9 @@ def wanted(tokens: Sequence[int], sampling: Sampling, breakers: Breakers = NONE)
 
 def batch(rows: Sequence[tuple[Sequence[int], Sampling, Breakers]]) -> Dry:
     states = [
-        Repetitions.of(np.array(tokens, np.int32), sampling, breakers, SMALL) if sampling.dry else None
+        Repetitions.of(np.array(tokens, np.int32), sampling, breakers, SMALL)
+        if sampling.dry
+        else None
         for tokens, sampling, breakers in rows
     ]
     return Dry([sampling for _, sampling, _ in rows], states)
@@ -118,8 +130,14 @@ class TestAgainstTheDefinition:
         for _ in range(6):
             found = penalties(dry_rows, len(rows))
             for tokens, (_, sampling, breakers), got in zip(texts_so_far, rows, found, strict=True):
-                assert got == pytest.approx(wanted(tokens, sampling, breakers), rel=1e-5), (tokens, sampling, breakers)
-            following = data.draw(st.lists(st.integers(0, SMALL - 1), min_size=len(rows), max_size=len(rows)))
+                assert got == pytest.approx(wanted(tokens, sampling, breakers), rel=1e-5), (
+                    tokens,
+                    sampling,
+                    breakers,
+                )
+            following = data.draw(
+                st.lists(st.integers(0, SMALL - 1), min_size=len(rows), max_size=len(rows))
+            )
             dry_rows.count(mx.array(following, mx.uint32))
             for tokens, token in zip(texts_so_far, following, strict=True):
                 tokens.append(token)
@@ -137,12 +155,16 @@ class TestAgainstTheDefinition:
         found = iter(penalties(dry_rows, len(spans.owners), spans))
         for (tokens, sampling, breakers), own in zip(rows, drafts, strict=True):
             for step in range(len(own) + 1):
-                assert next(found) == pytest.approx(wanted([*tokens, *own[:step]], sampling, breakers), rel=1e-5)
+                assert next(found) == pytest.approx(
+                    wanted([*tokens, *own[:step]], sampling, breakers), rel=1e-5
+                )
         accepted = [data.draw(st.integers(0, len(own))) for own in drafts]
         sampled = np.concatenate([np.array([*own, 1], np.int32) for own in drafts])
         dry_rows.accepted(spans, sampled, spans.steps <= np.array(accepted)[spans.owners])
         after = penalties(dry_rows, len(rows))
-        for (tokens, sampling, breakers), own, right, got in zip(rows, drafts, accepted, after, strict=True):
+        for (tokens, sampling, breakers), own, right, got in zip(
+            rows, drafts, accepted, after, strict=True
+        ):
             said = [*tokens, *[*own, 1][: right + 1]]
             assert got == pytest.approx(wanted(said, sampling, breakers), rel=1e-5)
 
@@ -161,26 +183,42 @@ class TestAgainstTheDefinition:
 
     def test_without_dry_nothing_is_made(self) -> None:
         logits = mx.zeros((2, SMALL))
-        rows = batch([([1, 1, 1], Sampling(), NONE), ([2, 2], Sampling(dry_penalty_last_n=0, dry_multiplier=1), NONE)])
+        rows = batch(
+            [
+                ([1, 1, 1], Sampling(), NONE),
+                ([2, 2], Sampling(dry_penalty_last_n=0, dry_multiplier=1), NONE),
+            ]
+        )
         assert rows(logits) is logits and rows.state() == []
 
 
 class TestRowsThatEnter:
-    """The search runs on the engine's thread: it may take no square of a prompt, nor a comparison of each place with each breaker."""
+    """The search runs on the engine's thread: it may take no square of a prompt, nor a comparison
+    of each place with each breaker."""
 
-    @given(st.lists(st.integers(0, 1), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 400))
+    @given(
+        st.lists(st.integers(0, 1), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 400)
+    )
     @settings(max_examples=60, deadline=None)
-    def test_matches_of_texts_that_repeat_themselves(self, text: list[int], times: int, longest: int) -> None:
+    def test_matches_of_texts_that_repeat_themselves(
+        self, text: list[int], times: int, longest: int
+    ) -> None:
         tokens = (text * 3 * times)[:400]
         ends = range(len(tokens) - 1)
-        common = [next((n for n in range(end + 1) if tokens[end - n] != tokens[-1 - n]), end + 1) for end in ends]
+        common = [
+            next((n for n in range(end + 1) if tokens[end - n] != tokens[-1 - n]), end + 1)
+            for end in ends
+        ]
         found = matches_of(np.array(tokens, np.int32), longest).tolist()
         assert found == [*(min(length, longest) for length in common), 0]
 
     def test_a_long_prompt_of_one_token(self) -> None:
         longest, tokens = 2**20, np.ones(60_000, np.int32)
         assert matches_of(tokens, longest).tolist() == [*range(1, 60_000), 0]
-        assert matches_of(tokens[:300], 100).tolist() == [*(min(end, 100) for end in range(1, 300)), 0]
+        assert matches_of(tokens[:300], 100).tolist() == [
+            *(min(end, 100) for end in range(1, 300)),
+            0,
+        ]
 
     def test_a_long_prompt_and_many_breakers(self) -> None:
         tokens, nothing = np.arange(60_000, dtype=np.int32), np.zeros(60_000, np.bool_)
@@ -202,7 +240,9 @@ class TestBreakers:
     PIECES = (b"", b"a", b"b", b": ", b'":', b"\n", b"User", b"ser:", b"U", b"xU", b":")
 
     def encode(self, text: str) -> list[int]:
-        return [self.PIECES.index(piece.encode()) for piece in {"ser:": ["ser:"]}.get(text, list(text))]
+        return [
+            self.PIECES.index(piece.encode()) for piece in {"ser:": ["ser:"]}.get(text, list(text))
+        ]
 
     def test_in_one_token_and_over_several(self) -> None:
         found = breakers_of(("U:", ":"), self.PIECES, self.encode)
@@ -222,12 +262,17 @@ class TestBreakers:
         tokens = [1, 2, 3, 0, 1, 2, 3]
         assert repetitions(tokens, DRY, lambda _: False) == {0: 3}
         assert wanted(tokens, DRY, Breakers(np.array([2], "<i4").tobytes())) == [0] * SMALL
-        assert penalties(batch([(tokens, DRY, Breakers(np.array([2], "<i4").tobytes()))]), 1) == [[0] * SMALL]
+        assert penalties(batch([(tokens, DRY, Breakers(np.array([2], "<i4").tobytes()))]), 1) == [
+            [0] * SMALL
+        ]
 
 
 class TestRows:
     def test_the_cases_show_something(self) -> None:
-        plain = [attrs.evolve(sampling, dry_multiplier=0, typical_p=1, xtc_probability=0) for sampling in FURTHER]
+        plain = [
+            attrs.evolve(sampling, dry_multiplier=0, typical_p=1, xtc_probability=0)
+            for sampling in FURTHER
+        ]
         changed = [
             answer_with(request, attrs.evolve(one, seed=request.sampling.seed)) != answer
             for (request, answer), one in zip(cases(), plain, strict=True)
@@ -241,9 +286,14 @@ class TestRows:
 
     @pytest.mark.parametrize("chunk", [7, 512])
     def test_together(self, chunk: int) -> None:
-        requests = [attrs.evolve(request, join=3 * place) for place, (request, _) in enumerate(cases())]
+        requests = [
+            attrs.evolve(request, join=3 * place) for place, (request, _) in enumerate(cases())
+        ]
         answers = [answer for _, answer in cases()]
-        got = [row.tokens for row in Driver(StepEngine(model_of("llama"), VOCABULARY), chunk).play(requests)]
+        got = [
+            row.tokens
+            for row in Driver(StepEngine(model_of("llama"), VOCABULARY), chunk).play(requests)
+        ]
         assert_equal_as_far("llama", requests, got, answers)
 
     @pytest.mark.parametrize("seed", range(3))

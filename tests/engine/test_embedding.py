@@ -65,8 +65,13 @@ def test_vectors_of_every_family(name: str) -> None:
     engine = StepEngine(model, VOCABULARY)
     weights = mx.arange(1, len(PROMPT) + 1)[:, None]
     for pooling, state in (
-        ("mean", hidden.mean(0)), ("mean_sqrt", hidden.mean(0)), ("last", hidden[-1]), ("first", hidden[0]), ("max", hidden.max(0)), ("weighted", (hidden * weights).mean(0)),
-    ):  # fmt: skip
+        ("mean", hidden.mean(0)),
+        ("mean_sqrt", hidden.mean(0)),
+        ("last", hidden[-1]),
+        ("first", hidden[0]),
+        ("max", hidden.max(0)),
+        ("weighted", (hidden * weights).mean(0)),
+    ):
         wanted = state / mx.linalg.norm(state)
         for chunks in ((40,), (1, 16, 23)):
             got = vector(engine, pooling, chunks)  # type: ignore[arg-type]
@@ -95,7 +100,9 @@ def test_vectors_of_every_family(name: str) -> None:
         ([], "mean"),
     ],
 )
-def test_the_models_own_files_say_how_to_pool(tmp_path: Path, said: object, pooling: str | None) -> None:
+def test_the_models_own_files_say_how_to_pool(
+    tmp_path: Path, said: object, pooling: str | None
+) -> None:
     """Newer files name it, and were once taken for none, so that their models got the mean."""
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(said))
@@ -104,7 +111,9 @@ def test_the_models_own_files_say_how_to_pool(tmp_path: Path, said: object, pool
 
 def test_a_model_that_joins_several_vectors_gives_none(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": ["mean", "max"]}))
+    (tmp_path / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode": ["mean", "max"]})
+    )
     found = embedder_of(build("llama"), tmp_path)
     assert found.layout is None and "joins several vectors" in found.reason
 

@@ -1,5 +1,5 @@
-"""Layers behind the pooling, as sentence-transformers names them in `modules.json`: vectors are those of a numpy reference, and what is not
-known is refused by name."""
+"""Layers behind the pooling, as sentence-transformers names them in `modules.json`: vectors are
+those of a numpy reference, and what is not known is refused by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def hidden_of(model: Any) -> Array:
 def modules(directory: Path, *named: tuple[str, str], package: str = OLD) -> None:
     """The model's own two modules, and these: their directories and types."""
     every = [("", f"{package}Transformer"), ("1_Pooling", f"{package}Pooling"), *named]
-    listed = [{"idx": at, "name": str(at), "path": path, "type": kind} for at, (path, kind) in enumerate(every)]
+    listed = [
+        {"idx": at, "name": str(at), "path": path, "type": kind}
+        for at, (path, kind) in enumerate(every)
+    ]
     (directory / "modules.json").write_text(json.dumps(listed))
 
 
@@ -52,7 +55,8 @@ def module(directory: Path, name: str, config: Json, **weights: Array) -> None:
     (directory / name / "config.json").write_text(json.dumps(config))
     if weights:
         save_file(
-            {key.replace("__", "."): value for key, value in weights.items()}, directory / name / "model.safetensors"
+            {key.replace("__", "."): value for key, value in weights.items()},
+            directory / name / "model.safetensors",
         )
 
 
@@ -75,7 +79,9 @@ REFERENCES: dict[str, Callable[[Array], Any]] = {
 POOLED: dict[str, Callable[[Array], Any]] = {
     "mean": lambda states: states.mean(0),
     "mean_sqrt_len_tokens": lambda states: states.sum(0) / len(states) ** 0.5,
-    "weightedmean": lambda states: np.average(states, axis=0, weights=np.arange(1, len(states) + 1)),
+    "weightedmean": lambda states: np.average(
+        states, axis=0, weights=np.arange(1, len(states) + 1)
+    ),
     "lasttoken": lambda states: states[-1],
 }
 
@@ -94,7 +100,8 @@ def engine_vector(model: Any, directory: Path) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("activation", "pooling"), [*((name, "mean") for name in REFERENCES), *(("Tanh", name) for name in POOLED)]
+    ("activation", "pooling"),
+    [*((name, "mean") for name in REFERENCES), *(("Tanh", name) for name in POOLED)],
 )
 def test_a_dense_layer_is_applied(activation: str, pooling: str, tmp_path: Path) -> None:
     model = build("llama")
@@ -111,7 +118,9 @@ def test_a_dense_layer_is_applied(activation: str, pooling: str, tmp_path: Path)
     module(tmp_path, "2_Dense", config, linear__weight=weight, linear__bias=bias)
     expected = REFERENCES[activation](weight @ POOLED[pooling](states) + bias)
     got = engine_vector(model, tmp_path)
-    np.testing.assert_allclose(got, expected / np.linalg.norm(expected), atol=2e-2 if TF32 else 2e-5)
+    np.testing.assert_allclose(
+        got, expected / np.linalg.norm(expected), atol=2e-2 if TF32 else 2e-5
+    )
     plain = POOLED[pooling](states)
     assert len(got) == OUT != len(plain)
 
@@ -120,11 +129,22 @@ def test_the_layers_of_embeddinggemma_and_a_norm(tmp_path: Path) -> None:
     """Two layers without bias; the directories may have any names."""
     model = build("llama")
     states = hidden_of(model)
-    wide, back, scale, shift = drawn(96, states.shape[1]), drawn(OUT, 96, seed=1), drawn(96, seed=2), drawn(96, seed=3)
+    wide, back, scale, shift = (
+        drawn(96, states.shape[1]),
+        drawn(OUT, 96, seed=1),
+        drawn(96, seed=2),
+        drawn(96, seed=3),
+    )
     kinds = ("Dense", "LayerNorm", "Normalize", "Dropout", "Dense", "Normalize")
-    modules(tmp_path, *((f"{at}_{kind}", NEW + kind) for at, kind in enumerate(kinds, 2)), package=NEW)
+    modules(
+        tmp_path, *((f"{at}_{kind}", NEW + kind) for at, kind in enumerate(kinds, 2)), package=NEW
+    )
     module(tmp_path, "1_Pooling", {"pooling_mode_mean_tokens": True})
-    identity = {"bias": False, "activation_function": torch_name("Identity"), "module_input_name": "sentence_embedding"}
+    identity = {
+        "bias": False,
+        "activation_function": torch_name("Identity"),
+        "module_input_name": "sentence_embedding",
+    }
     module(tmp_path, "2_Dense", identity, linear__weight=wide)
     module(tmp_path, "3_LayerNorm", {"dimension": 96}, norm__weight=scale, norm__bias=shift)
     module(tmp_path, "6_Dense", identity, linear__weight=back)
@@ -132,7 +152,9 @@ def test_the_layers_of_embeddinggemma_and_a_norm(tmp_path: Path) -> None:
     expected = (expected - expected.mean()) / np.sqrt(expected.var() + 1e-5) * scale + shift
     expected = back @ (expected / np.linalg.norm(expected))
     np.testing.assert_allclose(
-        engine_vector(model, tmp_path), expected / np.linalg.norm(expected), atol=2e-2 if TF32 else 5e-5
+        engine_vector(model, tmp_path),
+        expected / np.linalg.norm(expected),
+        atol=2e-2 if TF32 else 5e-5,
     )
 
 
@@ -147,15 +169,40 @@ def test_the_pooling_is_where_the_modules_say(tmp_path: Path) -> None:
 
 DENSE: Json = {"activation_function": "torch.nn.modules.activation.Tanh"}
 FAULTS: dict[str, tuple[tuple[str, str], Json, dict[str, Array], str]] = {
-    "unknown": (("2_WordWeights", f"{OLD}WordWeights"), {}, {}, r"2_WordWeights \(sentence_transformers.models.WordWeights\)"),
-    "of another package": (("2_Dense", "pylate.models.Dense"), DENSE, {}, r"2_Dense \(pylate.models.Dense\) of modules.json is not supp"),
-    "activation": (("2_Dense", f"{OLD}Dense"), {"activation_function": "torch.nn.modules.activation.Mish"}, {}, "activation.Mish"),
+    "unknown": (
+        ("2_WordWeights", f"{OLD}WordWeights"),
+        {},
+        {},
+        r"2_WordWeights \(sentence_transformers.models.WordWeights\)",
+    ),
+    "of another package": (
+        ("2_Dense", "pylate.models.Dense"),
+        DENSE,
+        {},
+        r"2_Dense \(pylate.models.Dense\) of modules.json is not supp",
+    ),
+    "activation": (
+        ("2_Dense", f"{OLD}Dense"),
+        {"activation_function": "torch.nn.modules.activation.Mish"},
+        {},
+        "activation.Mish",
+    ),
     "own code": (("2_Dense", f"{OLD}Dense"), {"activation_function": "mine.Tanh"}, {}, "mine.Tanh"),
-    "of tokens": (("2_Dense", f"{OLD}Dense"), DENSE | {"module_input_name": "token_embeddings"}, {}, "2_Dense .* pooled vector"),
+    "of tokens": (
+        ("2_Dense", f"{OLD}Dense"),
+        DENSE | {"module_input_name": "token_embeddings"},
+        {},
+        "2_Dense .* pooled vector",
+    ),
     "no weights": (("2_Dense", f"{OLD}Dense"), DENSE, {}, "2_Dense .* has no model.safetensors"),
-    "other weights": (("2_Dense", f"{OLD}Dense"), DENSE, {"other__weight": drawn(3, 3)}, "has no linear.weight"),
+    "other weights": (
+        ("2_Dense", f"{OLD}Dense"),
+        DENSE,
+        {"other__weight": drawn(3, 3)},
+        "has no linear.weight",
+    ),
     "other shape": (("2_Dense", f"{OLD}Dense"), DENSE, {"linear__weight": drawn(3, 3)}, "."),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -169,7 +216,9 @@ def test_what_cannot_be_applied_is_refused_by_name(fault: str, tmp_path: Path) -
     assert lines == [f"no embeddings: {found.reason}"]
     request = parse_embedding({"input": "x"})
     with pytest.raises(RequestFailed, match=expected) as refused:
-        embedding_to_generate(request, "id", attrs.evolve(card(), embedding=None, no_embedding=found.reason))
+        embedding_to_generate(
+            request, "id", attrs.evolve(card(), embedding=None, no_embedding=found.reason)
+        )
     assert refused.value.problem.code == "embeddings_not_supported"
 
 
@@ -180,7 +229,9 @@ def test_modules_that_are_none_are_refused(content: str, tmp_path: Path) -> None
     assert found.layout is None and "modules.json" in found.reason
 
 
-def test_a_loaded_model_has_its_layers_and_one_with_unknown_ones_still_generates(tmp_path: Path) -> None:
+def test_a_loaded_model_has_its_layers_and_one_with_unknown_ones_still_generates(
+    tmp_path: Path,
+) -> None:
     directory = save("llama", tmp_path)
     modules(directory, ("2_Dense", f"{OLD}Dense"))
     width = hidden_of(build("llama")).shape[1]

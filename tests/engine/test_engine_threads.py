@@ -78,7 +78,9 @@ async def test_a_thread_that_an_engine_crashed_on_ends(threads: EngineThreads, m
         await trio.sleep(0.001)
 
 
-async def test_a_model_that_cannot_be_loaded_is_no_crash(threads: EngineThreads, model: str, tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_loaded_is_no_crash(
+    threads: EngineThreads, model: str, tmp_path: Path
+) -> None:
     engine = MlxEngine(Settings(model=str(tmp_path)))
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
@@ -89,7 +91,9 @@ async def test_a_model_that_cannot_be_loaded_is_no_crash(threads: EngineThreads,
     assert thread is not None and thread.name == IDLE and threads.take("engine of a") is thread
 
 
-async def test_f18_a_thread_is_not_given_to_another_engine_while_it_works(threads: EngineThreads, model: str) -> None:
+async def test_f18_a_thread_is_not_given_to_another_engine_while_it_works(
+    threads: EngineThreads, model: str
+) -> None:
     """A job that hangs keeps its thread: the next engine gets another one."""
     engine, hung = MlxEngine(Settings(model=model)), threading.Event()
     async with trio.open_nursery() as nursery:

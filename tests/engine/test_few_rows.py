@@ -1,5 +1,6 @@
-"""Which products of linear layers our kernel computes (trouper/engine/products/linear_layers.py). It is for CUDA: here MLX's operations take
-its place. That it computes the same is tested by test_few_rows_kernel.py, and on the device by tests/device/test_few_rows.py."""
+"""Which products of linear layers our kernel computes (trouper/engine/products/linear_layers.py).
+It is for CUDA: here MLX's operations take its place. That it computes the same is tested by
+test_few_rows_kernel.py, and on the device by tests/device/test_few_rows.py."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def plain(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
     """What the kernel computes, in MLX's operations."""
     full = weights.matrix if form.bits == 16 else few_rows.unpacked(form, weights)
     product = x.astype(mx.float32) @ full.astype(mx.float32).T
-    return (product if weights.bias is None else product + weights.bias.astype(mx.float32)).astype(x.dtype)
+    return (product if weights.bias is None else product + weights.bias.astype(mx.float32)).astype(
+        x.dtype
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +38,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[WeightFormat, int]]:
     """The formats and numbers of rows of each call of the kernel."""
     made = list[tuple[WeightFormat, int]]()
 
-    def products(form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]) -> list[mx.array]:
+    def products(
+        form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]
+    ) -> list[mx.array]:
         made.append((form, x.size // x.shape[-1]))
         return merged_layers.split(plain(form, x, weights), sizes, axis=-1)
 
@@ -65,11 +70,17 @@ def check(layer: Any, x: mx.array, method: str = "__call__") -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_few_rows_of_a_layer(calls: list[tuple[WeightFormat, int]], dtype: mx.Dtype, bias: bool) -> None:
+def test_few_rows_of_a_layer(
+    calls: list[tuple[WeightFormat, int]], dtype: mx.Dtype, bias: bool
+) -> None:
     check(linear(dtype, bias=bias), rows_of(8, 1, dtype=dtype))
     check(linear(dtype, bias=bias).to_quantized(64, 4), rows_of(2, 3, dtype=dtype))
     check(linear(dtype, bias=bias).to_quantized(32, 8), rows_of(5, dtype=dtype))
-    assert calls == [(WeightFormat(dtype), 8), (WeightFormat(dtype, 4, 64), 6), (WeightFormat(dtype, 8, 32), 5)]
+    assert calls == [
+        (WeightFormat(dtype), 8),
+        (WeightFormat(dtype, 4, 64), 6),
+        (WeightFormat(dtype, 8, 32), 5),
+    ]
 
 
 def test_an_embedding_that_computes_logits(calls: list[tuple[WeightFormat, int]]) -> None:
@@ -93,17 +104,36 @@ def test_an_embedding_that_computes_logits(calls: list[tuple[WeightFormat, int]]
         (linear().to_quantized(32, 4, mode="mxfp4"), rows_of(8)),
         (linear(mx.float32).to_quantized(64, 4), rows_of(8, dtype=mx.float32)),
     ],
-    ids=["one row", "rows of another type", "float32", "more than launching costs", "inputs that are no whole step", "one packed",
-         "more packed rows", "6 bits", "another mode", "packed float32"],
-)  # fmt: skip
-def test_what_mlx_multiplies(calls: list[tuple[WeightFormat, int]], layer: nn.Module, x: mx.array) -> None:
+    ids=[
+        "one row",
+        "rows of another type",
+        "float32",
+        "more than launching costs",
+        "inputs that are no whole step",
+        "one packed",
+        "more packed rows",
+        "6 bits",
+        "another mode",
+        "packed float32",
+    ],
+)
+def test_what_mlx_multiplies(
+    calls: list[tuple[WeightFormat, int]], layer: nn.Module, x: mx.array
+) -> None:
     check(layer, x)
     assert not calls
 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "rows"),
-    [(1024, 2048, 320), (1024, 3072, 320), (2560, 1024, 320), (2560, 4096, 25), (9728, 2560, 10), (512, 512, 1024)],
+    [
+        (1024, 2048, 320),
+        (1024, 3072, 320),
+        (2560, 1024, 320),
+        (2560, 4096, 25),
+        (9728, 2560, 10),
+        (512, 512, 1024),
+    ],
 )
 def test_small_matrices_have_more_rows(inputs: int, outputs: int, rows: int) -> None:
     """Those of a 0.6B and a 4B shape in bfloat16, and one that is smaller still."""
@@ -157,7 +187,10 @@ def test_more_rows_are_one_array(
     check(layer, rows_of(33, 1))
     check(linear(bias=bias).to_quantized(32, 4, mode="mxfp4"), rows_of(2, 3))
     layer(rows_of(1, 100))
-    assert shapes == [(33, 1, INPUTS), (33, INPUTS), (2, 3, INPUTS), (6, INPUTS), (1, 100, INPUTS)] and not calls
+    assert (
+        shapes == [(33, 1, INPUTS), (33, INPUTS), (2, 3, INPUTS), (6, INPUTS), (1, 100, INPUTS)]
+        and not calls
+    )
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -179,7 +212,9 @@ def test_a_bias_of_another_type_is_left_to_mlx(calls: list[tuple[WeightFormat, i
     assert not calls
 
 
-def test_layers_that_were_not_prepared_or_are_no_longer(calls: list[tuple[WeightFormat, int]]) -> None:
+def test_layers_that_were_not_prepared_or_are_no_longer(
+    calls: list[tuple[WeightFormat, int]],
+) -> None:
     prepared, other = linear(), linear()
     linear_layers.prepare(prepared)
     other(rows_of(4))
@@ -228,7 +263,11 @@ def test_a_device_that_computes_it_wrongly_is_found(
     COMPUTES.cache_clear()
     assert COMPUTES(form)
     for error in (1, mx.nan):
-        monkeypatch.setattr(few_rows, "products", lambda *given, error=error: [part + error for part in right(*given)])
+        monkeypatch.setattr(
+            few_rows,
+            "products",
+            lambda *given, error=error: [part + error for part in right(*given)],
+        )
         COMPUTES.cache_clear()
         assert not COMPUTES(form)
         assert "its results are wrong" in caplog.messages[-1]

@@ -1,5 +1,6 @@
-"""The CUDA kernel of few_rows.cuh, compiled for the CPU, where the threads of a block take turns, and the tensor cores' product is emulated. Its
-indices are tested so without a GPU; on one, by tests/device/test_few_rows.py."""
+"""The CUDA kernel of few_rows.cuh, compiled for the CPU, where the threads of a block take turns,
+and the tensor cores' product is emulated. Its indices are tested so without a GPU; on one, by
+tests/device/test_few_rows.py."""
 
 from __future__ import annotations
 
@@ -51,28 +52,58 @@ int main() {
     ids=str,
 )
 def test_the_kernel_is_a_product_with_the_transposed_matrix(
-    form: WeightFormat, tiles: int, sizes: tuple[int, int, int], parts: tuple[int, ...], tmp_path: Path
+    form: WeightFormat,
+    tiles: int,
+    sizes: tuple[int, int, int],
+    parts: tuple[int, ...],
+    tmp_path: Path,
 ) -> None:
     """`parts`: numbers of outputs that have an array of their own."""
     rows, inputs, outputs = sizes
-    drawn = mx.random.normal((rows + outputs, inputs), key=mx.random.key(inputs)).astype(mx.bfloat16)
-    x, full, bias = drawn[:rows], drawn[rows:] * inputs**-0.5, mx.arange(outputs).astype(mx.bfloat16) / outputs
-    given = [full, mx.zeros((outputs, inputs), mx.bfloat16), mx.zeros((outputs, inputs), mx.bfloat16)]
+    drawn = mx.random.normal((rows + outputs, inputs), key=mx.random.key(inputs)).astype(
+        mx.bfloat16
+    )
+    x, full, bias = (
+        drawn[:rows],
+        drawn[rows:] * inputs**-0.5,
+        mx.arange(outputs).astype(mx.bfloat16) / outputs,
+    )
+    given = [
+        full,
+        mx.zeros((outputs, inputs), mx.bfloat16),
+        mx.zeros((outputs, inputs), mx.bfloat16),
+    ]
     if form.bits < 16:
         given = list(mx.quantize(full, form.group_size, form.bits))
         scales, biases = (part.astype(mx.float32) for part in given[1:])
-        full = mx.dequantize(given[0], scales, biases, form.group_size, form.bits).astype(mx.bfloat16)  # Rounded once.
+        # Rounded once.
+        full = mx.dequantize(given[0], scales, biases, form.group_size, form.bits).astype(
+            mx.bfloat16
+        )
     expected = x.astype(mx.float32) @ full.astype(mx.float32).T + bias.astype(mx.float32)
-    names = {"rows": rows, "inputs": inputs, "outputs": outputs, "tiles": tiles, "bits": form.bits, "group": form.group_size or 1,
-             "threads": WARPS * 32, "source": few_rows.FILE}  # fmt: skip
+    names = {
+        "rows": rows,
+        "inputs": inputs,
+        "outputs": outputs,
+        "tiles": tiles,
+        "bits": form.bits,
+        "group": form.group_size or 1,
+        "threads": WARPS * 32,
+        "source": few_rows.FILE,
+    }
     starts = [0, *accumulate(parts)][:-1]
-    names |= {"starts": ", ".join(map(str, starts)), "outs": ", ".join(f"out + {rows} * {start}" for start in starts)}
+    names |= {
+        "starts": ", ".join(map(str, starts)),
+        "outs": ", ".join(f"out + {rows} * {start}" for start in starts),
+    }
     read = [np.array(array.view(mx.uint8)).tobytes() for array in (x, *given, bias)]
     done = on_threads.run(PROGRAM % names, b"".join(read), tmp_path)
     made = np.split(np.frombuffer(done, np.uint16), [rows * start for start in starts[1:]])
     columns = [array.reshape(rows, size) for array, size in zip(made, parts, strict=True)]
     got = mx.array(np.concatenate(columns, axis=1)).view(mx.bfloat16)
-    np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), rtol=2**-8, atol=1e-4)
+    np.testing.assert_allclose(
+        np.array(got.astype(mx.float32)), np.array(expected), rtol=2**-8, atol=1e-4
+    )
 
 
 def test_the_file_and_its_module_agree() -> None:

@@ -1,4 +1,5 @@
-"""F9: what a model's KV is computed with has one name, and whatever changes the KV changes the name."""
+"""F9: what a model's KV is computed with has one name, and whatever changes the KV changes the
+name."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def write(directory: Path, files: dict[str, bytes]) -> Path:
 
 
 def name_of(model: Path, adapter: Path | None = None, rank: dict[str, str] | None = None) -> str:
-    name = fingerprint(model, str(adapter) if adapter else None, pytest.fail, lambda *_: None, rank or {})
+    name = fingerprint(
+        model, str(adapter) if adapter else None, pytest.fail, lambda *_: None, rank or {}
+    )
     assert len(name) == 64
     return name
 
@@ -54,7 +57,11 @@ def test_f9_an_adapter_counts_by_its_content(model: Path, tmp_path: Path) -> Non
         names.add(name_of(model, adapter))
     assert len(names) == 2 + len(ADAPTER)
     assert (
-        name_of(model, write(tmp_path / "copy", {file: content + b" " for file, content in ADAPTER.items()})) in names
+        name_of(
+            model,
+            write(tmp_path / "copy", {file: content + b" " for file, content in ADAPTER.items()}),
+        )
+        in names
     )
 
 
@@ -66,8 +73,14 @@ def test_f9_an_adapter_is_no_part_of_the_model(model: Path, tmp_path: Path) -> N
     assert name_of(model) != with_adapter
 
 
-def test_f9_ranks_and_versions_of_the_library_tell_apart(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {name_of(model), name_of(model, rank={"rank": "0 of 2"}), name_of(model, rank={"rank": "1 of 2"})}
+def test_f9_ranks_and_versions_of_the_library_tell_apart(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {
+        name_of(model),
+        name_of(model, rank={"rank": "0 of 2"}),
+        name_of(model, rank={"rank": "1 of 2"}),
+    }
     monkeypatch.setattr("trouper.engine.loading.model_fingerprint.version", lambda _: "0.0.0")
     names.add(name_of(model))
     assert len(names) == 4

@@ -23,7 +23,9 @@ def refused_by_llguidance(schema: Any) -> bool:
 
 def allows(schema: Any, text: str) -> bool:
     """Whether an answer of this schema may be the text."""
-    compiled: Any = tiny().tokenizer.compile_grammar(Grammar("json_schema", json.dumps(schema), "guided"))
+    compiled: Any = tiny().tokenizer.compile_grammar(
+        Grammar("json_schema", json.dumps(schema), "guided")
+    )
     matcher = compiled.matcher.deep_copy()
     for token in tiny().tokenizer.encode(text, special=False):
         if not matcher.try_consume_tokens([token]):
@@ -36,8 +38,16 @@ def allows(schema: Any, text: str) -> bool:
     [
         ({"type": "string", "format": "password", "writeOnly": True}, '"x"', "1"),
         ({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]}, '"/x"', "1"),
-        ({"properties": {"a": {"type": "string", "format": "binary"}}, "required": ["a"]}, '{"a":"x"}', '{"a":1}'),
-        ({"type": "object", "propertyNames": TEXT, "additionalProperties": TEXT}, '{"a":"x"}', '{"a":1}'),
+        (
+            {"properties": {"a": {"type": "string", "format": "binary"}}, "required": ["a"]},
+            '{"a":"x"}',
+            '{"a":1}',
+        ),
+        (
+            {"type": "object", "propertyNames": TEXT, "additionalProperties": TEXT},
+            '{"a":"x"}',
+            '{"a":1}',
+        ),
         (
             {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": TEXT},
             '{"b":"x"}',
@@ -45,7 +55,9 @@ def allows(schema: Any, text: str) -> bool:
         ),
         (
             {
-                "properties": {"x": {"type": "object", "propertyNames": {"$ref": "#/$defs/a~1%C3%A9"}}},
+                "properties": {
+                    "x": {"type": "object", "propertyNames": {"$ref": "#/$defs/a~1%C3%A9"}}
+                },
                 "required": ["x"],
                 "$defs": {"a/é": {"title": "E", "type": "string", "enum": ["a", "b"]}},
             },
@@ -53,10 +65,26 @@ def allows(schema: Any, text: str) -> bool:
             '{"x":{"c":1}}',
         ),
         ({"type": "array", "uniqueItems": False, "items": TEXT}, '["x","x"]', "[1]"),
-        ({"type": "object", "properties": {}, "additionalProperties": {"not": {}}}, "{}", '{"a":1}'),
-        ({"items": {"$ref": "#/$defs/x"}, "type": "array", "$defs": {"x": TEXT | {"format": "regex"}}}, '["x"]', "[1]"),
+        (
+            {"type": "object", "properties": {}, "additionalProperties": {"not": {}}},
+            "{}",
+            '{"a":1}',
+        ),
+        (
+            {
+                "items": {"$ref": "#/$defs/x"},
+                "type": "array",
+                "$defs": {"x": TEXT | {"format": "regex"}},
+            },
+            '["x"]',
+            "[1]",
+        ),
         ({"anyOf": [{"type": "number"}, TEXT | {"pattern": DECIMAL}]}, '"-0.5"', '"-"'),
-        ({"prefixItems": [TEXT | {"format": "iri"}], "items": False, "type": "array"}, '["x"]', "[1]"),
+        (
+            {"prefixItems": [TEXT | {"format": "iri"}], "items": False, "type": "array"},
+            '["x"]',
+            "[1]",
+        ),
         ({"type": "object", "dependentRequired": {}, "unevaluatedProperties": True}, "{}", "[]"),
     ],
 )
@@ -88,13 +116,18 @@ def test_what_asserts_something_is_refused_as_before(schema: Json) -> None:
 
 def test_formats_are_those_that_llguidance_follows() -> None:
     known = (
-        "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer regex"
+        "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer "
+        "relative-json-pointer regex"
     )
     for name in (*FORMATS, *known.split()):
-        assert refused_by_llguidance({"type": "string", "format": name}) is (name not in FORMATS), name
+        assert refused_by_llguidance({"type": "string", "format": name}) is (name not in FORMATS), (
+            name
+        )
 
 
-@pytest.mark.parametrize("number", ["1", "-1.", "+.5", "00.10", "007", "", "-", ".", "+.", "1e5", "1.2.3", " 1"])
+@pytest.mark.parametrize(
+    "number", ["1", "-1.", "+.5", "00.10", "007", "", "-", ".", "+.", "1e5", "1.2.3", " 1"]
+)
 def test_a_decimal_is_what_pydantic_takes_for_one(number: str) -> None:
     import re
 

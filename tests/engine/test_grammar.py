@@ -1,4 +1,5 @@
-"""Grammars in the engine: what a mask leaves, and what else wants to say something about the next token."""
+"""Grammars in the engine: what a mask leaves, and what else wants to say something about the next
+token."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def engine() -> StepEngine:
     return StepEngine(loaded.model, loaded.card.vocab_size, grammars=loaded.tokenizer.grammars)
 
 
-def said(grammar: Grammar, tokens: int = 40, sampling: Sampling = HOT, **more: Any) -> tuple[bytes, bool]:
+def said(
+    grammar: Grammar, tokens: int = 40, sampling: Sampling = HOT, **more: Any
+) -> tuple[bytes, bool]:
     """The text up to the end, and whether it ended."""
     [answer] = answers(engine(), [Request(PROMPT, tokens, sampling, grammar=grammar, **more)])
     text = answer[: answer.index(END)] if END in answer else answer
@@ -47,7 +50,8 @@ def said(grammar: Grammar, tokens: int = 40, sampling: Sampling = HOT, **more: A
     "sampling", [GREEDY, HOT, Sampling(temperature=1, top_k=5), Sampling(temperature=1, top_p=0.5)]
 )
 def test_min_tokens_makes_no_grammar_say_more(sampling: Sampling) -> None:
-    """A complete answer can only end, however short it is: anything else would not follow the grammar."""
+    """A complete answer can only end, however short it is: anything else would not follow the
+    grammar."""
     assert said(Grammar("regex", "abc"), 10, sampling, min_tokens=8, ends=(END,)) == (b"abc", True)
 
 
@@ -55,7 +59,9 @@ def test_min_tokens_keeps_the_end_away_while_there_is_more_to_say() -> None:
     grammar = Grammar("regex", "[a-z]*")
     early = Sampling(temperature=1, seed=3, logit_bias=((END, 100.0),))
     assert said(grammar, 10, early) == (b"", True)
-    [answer] = answers(engine(), [Request(PROMPT, 10, early, grammar=grammar, min_tokens=6, ends=(END,))])
+    [answer] = answers(
+        engine(), [Request(PROMPT, 10, early, grammar=grammar, min_tokens=6, ends=(END,))]
+    )
     assert answer.index(END) == 6
 
 
@@ -63,7 +69,9 @@ def test_bias_opens_no_way_out_of_a_grammar() -> None:
     """The strongest bias there is, on what may not be said, and against all that may."""
     away = tuple((token, -100.0) for token in tiny().tokenizer.encode("abc"))
     wanted = tuple((token, 100.0) for token in tiny().tokenizer.encode("xyz"))
-    assert said(Grammar("regex", "[abc]{5}"), 10, Sampling(temperature=1, logit_bias=(*away, *wanted)))[1]
+    assert said(
+        Grammar("regex", "[abc]{5}"), 10, Sampling(temperature=1, logit_bias=(*away, *wanted))
+    )[1]
 
 
 ODD = [
@@ -94,16 +102,21 @@ def test_choices_of_any_characters(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "reason"), [("[]", "no option"), ('{"a": 1}', "array of strings"), ("[1]", "array of strings")]
+    ("source", "reason"),
+    [("[]", "no option"), ('{"a": 1}', "array of strings"), ("[1]", "array of strings")],
 )
 def test_a_choice_of_nothing_is_refused(source: str, reason: str) -> None:
-    """A program that embeds the runtime makes its grammars itself. The answer to no option was an empty one, as if that were what was wanted."""
+    """A program that embeds the runtime makes its grammars itself. The answer to no option was an
+    empty one, as if that were what was wanted."""
     grammars = tiny().tokenizer.grammars
     assert grammars is not None
     with pytest.raises(RequestFailed) as failed:
         grammars.compile(Grammar("choice", source, param="choice"))
     problem = failed.value.problem
-    assert (problem.code, problem.param) == ("invalid_grammar", "choice") and reason in problem.message
+    assert (problem.code, problem.param) == (
+        "invalid_grammar",
+        "choice",
+    ) and reason in problem.message
 
 
 @pytest.mark.parametrize("option", ODD)
@@ -119,7 +132,10 @@ def test_masks_along_a_draft_are_those_before_each_token_and_after_the_last() ->
     a, b, c = (word(letter)[-1] for letter in "abc")
 
     def allowed(masks: list[Mask]) -> list[set[int]]:
-        return [{int(token) for token in np.flatnonzero(np.unpackbits(mask, bitorder="little"))} for mask in masks]
+        return [
+            {int(token) for token in np.flatnonzero(np.unpackbits(mask, bitorder="little"))}
+            for mask in masks
+        ]
 
     for _ in range(2):
         before, *rest = allowed(constraint.along([a, b, a], 0))
@@ -138,9 +154,12 @@ def test_blanks_end() -> None:
     blank = tuple((tiny().tokenizer.encode(blank)[0], 50.0) for blank in " \t\r\n")
     closing = tuple((token, 5.0) for token in tiny().tokenizer.encode('"}],'))
     schema = (
-        '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false}'
+        '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], '
+        '"additionalProperties": false}'
     )
-    text, ended = said(Grammar("json_schema", schema), 400, attrs.evolve(GREEDY, logit_bias=(*blank, *closing)))
+    text, ended = said(
+        Grammar("json_schema", schema), 400, attrs.evolve(GREEDY, logit_bias=(*blank, *closing))
+    )
     assert ended
     assert len(text) > 100, "they did come"
     assert isinstance(json.loads(text)["a"], bool)
@@ -174,10 +193,14 @@ def test_a_grammar_that_gives_up_is_told() -> None:
 
 
 def spelled(text: str) -> tuple[int, ...]:
-    """The tokens of a text, in which `<|end|>` is text: here it is the name of the token that ends a turn."""
+    """The tokens of a text, in which `<|end|>` is text: here it is the name of the token that ends
+    a turn."""
     first, *others = text.split("<|end|>")
     encode = tiny().tokenizer.encode
-    return sum(((*encode("<|en"), *encode("d|>"), *encode(other)) for other in others if other), encode(first))
+    return sum(
+        ((*encode("<|en"), *encode("d|>"), *encode(other)) for other in others if other),
+        encode(first),
+    )
 
 
 def allowed(grammar: Grammar, text: str) -> bool:
@@ -197,12 +220,22 @@ def allowed(grammar: Grammar, text: str) -> bool:
 @pytest.mark.parametrize(
     ("kind", "source", "answer", "other"),
     [
-        ("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "additionalProperties": false, "$defs": {"n": {"type": "integer"}}}', '{"a": 1}', '{"a": "x"}'),
+        (
+            "json_schema",
+            (
+                '{"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], '
+                '"additionalProperties": false, "$defs": {"n": {"type": "integer"}}}'
+            ),
+            '{"a": 1}',
+            '{"a": "x"}',
+        ),
         ("json_object", "", '{"b": [1]}', "[1]"),
         ("choice", '["yes", "no"]', "no", "maybe"),
     ],
-)  # fmt: skip
-def test_an_answer_follows_the_grammar_or_is_a_call(kind: GrammarKind, source: str, answer: str, other: str) -> None:
+)
+def test_an_answer_follows_the_grammar_or_is_a_call(
+    kind: GrammarKind, source: str, answer: str, other: str
+) -> None:
     grammar = Grammar(kind, source, calls=("<call>",), call_names=("look", 'f"'))
     assert allowed(grammar, answer) and not allowed(grammar, other)
     assert allowed(grammar, "<call>\n<function=look>anything at all</call>\n<call>\u00e9")
@@ -225,14 +258,21 @@ def test_an_answer_follows_the_grammar_or_is_a_call(kind: GrammarKind, source: s
 @pytest.mark.parametrize(
     ("kind", "source", "answer", "other"),
     [
-        ("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}', '{"a": 1}', '{"a": "x"}'),
+        (
+            "json_schema",
+            '{"type": "object", "properties": {"a": {"type": "integer"}}}',
+            '{"a": 1}',
+            '{"a": "x"}',
+        ),
         ("json_object", "", '{"b": [1]}', "[1]"),
         ("choice", '["yes", "no"]', "no", "maybe"),
         ("regex", "[ab]+", "abba", "c"),
         ("lark", 'start: one | "x"\none: "1"', "1", "2"),
     ],
 )
-def test_in_harmony_it_holds_for_the_final_channel(kind: GrammarKind, source: str, answer: str, other: str) -> None:
+def test_in_harmony_it_holds_for_the_final_channel(
+    kind: GrammarKind, source: str, answer: str, other: str
+) -> None:
     final, thought = (
         "<|channel|>final<|message|>",
         "<|channel|>analysis<|message|>Is 1 << 2 <b>?<|end|><|start|>assistant",
@@ -257,13 +297,18 @@ def test_in_harmony_it_holds_for_the_final_channel(kind: GrammarKind, source: st
         assert not allowed(beside, text)
 
 
-FOLLOWED: list[tuple[GrammarKind, str]] = [("json_object", ""), ("json_schema", '{"type": "array"}')]
+FOLLOWED: list[tuple[GrammarKind, str]] = [
+    ("json_object", ""),
+    ("json_schema", '{"type": "array"}'),
+]
 
 
 @pytest.mark.parametrize(("kind", "source"), FOLLOWED)
 def test_json_of_noise(kind: GrammarKind, source: str) -> None:
     closing = tuple((token, 5.0) for token in tiny().tokenizer.encode('"}],'))
-    text, ended = said(Grammar(kind, source), 400, Sampling(temperature=1, seed=1, logit_bias=closing))
+    text, ended = said(
+        Grammar(kind, source), 400, Sampling(temperature=1, seed=1, logit_bias=closing)
+    )
     assert ended
     jsonschema.validate(json.loads(text), json.loads(source) if source else {"type": "object"})
 
@@ -277,7 +322,11 @@ def test_json_of_noise(kind: GrammarKind, source: str) -> None:
             '{"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}',
             "uniqueItems",
         ),
-        ("json_schema", '{"properties": {"b": {"$ref": "#/$defs/gone"}}, "required": ["b"]}', "gone"),
+        (
+            "json_schema",
+            '{"properties": {"b": {"$ref": "#/$defs/gone"}}, "required": ["b"]}',
+            "gone",
+        ),
         ("json_schema", '{"type": "string", "pattern": "(((("}', "unclosed group"),
         ("json_schema", "false", ""),
         ("json_schema", '{"maximum": 1e400}', "out of range"),
@@ -301,10 +350,16 @@ def test_what_cannot_be_followed_says_where(kind: GrammarKind, source: str, plac
     ("schema", "param"),
     [
         ({"type": "array", "uniqueItems": True}, "guided"),
-        ({"properties": {"a": {"type": "string"}, "b": {"type": "array", "uniqueItems": True}}}, "guided.properties.b"),
+        (
+            {"properties": {"a": {"type": "string"}, "b": {"type": "array", "uniqueItems": True}}},
+            "guided.properties.b",
+        ),
         ({"anyOf": [{"type": "null"}, {"items": {"contains": {}}}]}, "guided.anyOf.1.items"),
         (
-            {"properties": {"a": {"$ref": "#/$defs/x"}, "b": {"type": "odd"}}, "$defs": {"x": {"type": "null"}}},
+            {
+                "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"type": "odd"}},
+                "$defs": {"x": {"type": "null"}},
+            },
             "guided.properties.b",
         ),
         ({"properties": {"a": {"$ref": "#/$defs/gone"}}, "required": ["a"]}, "guided.properties.a"),

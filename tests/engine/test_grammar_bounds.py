@@ -1,4 +1,5 @@
-"""What compiling a grammar may cost, and whom: a process of its own goes first, and the engine's thread compiles nothing."""
+"""What compiling a grammar may cost, and whom: a process of its own goes first, and the engine's
+thread compiles nothing."""
 
 from __future__ import annotations
 
@@ -49,12 +50,18 @@ def load_grammars() -> Grammars:
 
 def chain(length: int) -> Any:
     """Definitions that refer to one another."""
-    made: Any = {f"d{n}": {"properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(length)}
+    made: Any = {
+        f"d{n}": {"properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(length)
+    }
     return {"$defs": made | {f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
 def rules(length: int) -> str:
-    return "start: r0\n" + "\n".join(f'r{n}: "{n}" | "x" r{n + 1}' for n in range(length)) + f'\nr{length}: "y"'
+    return (
+        "start: r0\n"
+        + "\n".join(f'r{n}: "{n}" | "x" r{n + 1}' for n in range(length))
+        + f'\nr{length}: "y"'
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,8 +69,11 @@ def rules(length: int) -> str:
     [("json_schema", json.dumps(chain(1500))), ("lark", rules(6000))],
     ids=["json_schema", "lark"],
 )
-def test_a_grammar_that_ends_the_process_that_compiles_it_is_refused(kind: GrammarKind, source: str) -> None:
-    """llguidance recurses over rules, and a stack that overflows is no exception. The next one is compiled all the same."""
+def test_a_grammar_that_ends_the_process_that_compiles_it_is_refused(
+    kind: GrammarKind, source: str
+) -> None:
+    """llguidance recurses over rules, and a stack that overflows is no exception. The next one is
+    compiled all the same."""
     with pytest.raises(RequestFailed) as refused:
         grammars().compile(Grammar(kind, source, "guided"))
     assert refused.value.problem.status == 400
@@ -81,7 +91,9 @@ def test_a_grammar_that_takes_too_long_is_refused_with_the_bound() -> None:
     assert "--grammar-timeout-s" in refused.value.problem.message
 
 
-def test_a_grammar_that_took_too_long_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_took_too_long_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The machine may have been busy. Until then it costs nothing, however often it comes."""
     made = grammars()
     monkeypatch.setattr(trial_process, "SLOW_KEPT_S", 1000.0)
@@ -99,7 +111,8 @@ def test_a_grammar_that_took_too_long_is_tried_again_after_a_while(monkeypatch: 
 
 
 def test_properties_that_make_the_second_token_too_dear_are_refused_before_it() -> None:
-    """An object takes four items for each property that is not required, and only behind its brace."""
+    """An object takes four items for each property that is not required, and only behind its
+    brace."""
     many: Any = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(600)}}
     with pytest.raises(RequestFailed) as refused:
         grammars().compile(Grammar("json_schema", json.dumps({"items": many}), "guided"))
@@ -107,8 +120,12 @@ def test_properties_that_make_the_second_token_too_dear_are_refused_before_it() 
     assert "600 of its properties are not required" in refused.value.problem.message
     halves = [{"properties": dict([*many["properties"].items()][start::2])} for start in (0, 1)]
     with pytest.raises(RequestFailed) as refused:
-        grammars().compile(Grammar("json_schema", json.dumps({"type": "object", "allOf": halves}), "guided"))
-    assert "items" in refused.value.problem.message, "the process that goes first takes a step more than the first"
+        grammars().compile(
+            Grammar("json_schema", json.dumps({"type": "object", "allOf": halves}), "guided")
+        )
+    assert "items" in refused.value.problem.message, (
+        "the process that goes first takes a step more than the first"
+    )
     required = many | {"required": [*many["properties"]]}
     grammars().compile(Grammar("json_schema", json.dumps(required), "guided"))
 
@@ -136,7 +153,9 @@ def test_the_engines_thread_compiles_nothing_that_was_compiled_before() -> None:
     assert len(answer) > 5
     assert grammars().compiled_inline == before
     answers(engine(), [Request(PROMPT, 10, HOT, grammar=Grammar("regex", "[a-e]{3}", "guided"))])
-    assert grammars().compiled_inline == before + 1, "a follower, and a test, have nobody who compiles for them"
+    assert grammars().compiled_inline == before + 1, (
+        "a follower, and a test, have nobody who compiles for them"
+    )
 
 
 def test_what_is_in_use_is_found_however_much_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +227,8 @@ VOCABULARY = {"tokens": ["a", "</s>"], "specials": [1], "eos": [1]}
 
 
 def test_a_process_that_starts_too_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling without it is only for machines where there can be none: what it is for would end the server."""
+    """Compiling without it is only for machines where there can be none: what it is for would end
+    the server."""
     trials = trial_process.TrialPool(lambda: VOCABULARY)
     with monkeypatch.context() as slow:
         slow.setattr(trial_process, "START_S", 0.0)
@@ -232,11 +252,16 @@ def test_a_moment_without_processes_or_descriptors_is_no_fault_of_a_grammar(
             short.setattr(trial_process, "_start", lacking)
             with pytest.raises(RequestFailed, match=os.strerror(number)) as refused:
                 made.compile(grammar)
-        assert (refused.value.problem.status, refused.value.problem.code) == (503, "system_shortage")
+        assert (refused.value.problem.status, refused.value.problem.code) == (
+            503,
+            "system_shortage",
+        )
         made.compile(grammar)
 
 
-def test_a_trial_that_is_killed_from_outside_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_is_killed_from_outside_is_no_fault_of_the_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where memory is short, Linux ends this process first."""
     made = load_grammars()
     start = trial_process._start
@@ -282,17 +307,25 @@ def test_a_grammar_does_not_wait_for_a_slow_one(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("kind", "source"),
-    [("regex", "a{{{}}}"), ("lark", "start: /a{{{}}}/"), ("json_schema", '{{"type": "string", "pattern": "a{{{}}}"}}')],
+    [
+        ("regex", "a{{{}}}"),
+        ("lark", "start: /a{{{}}}/"),
+        ("json_schema", '{{"type": "string", "pattern": "a{{{}}}"}}'),
+    ],
 )
 def test_few_regular_expressions_are_kept_since_each_grows(
     kind: GrammarKind, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their length says nothing of what they take: thousands of them, each with another number, would take all memory."""
+    """Their length says nothing of what they take: thousands of them, each with another number,
+    would take all memory."""
     recent = LruCache[Any](RECENT_BYTES)
     monkeypatch.setattr(grammars(), "_recent", recent)
     for number in range(2, 40):
         grammars().compile(Grammar(kind, source.format(number), "guided"))
-    kept = [grammars()._recent.get((kind, source.format(number), (), (), "", False)) for number in range(2, 40)]
+    kept = [
+        grammars()._recent.get((kind, source.format(number), (), (), "", False))
+        for number in range(2, 40)
+    ]
     assert [found is not None for found in kept] == [False] * 23 + [True] * 15
     grammars().compile(Grammar("json_schema", '{"type": "boolean"}', "guided"))
     assert recent.nbytes <= RECENT_BYTES

@@ -1,4 +1,5 @@
-"""Heads of checkpoints: from the names of their publishers and of conversions, quantized or not; and why one is left out."""
+"""Heads of checkpoints: from the names of their publishers and of conversions, quantized or not;
+and why one is left out."""
 
 from __future__ import annotations
 
@@ -78,12 +79,20 @@ def test_experts_of_qwen3_5_moe(fused: bool, tmp_path: Path) -> None:
     text = {**FAMILIES["qwen3_5"]["text_config"], **MOE, "model_type": "qwen3_5_moe_text"}
     config: Config = {"model_type": "qwen3_5_moe", "text_config": text}
     weights = head_weights("qwen3_5", "random", config=config)
-    found, named, family = HeadWeights(), published("qwen3_5", weights, config=config), family_of(config)
+    found, named, family = (
+        HeadWeights(),
+        published("qwen3_5", weights, config=config),
+        family_of(config),
+    )
     assert family is not None and found.take(_fused(named) if fused else named, family, 4) == {}
     model, _ = opened(save("qwen3_5", tmp_path / "moe", config))
-    candidate = Candidate(model=model, config=config, directory=tmp_path, digest=0, vocabulary=VOCABULARY, kv=PLAIN)
+    candidate = Candidate(
+        model=model, config=config, directory=tmp_path, digest=0, vocabulary=VOCABULARY, kv=PLAIN
+    )
     found.convolution = mx.zeros((8, 1, 4))
-    head = load_head(found, candidate, Capabilities(), Settings(), report=lambda _: None, watch=nobody_watches)
+    head = load_head(
+        found, candidate, Capabilities(), Settings(), report=lambda _: None, watch=nobody_watches
+    )
     for path, array in parameters(head.module).items():
         np.testing.assert_allclose(array, np.array(weights[path]), atol=1e-6, err_msg=path)
 
@@ -91,7 +100,9 @@ def test_experts_of_qwen3_5_moe(fused: bool, tmp_path: Path) -> None:
 def _fused(weights: Weights) -> Weights:
     prefix = "mtp.layers.0.mlp.experts"
     parts = {
-        part: mx.stack([weights[f"{prefix}.{index}.{part}.weight"] for index in range(MOE["num_experts"])])
+        part: mx.stack(
+            [weights[f"{prefix}.{index}.{part}.weight"] for index in range(MOE["num_experts"])]
+        )
         for part in ("gate_proj", "up_proj", "down_proj")
     }
     others = {path: weight for path, weight in weights.items() if not path.startswith(prefix)}
@@ -101,7 +112,8 @@ def _fused(weights: Weights) -> Weights:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_quantized_head(name: str, tmp_path: Path) -> None:
-    """As converters leave it: packed weights with scales and biases, under the names that the model's class has."""
+    """As converters leave it: packed weights with scales and biases, under the names that the
+    model's class has."""
     path, wanted = quantized(name, tmp_path / name), head_weights(name, "random")
     try:
         one = loaded(path)
@@ -115,7 +127,11 @@ def test_a_quantized_head(name: str, tmp_path: Path) -> None:
         for part, array in parameters(head).items():
             np.testing.assert_allclose(array, np.array(wanted[part]), atol=0.05, err_msg=part)
     engine = StepEngine(one.model, VOCABULARY, head=head, capabilities=one.card.capabilities)
-    assert head(mx.array([[1, 2]]), head.target_states(mx.array([[3, 1]]), None)).shape == (1, 2, 64)
+    assert head(mx.array([[1, 2]]), head.target_states(mx.array([[3, 1]]), None)).shape == (
+        1,
+        2,
+        64,
+    )
     assert engine.nbytes == 0
 
 
@@ -142,7 +158,11 @@ def quantized(name: str, directory: Path) -> Path:
 
 def test_memory_kv_and_fingerprint_count_the_head(tmp_path: Path) -> None:
     path = save_with_head("qwen3_5", tmp_path / "model")
-    both, alone, settings = loaded(path), loaded(path, speculation="ngram"), Settings(model=str(path))
+    both, alone, settings = (
+        loaded(path),
+        loaded(path, speculation="ngram"),
+        Settings(model=str(path)),
+    )
     assert both.head is not None and alone.head is None
     assert both.card.weights_bytes == alone.card.weights_bytes + bytes_of(both.head)
     assert both.card.kv.token_bytes == alone.card.kv.token_bytes * 3 // 2, (
@@ -153,28 +173,37 @@ def test_memory_kv_and_fingerprint_count_the_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["auto", "off"])
 def test_a_head_is_in_nobodys_way(how: str, tmp_path: Path) -> None:
-    """mlx-lm's deepseek_v3 drops layer 61 alone, and takes another one behind the last for a fault."""
+    """mlx-lm's deepseek_v3 drops layer 61 alone, and takes another one behind the last for a
+    fault."""
     one = loaded(save_with_head("deepseek_v3", tmp_path / "model"), speculation=how)
     assert type(one.model).__module__ == "mlx_lm.models.deepseek_v3"
     assert type(one.model).sanitize.__module__ == "mlx_lm.models.deepseek_v3"
 
 
 def without(directory: Path, drop: Callable[[str], bool]) -> Path:
-    weights = {name: array for name, array in mx.load(str(directory / "model.safetensors")).items() if not drop(name)}  # type: ignore[union-attr]
+    weights = {
+        name: array
+        for name, array in mx.load(str(directory / "model.safetensors")).items()  # type: ignore[union-attr]
+        if not drop(name)
+    }
     mx.eval(weights)
     mx.save_safetensors(str(directory / "model.safetensors"), weights)
     return directory
 
 
 def test_a_head_that_lacks_something_is_left_out(tmp_path: Path) -> None:
-    path = without(save_with_head("deepseek_v3", tmp_path / "model"), lambda name: "eh_proj" in name)
+    path = without(
+        save_with_head("deepseek_v3", tmp_path / "model"), lambda name: "eh_proj" in name
+    )
     lines = list[str]()
     one = load(Settings(model=str(path)), lines.append)
     assert one.head is None and "projection.weight" in one.card.no_mtp
     assert any(line.startswith("the checkpoint's MTP head is not loaded: ") for line in lines)
     with pytest.raises(ModelUnusable) as problem:
         loaded(path, speculation="mtp")
-    assert str(problem.value).startswith("--speculation mtp: ") and "projection.weight" in str(problem.value)
+    assert str(problem.value).startswith("--speculation mtp: ") and "projection.weight" in str(
+        problem.value
+    )
 
 
 def test_a_demanded_head_must_be_there(tmp_path: Path) -> None:
@@ -189,15 +218,26 @@ def test_rows_that_cannot_take_drafts_back_have_no_head(tmp_path: Path) -> None:
     found = HeadWeights()
     model, config = opened(save_with_head("qwen3_5", tmp_path / "model"), found)
     assert found.weights
-    candidate = Candidate(model=model, config=config, directory=tmp_path, digest=0, vocabulary=VOCABULARY, kv=PLAIN)
+    candidate = Candidate(
+        model=model, config=config, directory=tmp_path, digest=0, vocabulary=VOCABULARY, kv=PLAIN
+    )
     capabilities = Capabilities(drafts="they differ")
-    head = load_head(found, candidate, capabilities, Settings(), report=lambda _: None, watch=nobody_watches)
-    assert head.module is None and head.reason == "rows of this model cannot take drafts back (they differ)"
+    head = load_head(
+        found, candidate, capabilities, Settings(), report=lambda _: None, watch=nobody_watches
+    )
+    assert (
+        head.module is None
+        and head.reason == "rows of this model cannot take drafts back (they differ)"
+    )
 
 
 def test_only_the_first_of_several_heads_is_kept() -> None:
     found, one = HeadWeights(), mx.zeros(1)
-    names = ["model.layers.4.enorm.weight", "model.layers.5.enorm.weight", "model.layers.3.mlp.up_proj.weight"]
+    names = [
+        "model.layers.4.enorm.weight",
+        "model.layers.5.enorm.weight",
+        "model.layers.3.mlp.up_proj.weight",
+    ]
     family = family_of(FAMILIES["deepseek_v3"])
     assert family is not None
     rest = found.take(dict.fromkeys(names, one), family, 4)

@@ -178,7 +178,8 @@ class Fixed(ReadAhead):
 async def test_tokens_do_not_depend_on_when_they_are_read(
     tiny: str, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
-    """As on a device that takes a step while the one before it runs: there after the launch, or before it."""
+    """As on a device that takes a step while the one before it runs: there after the launch, or
+    before it."""
     monkeypatch.setattr(device, "runs_ahead", lambda: True)
     monkeypatch.setattr(step_loop, "ReadAhead", lambda: Fixed(early))
     async with running_engine(tiny) as engine:
@@ -190,7 +191,8 @@ async def test_tokens_do_not_depend_on_when_they_are_read(
 async def test_what_rows_hold_is_counted_only_where_it_decides(
     tiny: str, monkeypatch: pytest.MonkeyPatch, ahead: bool, early: bool
 ) -> None:
-    """Where no step is in flight, or tokens are read early anyway, nobody asks every buffer for its size in every step."""
+    """Where no step is in flight, or tokens are read early anyway, nobody asks every buffer for its
+    size in every step."""
     counted: list[int] = []
 
     def count(engine: StepEngine) -> int:
@@ -227,10 +229,15 @@ async def test_a_first_token_alone_is_read_before_the_next_step_is_launched(
     async with running_engine(tiny) as engine:
         await answer(engine, PROMPTS[0])
     first = next(step for what, step in done if what == "sent")
-    begin = done.index(("sent", first)) - 1  # On a device that compiles its kernels, other steps ran before.
+    # On a device that compiles its kernels, other steps ran before.
+    begin = done.index(("sent", first)) - 1
     assert done[begin : begin + 5] == [
-        ("launched", first), ("sent", first), ("launched", first + 1), ("launched", first + 2), ("sent", first + 1),
-    ]  # fmt: skip
+        ("launched", first),
+        ("sent", first),
+        ("launched", first + 1),
+        ("launched", first + 2),
+        ("sent", first + 1),
+    ]
 
 
 @pytest.mark.parametrize("after", [0, 1, 7])
@@ -245,8 +252,11 @@ async def test_a_crash_reaches_step_and_the_thread_lives_on(
         assert len(spy.threads) == 1
 
 
-async def test_nothing_of_a_crashed_session_is_held(tiny: str, spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its KV is gone when the error is, not when the garbage collector comes by: the next session needs the memory."""
+async def test_nothing_of_a_crashed_session_is_held(
+    tiny: str, spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its KV is gone when the error is, not when the garbage collector comes by: the next session
+    needs the memory."""
     sessions: list[weakref.ref[StepEngine]] = []
 
     def noted(*args: Any, **more: Any) -> StepEngine:
@@ -275,10 +285,17 @@ def collector_off() -> Iterator[None]:
         gc.enable()
 
 
-async def test_f18_a_cancelled_session_ends_with_the_step_in_hand(tiny: str, wanted: list[list[int]], spy: Spy) -> None:
-    """Not before: the device still writes. What follows is the rest of this plan, and the one that was sent already."""
+async def test_f18_a_cancelled_session_ends_with_the_step_in_hand(
+    tiny: str, wanted: list[list[int]], spy: Spy
+) -> None:
+    """Not before: the device still writes. What follows is the rest of this plan, and the one that
+    was sent already."""
     async with running_engine(tiny) as engine:
-        entered, release, token = trio.Event(), threading.Event(), trio.lowlevel.current_trio_token()
+        entered, release, token = (
+            trio.Event(),
+            threading.Event(),
+            trio.lowlevel.current_trio_token(),
+        )
 
         def hold() -> None:
             trio.from_thread.run_sync(entered.set, trio_token=token)
@@ -357,7 +374,12 @@ async def running_runtime(tiny: str) -> AsyncIterator[Runtime]:
 def request(place: int, sampling: Sampling, tokens: int = TOKENS) -> Generate:
     prompt = TokenPrompt(tuple(PROMPTS[place]))
     return Generate(
-        request_id=f"r{place}", prompt=prompt, sampling=sampling, max_tokens=tokens, ignore_eos=True, stop=()
+        request_id=f"r{place}",
+        prompt=prompt,
+        sampling=sampling,
+        max_tokens=tokens,
+        ignore_eos=True,
+        stop=(),
     )
 
 
@@ -374,14 +396,22 @@ async def rest_of(heard: Answer) -> None:
 SAMPLINGS = {
     "greedy": [Sampling(temperature=0)] * 8,
     "seeded": [
-        Sampling(temperature=0.8, seed=seed, top_k=30 * (seed % 2), top_p=0.9 + 0.1 * (seed % 3 > 0), min_p=0.01)
+        Sampling(
+            temperature=0.8,
+            seed=seed,
+            top_k=30 * (seed % 2),
+            top_p=0.9 + 0.1 * (seed % 3 > 0),
+            min_p=0.01,
+        )
         for seed in range(8)
     ],
 }
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
-async def test_r1_concurrent_answers_are_what_each_is_alone(tiny: str, wanted: list[list[int]], kind: str) -> None:
+async def test_r1_concurrent_answers_are_what_each_is_alone(
+    tiny: str, wanted: list[list[int]], kind: str
+) -> None:
     wishes = [request(place, sampling) for place, sampling in enumerate(SAMPLINGS[kind])]
     async with running_runtime(tiny) as runtime:
         alone = [await tokens_of(runtime, wish) for wish in wishes]
@@ -399,7 +429,8 @@ async def test_r1_concurrent_answers_are_what_each_is_alone(tiny: str, wanted: l
 
 
 UNDISTURBED: dict[str, list[list[int]]] = {}
-"""What a model answers to the wishes of the test below, by its path: the same for each of its errors."""
+"""What a model answers to the wishes of the test below, by its path: the same for each of its
+errors."""
 
 
 async def undisturbed_answers(tiny: str, wishes: Sequence[Generate]) -> list[list[int]]:
@@ -436,9 +467,15 @@ async def test_after_a_crash_each_answer_goes_on_with_its_next_token(
         health = runtime.health()
         assert health.status == "ok"
         facts = health.scheduler
-        assert (facts.active_sequences, facts.requests_errored, facts.requests_completed) == (0, 0, 8)
+        assert (facts.active_sequences, facts.requests_errored, facts.requests_completed) == (
+            0,
+            0,
+            8,
+        )
         assert (facts.recovery.crashes, facts.recovery.resumed) == (1, 8)
-        assert facts.recovery.allocation_failures == (error in (NoMemory, MemoryError)), "then nobody is to blame"
+        assert facts.recovery.allocation_failures == (error in (NoMemory, MemoryError)), (
+            "then nobody is to blame"
+        )
         assert bool(facts.recovery.bound_bytes) == (error in (NoMemory, MemoryError))
         assert [actor.restarts for actor in health.actors] == [0, 1, 0, 0]
     assert len(spy.threads) == 1, "the same thread, before and after"

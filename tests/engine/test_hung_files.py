@@ -36,7 +36,14 @@ async def test_a_directory_that_does_not_answer_is_named_and_has_one_thread(
 
 
 @pytest.mark.parametrize(
-    ("model", "may"), [(None, True), ("org/name", True), ("/models/name", False), ("./name", False), ("~/name", False)]
+    ("model", "may"),
+    [
+        (None, True),
+        ("org/name", True),
+        ("/models/name", False),
+        ("./name", False),
+        ("~/name", False),
+    ],
 )
 def test_what_may_be_downloaded_takes_any_time(model: str | None, may: bool) -> None:
     assert may_download(model) == may

@@ -1,5 +1,5 @@
-"""What MLX's CUDA build is told. That it matters was seen on two H200s: after 512 shapes of prompts the engine raised
-"Cache thrashing is happening", and every request with it."""
+"""What MLX's CUDA build is told. That it matters was seen on two H200s: after 512 shapes of prompts
+the engine raised "Cache thrashing is happening", and every request with it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,25 @@ from pathlib import Path
 import pytest
 
 from trouper.engine.platform import cuda_environment
-from trouper.engine.platform.cuda_environment import SMALL_GRAPHS, THRASHING_CHECK, cuda_build, prepare
+from trouper.engine.platform.cuda_environment import (
+    SMALL_GRAPHS,
+    THRASHING_CHECK,
+    cuda_build,
+    prepare,
+)
 
-PROBE = f"import trouper.engine, os, sys; print(os.environ[{THRASHING_CHECK!r}], 'mlx.core' in sys.modules)"
+PROBE = (
+    f"import trouper.engine, os, sys; print(os.environ[{THRASHING_CHECK!r}], 'mlx.core' in "
+    "sys.modules)"
+)
 
 
 def test_any_number_of_shapes_is_allowed_before_mlx_is_there() -> None:
     """MLX reads it once."""
     environment = {name: value for name, value in os.environ.items() if name != THRASHING_CHECK}
-    said = subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, text=True, env=environment)
+    said = subprocess.run(
+        [sys.executable, "-c", PROBE], check=True, capture_output=True, text=True, env=environment
+    )
     assert said.stdout.split() == ["0", "False"]
 
 
@@ -38,7 +48,9 @@ def test_graphs_are_small_in_the_build_for_cuda_alone(
     (tmp_path / ("mlx_cuda_13-0.32.4.dist-info" if cuda else "mlx_metal-0.32.4.dist-info")).mkdir()
     for name in SMALL_GRAPHS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cuda_environment, "find_spec", lambda _: PathFinder.find_spec("mlx", [str(tmp_path)]))
+    monkeypatch.setattr(
+        cuda_environment, "find_spec", lambda _: PathFinder.find_spec("mlx", [str(tmp_path)])
+    )
     prepare()
     assert cuda_build() == cuda
     assert all((os.environ.get(name) == value) == cuda for name, value in SMALL_GRAPHS.items())

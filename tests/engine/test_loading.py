@@ -26,7 +26,9 @@ from trouper.protocol.settings import Settings
 from trouper.storage import context
 
 PROMPT = prompts()[1]
-on_cpu = pytest.mark.skipif(not device.is_cpu(), reason="elsewhere the checkpoint's own precision is kept")
+on_cpu = pytest.mark.skipif(
+    not device.is_cpu(), reason="elsewhere the checkpoint's own precision is kept"
+)
 
 
 def load_from(directory: Path, **settings: Any) -> EvaluatedModel:
@@ -49,8 +51,14 @@ def test_loads_and_answers_as_built(llama: Path) -> None:
     loaded = load(Settings(model=str(llama)), said.append)
     assert reference(loaded.model, PROMPT, 8) == reference(build("llama"), PROMPT, 8)
     assert loaded.directory == llama
-    assert (loaded.card.id, loaded.card.architecture, loaded.card.context_length) == (str(llama), "llama", 2048)
-    assert loaded.card.weights_bytes == sum(array.nbytes for _, array in tree_flatten(loaded.model.parameters()))
+    assert (loaded.card.id, loaded.card.architecture, loaded.card.context_length) == (
+        str(llama),
+        "llama",
+        2048,
+    )
+    assert loaded.card.weights_bytes == sum(
+        array.nbytes for _, array in tree_flatten(loaded.model.parameters())
+    )
     assert any("MiB" in line for line in said)
 
 
@@ -64,8 +72,11 @@ def test_what_is_adapted_to_the_chat_template_is_one_line_and_on_the_card(llama:
     ]
 
 
-def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the weights, and of the files that are read again for their digests; and the steps of the self-check."""
+def test_who_watches_sees_all_bytes_go_by(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the weights, and of the files that are read again for their digests; and the steps of the
+    self-check."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("trouper.engine.loading.weights.EVALUATION_BYTES", 100_000)
     seen: list[Loading] = []
@@ -75,7 +86,9 @@ def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypat
     assert len(weights) > 3
     assert [one.unit for one in (weights[0], checks[0], digests[0])] == ["bytes", "steps", "bytes"]
     for steps in (weights, checks, digests):
-        assert {(one.model, one.total_bytes) for one in steps} == {(str(llama), steps[-1].done_bytes)}
+        assert {(one.model, one.total_bytes) for one in steps} == {
+            (str(llama), steps[-1].done_bytes)
+        }
         assert [one.done_bytes for one in steps] == sorted(one.done_bytes for one in steps)
     assert weights[0].done_bytes == 0
 
@@ -84,7 +97,9 @@ def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "gemma3_text"])
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64)])
 @on_cpu
-def test_quantized_layers_become_float32(tmp_path: Path, name: str, bits: int, group_size: int) -> None:
+def test_quantized_layers_become_float32(
+    tmp_path: Path, name: str, bits: int, group_size: int
+) -> None:
     """Linear, embedding, experts and MLA's heads. The tokens are the quantized model's own."""
     directory = save(name, tmp_path)
     model = build(name)
@@ -93,7 +108,9 @@ def test_quantized_layers_become_float32(tmp_path: Path, name: str, bits: int, g
         return hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
 
     nn.quantize(model, group_size=group_size, bits=bits, class_predicate=fits)
-    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    mx.save_safetensors(
+        str(directory / "model.safetensors"), dict(tree_flatten(model.parameters()))
+    )
     edit_config(directory, quantization={"group_size": group_size, "bits": bits})
     loaded = load_from(directory)
     assert {array.dtype for _, array in tree_flatten(loaded.model.parameters())} == {mx.float32}
@@ -113,7 +130,9 @@ def test_bfloat16_becomes_float32_and_integers_stay(llama: Path) -> None:
     assert load_from(llama).card.dtype == "float32"
 
 
-def test_elsewhere_the_checkpoints_precision_is_kept(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_the_checkpoints_precision_is_kept(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build("llama")
     nn.quantize(model, group_size=32, bits=4)
     model.set_dtype(mx.bfloat16)
@@ -127,7 +146,10 @@ def test_elsewhere_the_checkpoints_precision_is_kept(llama: Path, monkeypatch: p
 
 def test_a_sharded_checkpoint_and_one_that_lacks_a_shard(llama: Path) -> None:
     whole = tree_flatten(build("llama").parameters())
-    shards = {"model-1-of-2.safetensors": dict(whole[:9]), "model-2-of-2.safetensors": dict(whole[9:])}
+    shards = {
+        "model-1-of-2.safetensors": dict(whole[:9]),
+        "model-2-of-2.safetensors": dict(whole[9:]),
+    }
     for file, part in shards.items():
         mx.save_safetensors(str(llama / file), part)
     (llama / "model.safetensors").unlink()
@@ -147,7 +169,12 @@ def save_lora(model: nn.Module, directory: Path, rank: int = 4) -> Path:
         {
             "fine_tune_type": "lora",
             "num_layers": 2,
-            "lora_parameters": {"rank": rank, "scale": 20.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]},
+            "lora_parameters": {
+                "rank": rank,
+                "scale": 20.0,
+                "dropout": 0.0,
+                "keys": ["self_attn.q_proj"],
+            },
         },
     )
     layers = range(len(model.layers) - 2, len(model.layers))
@@ -187,7 +214,9 @@ def test_an_adapter_that_does_not_fit(llama: Path, tmp_path: Path) -> None:
 def test_an_adapter_is_looked_for_before_the_model(tmp_path: Path) -> None:
     """A model may take minutes, or a download."""
     nowhere = tmp_path / "no model"
-    assert "nowhere: no such directory; give the" in complaint(nowhere, adapter_path=str(tmp_path / "nowhere"))
+    assert "nowhere: no such directory; give the" in complaint(
+        nowhere, adapter_path=str(tmp_path / "nowhere")
+    )
     mx.save_safetensors(str(tmp_path / "adapters.safetensors"), {"a": mx.zeros(1)})
     assert "is a file" in complaint(nowhere, adapter_path=str(tmp_path / "adapters.safetensors"))
     assert "has no adapter_config.json" in complaint(nowhere, adapter_path=str(tmp_path))
@@ -223,15 +252,24 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize
 """What a clone without Git LFS has in the place of a large file."""
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
-    "config is not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json cannot be read"),
+    "config is not JSON": (
+        lambda d: (d / "config.json").write_text("{"),
+        "config.json cannot be read",
+    ),
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "not a JSON object"),
     "no model_type": (lambda d: edit_config(d, model_type=None), "names no model_type"),
     "unsupported": (lambda d: edit_config(d, model_type="warp9"), "'warp9'"),
     "unsupported, odd": (lambda d: edit_config(d, model_type="../llama"), "'../llama'"),
-    "config lacks a key": (lambda d: edit_config(d, num_attention_heads=None), "num_attention_heads"),
+    "config lacks a key": (
+        lambda d: edit_config(d, num_attention_heads=None),
+        "num_attention_heads",
+    ),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no weights"),
     "truncated": (cut, "is truncated"),
-    "a pointer": (lambda d: (d / "model.safetensors").write_text(POINTER), "pointer of Git LFS: get its content by"),
+    "a pointer": (
+        lambda d: (d / "model.safetensors").write_text(POINTER),
+        "pointer of Git LFS: get its content by",
+    ),
     "tokenizer is one": (
         lambda d: (d / "tokenizer.json").write_text(POINTER),
         "tokenizer.json is a pointer of Git LFS",
@@ -293,14 +331,18 @@ def test_size_is_known_before_loading(tmp_path: Path) -> None:
     plain = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     directory = save("qwen3_moe", tmp_path)
     nn.quantize(model, group_size=32, bits=4)
-    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    mx.save_safetensors(
+        str(directory / "model.safetensors"), dict(tree_flatten(model.parameters()))
+    )
     edit_config(directory, quantization={"group_size": 32, "bits": 4})
     assert checkpoint.inspect(directory).float32_bytes == plain
 
 
 @on_cpu
 @pytest.mark.parametrize("group_size", [32, 64])
-def test_the_size_of_an_awq_checkpoint_is_known_before_loading(group_size: int, tmp_path: Path) -> None:
+def test_the_size_of_an_awq_checkpoint_is_known_before_loading(
+    group_size: int, tmp_path: Path
+) -> None:
     """Found by review: its group size is that of another part of the config, and 64 was taken."""
     plain = dict(tree_flatten(build("llama").parameters()))
     weights: dict[str, mx.array] = {}
@@ -316,7 +358,9 @@ def test_the_size_of_an_awq_checkpoint_is_known_before_loading(group_size: int, 
     assert any(name.endswith(".qweight") for name in weights)
     directory = save("llama", tmp_path)
     mx.save_safetensors(str(directory / "model.safetensors"), weights)
-    edit_config(directory, quantization_config={"quant_method": "awq", "bits": 4, "group_size": group_size})
+    edit_config(
+        directory, quantization_config={"quant_method": "awq", "bits": 4, "group_size": group_size}
+    )
     loaded = load_from(directory).model
     nbytes = sum(array.nbytes for _, array in tree_flatten(loaded.parameters()))
     assert checkpoint.inspect(directory).float32_bytes == nbytes
@@ -324,7 +368,11 @@ def test_the_size_of_an_awq_checkpoint_is_known_before_loading(group_size: int, 
 
 def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """R14: what the device recommends, else what it has, else what the machine or container has."""
-    info: dict[str, Any] = {"max_recommended_working_set_size": 7, "memory_size": 9, "device_name": "M9"}
+    info: dict[str, Any] = {
+        "max_recommended_working_set_size": 7,
+        "memory_size": 9,
+        "device_name": "M9",
+    }
     monkeypatch.setattr(mx, "device_info", lambda: info)
     assert (device.memory_limit_bytes(), device.name()) == (7, "M9")
     info.pop("max_recommended_working_set_size")
@@ -343,7 +391,9 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "memory.max").write_text("12345678\n")
     (tmp_path / "none").write_text("max\n")
     monkeypatch.setattr(
-        main_memory, "CGROUP_LIMITS", (tmp_path / "memory.max", tmp_path / "none", tmp_path / "missing")
+        main_memory,
+        "CGROUP_LIMITS",
+        (tmp_path / "memory.max", tmp_path / "none", tmp_path / "missing"),
     )
     assert device.memory_limit_bytes() == 12345678
 
@@ -351,7 +401,12 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_context_lengths() -> None:
     assert context.context_length({"text_config": {"max_position_embeddings": 99}}) == 99
     assert context.context_length({"n_positions": 7, "text_config": {}}) == 7
-    assert context.context_length({"model_type": "openelm", "max_context_length": 8, "rope_max_length": 16}) == 8
+    assert (
+        context.context_length(
+            {"model_type": "openelm", "max_context_length": 8, "rope_max_length": 16}
+        )
+        == 8
+    )
     assert context.context_length({"model_type": "lille-130m", "block_size": 9}) == 9
     assert context.context_length({"model_type": "mamba2"}) == context.UNBOUNDED_CONTEXT
 

@@ -13,7 +13,8 @@ from trouper.engine.loading.weights import opened
 
 
 def test_the_splits_of_the_random_key_are_not_kept(tmp_path: Path) -> None:
-    """Initial weights are drawn and never computed; MLX's key would keep a graph of all draws for as long as the process lives."""
+    """Initial weights are drawn and never computed; MLX's key would keep a graph of all draws for
+    as long as the process lives."""
     directory = save("llama", tmp_path / "model")
     for _ in range(2):
         opened(directory)

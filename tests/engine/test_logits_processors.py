@@ -58,7 +58,9 @@ PROCESSORS: dict[str, Callable[[mx.array, mx.array], Any]] = {
     "numpy": lambda tokens, logits: np.array(logits),
     "nothing": lambda tokens, logits: None,
     "numberless": lambda tokens, logits: logits * mx.nan,
-    "one too many": lambda tokens, logits: mx.where(mx.arange(logits.shape[-1]) == 7, mx.nan, logits),
+    "one too many": lambda tokens, logits: mx.where(
+        mx.arange(logits.shape[-1]) == 7, mx.nan, logits
+    ),
     "forbidding": lambda tokens, logits: logits - mx.inf,
 }
 HOT = Sampling(temperature=1.0, seed=5, frequency_penalty=0.1)
@@ -79,13 +81,18 @@ def alone(request: Request) -> list[int]:
 
 
 def test_they_change_their_rows_only() -> None:
-    rows = Driver(engine()).play([attrs.evolve(request, join=2 * place) for place, request in enumerate(REQUESTS)])
+    rows = Driver(engine()).play(
+        [attrs.evolve(request, join=2 * place) for place, request in enumerate(REQUESTS)]
+    )
     assert [row.tokens for row in rows] == [alone(request) for request in REQUESTS]
     assert not any(token % 2 for row in rows[:2] for token in row.tokens)
     assert any(token % 2 for token in rows[2].tokens)
     for row in (rows[1], rows[3]):
         said = [*row.request.prompt, *row.tokens]
-        assert all(said[place] not in said[place - 3 : place] for place in range(len(row.request.prompt), len(said)))
+        assert all(
+            said[place] not in said[place - 3 : place]
+            for place in range(len(row.request.prompt), len(said))
+        )
 
 
 def test_they_see_prompt_and_output() -> None:
@@ -97,7 +104,9 @@ def test_they_see_prompt_and_output() -> None:
 
     looked = StepEngine(model_of("llama"), VOCABULARY, processors={"look": look})
     [row] = Driver(looked).play([attrs.evolve(REQUESTS[2], processors=("look",))])
-    assert calls[:12] == [([*PROMPTS[2], *row.tokens[:place]], (1, VOCABULARY)) for place in range(12)]
+    assert calls[:12] == [
+        ([*PROMPTS[2], *row.tokens[:place]], (1, VOCABULARY)) for place in range(12)
+    ]
     assert row.tokens == alone(REQUESTS[2])
 
 
@@ -110,7 +119,9 @@ def test_rows_leave_and_resume(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_are_verified_with_them(seed: int) -> None:
     wanted = whole(engine(), REQUESTS)
-    answers = {tuple(request.prompt): tokens for request, (tokens, _) in zip(REQUESTS, wanted, strict=True)}
+    answers = {
+        tuple(request.prompt): tokens for request, (tokens, _) in zip(REQUESTS, wanted, strict=True)
+    }
     drafting = Foretelling(tokens=4, answers=answers, dice=random.Random(seed))
     driver = Driver(engine(drafting=drafting), allow=lambda step: 4 if step % 3 else 0)
     rows = driver.play([attrs.evolve(request, drafts=True) for request in REQUESTS])
@@ -144,12 +155,19 @@ def test_logits_that_allow_no_choice_end_their_own_row(name: str, place: int) ->
     rows = driver.play([attrs.evolve(REQUESTS[place], processors=("even", name)), REQUESTS[2]])
     assert {row for row, _ in driver.failed} == {rows[0].id}
     reasons = [told.reason for _, told in driver.failed]
-    assert all("allow no choice" in reason and repr(name) in reason and "even" not in reason for reason in reasons)
+    assert all(
+        "allow no choice" in reason and repr(name) in reason and "even" not in reason
+        for reason in reasons
+    )
     assert rows[1].tokens == alone(REQUESTS[2])
 
 
 def test_a_token_may_be_forced_without_bound() -> None:
-    forced = {"forced": lambda tokens, logits: mx.where(mx.arange(logits.shape[-1]) == 7, mx.inf, -mx.inf)[None]}
+    forced = {
+        "forced": lambda tokens, logits: mx.where(
+            mx.arange(logits.shape[-1]) == 7, mx.inf, -mx.inf
+        )[None]
+    }
     driver = Driver(StepEngine(model_of("llama"), VOCABULARY, processors=forced))
     rows = driver.play([attrs.evolve(request, processors=("forced",)) for request in REQUESTS[1:3]])
     assert [row.tokens for row in rows] == [[7] * 12] * 2 and not driver.failed
@@ -157,13 +175,20 @@ def test_a_token_may_be_forced_without_bound() -> None:
 
 def test_logits_of_drafts_that_allow_no_choice_end_their_own_row() -> None:
     wanted = whole(engine(), REQUESTS)
-    answers = {tuple(request.prompt): tokens for request, (tokens, _) in zip(REQUESTS, wanted, strict=True)}
-    driver = Driver(engine(drafting=Foretelling(tokens=4, answers=answers, dice=random.Random(1))), allow=lambda _: 4)
+    answers = {
+        tuple(request.prompt): tokens for request, (tokens, _) in zip(REQUESTS, wanted, strict=True)
+    }
+    driver = Driver(
+        engine(drafting=Foretelling(tokens=4, answers=answers, dice=random.Random(1))),
+        allow=lambda _: 4,
+    )
     requests = [attrs.evolve(request, drafts=True) for request in REQUESTS]
     requests[1] = attrs.evolve(requests[1], processors=("even", "forbidding"))
     rows = driver.play(requests)
     assert driver.drafted and {row for row, _ in driver.failed} == {rows[1].id}
-    assert [row.tokens[:12] for row in (*rows[:1], *rows[2:])] == [wanted[place][0] for place in (0, 2, 3)]
+    assert [row.tokens[:12] for row in (*rows[:1], *rows[2:])] == [
+        wanted[place][0] for place in (0, 2, 3)
+    ]
 
 
 def test_what_fails_at_rejected_drafts_fails_nothing() -> None:
@@ -197,7 +222,11 @@ class TestRuntime:
         path = str(save("llama", tmp_path))
         start = partial(run_runtime, logits_processors=PROCESSORS)
         request = Generate(
-            request_id="1", prompt=TokenPrompt(tuple(PROMPTS[0])), sampling=HOT, max_tokens=12, ignore_eos=True
+            request_id="1",
+            prompt=TokenPrompt(tuple(PROMPTS[0])),
+            sampling=HOT,
+            max_tokens=12,
+            ignore_eos=True,
         )
         async with running(path, start=start) as runtime:
             assert runtime.model.logits_processors == tuple(sorted(PROCESSORS))
@@ -206,22 +235,42 @@ class TestRuntime:
             assert len(heard.tokens) == 12 and not any(token % 2 for token in heard.tokens)
             with pytest.raises(RequestFailed) as failed:
                 await runtime.submit(attrs.evolve(request, logits_processors=("odd",)))
-            assert (failed.value.problem.status, failed.value.problem.code) == (400, "unknown_logits_processor")
-            broken_answer = await runtime.submit(attrs.evolve(request, logits_processors=("broken",)))
+            assert (failed.value.problem.status, failed.value.problem.code) == (
+                400,
+                "unknown_logits_processor",
+            )
+            broken_answer = await runtime.submit(
+                attrs.evolve(request, logits_processors=("broken",))
+            )
             with broken_answer as answer, pytest.raises(RequestFailed) as failed:
                 await hear(answer)
-            assert (failed.value.problem.status, failed.value.problem.code) == (500, "logits_processor_failed")
+            assert (failed.value.problem.status, failed.value.problem.code) == (
+                500,
+                "logits_processor_failed",
+            )
 
     @pytest.mark.parametrize("name", ["broken", "forbidding"])
-    async def test_a_fault_beside_a_grammar_is_the_processors(self, tmp_path: Path, name: str) -> None:
+    async def test_a_fault_beside_a_grammar_is_the_processors(
+        self, tmp_path: Path, name: str
+    ) -> None:
         path = str(save("llama", tmp_path))
         request = Generate(
-            request_id="1", prompt=TokenPrompt(tuple(PROMPTS[0])), sampling=HOT, grammar=Grammar("regex", "a+"),
-            logits_processors=(name,), max_tokens=12,
-        )  # fmt: skip
-        async with running(path, start=partial(run_runtime, logits_processors=PROCESSORS)) as runtime:
+            request_id="1",
+            prompt=TokenPrompt(tuple(PROMPTS[0])),
+            sampling=HOT,
+            grammar=Grammar("regex", "a+"),
+            logits_processors=(name,),
+            max_tokens=12,
+        )
+        async with running(
+            path, start=partial(run_runtime, logits_processors=PROCESSORS)
+        ) as runtime:
             with await runtime.submit(request) as answer, pytest.raises(RequestFailed) as failed:
                 await hear(answer)
         problem = failed.value.problem
-        assert (problem.status, problem.code, problem.param) == (500, "logits_processor_failed", "logits_processors")
+        assert (problem.status, problem.code, problem.param) == (
+            500,
+            "logits_processor_failed",
+            "logits_processors",
+        )
         assert repr(name) in problem.message

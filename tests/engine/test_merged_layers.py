@@ -1,5 +1,6 @@
-"""Layers that get the same input and are multiplied at once (trouper/engine/products/merged_layers.py). It is for CUDA: here MLX's operations take the
-kernel's place. On the device: tests/device/test_few_rows.py."""
+"""Layers that get the same input and are multiplied at once
+(trouper/engine/products/merged_layers.py). It is for CUDA: here MLX's operations take the kernel's
+place. On the device: tests/device/test_few_rows.py."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The numbers of outputs of each call of the kernel."""
     made = list[tuple[int, ...]]()
 
-    def products(form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]) -> Sequence[mx.array]:
+    def products(
+        form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]
+    ) -> Sequence[mx.array]:
         made.append(sizes)
         return merged_layers.split(plain(form, x, weights), sizes, axis=-1)
 
@@ -37,7 +40,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return made
 
 
-def module_of(outputs: dict[str, int], *, bits: int = 16, bias: bool = False, dtype: mx.Dtype = mx.bfloat16) -> Any:
+def module_of(
+    outputs: dict[str, int], *, bits: int = 16, bias: bool = False, dtype: mx.Dtype = mx.bfloat16
+) -> Any:
     module: Any = nn.Module()
     mx.random.seed(len(outputs))
     for name, size in outputs.items():
@@ -76,7 +81,11 @@ def equal(one: Sequence[mx.array], other: Sequence[mx.array]) -> bool:
 def test_few_rows_of_all_layers_are_multiplied_at_once(
     calls: list[tuple[int, ...]], outputs: dict[str, int], bits: int, bias: bool, order: int
 ) -> None:
-    module, x, names = module_of(outputs, bits=bits, bias=bias), rows_of(4, 1), list(outputs)[::order]
+    module, x, names = (
+        module_of(outputs, bits=bits, bias=bias),
+        rows_of(4, 1),
+        list(outputs)[::order],
+    )
     usual = prepared_like(module, outputs, x)
     for _ in range(2):
         assert equal(results(module, names, x), usual[::order])
@@ -96,7 +105,9 @@ def test_one_row_is_multiplied_at_once_by_mlx(
     assert all(memoryview(array.view(mx.uint16)).contiguous for array in made), "no copy is needed"
 
 
-@pytest.mark.parametrize(("outputs", "expected"), [(ATTENTION, 3), (ACTIVATION, 1)], ids=["attention", "activation"])
+@pytest.mark.parametrize(
+    ("outputs", "expected"), [(ATTENTION, 3), (ACTIVATION, 1)], ids=["attention", "activation"]
+)
 def test_results_that_lie_apart_are_for_activations(
     outputs: dict[str, int], expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -109,7 +120,9 @@ def test_results_that_lie_apart_are_for_activations(
     assert equal(made, usual)
 
 
-def test_many_rows_are_multiplied_by_each_layer(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_many_rows_are_multiplied_by_each_layer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setattr(linear_layers, "max_plain_rows", lambda _: 2)
     module, x = module_of(ACTIVATION), rows_of(1, linear_layers.MAX_SPLIT_ROWS + 1)
     usual = prepared_like(module, ACTIVATION, x)
@@ -134,7 +147,9 @@ def test_a_compiled_pass_has_one_product(calls: list[tuple[int, ...]]) -> None:
     assert calls == [(64, 32, 24)] * 2, "once in an ordinary pass, once in the trace"
 
 
-def test_layers_with_other_inputs_multiply_by_themselves_from_then_on(calls: list[tuple[int, ...]]) -> None:
+def test_layers_with_other_inputs_multiply_by_themselves_from_then_on(
+    calls: list[tuple[int, ...]],
+) -> None:
     """As where keys are those of an encoder."""
     module, x, other = module_of(ATTENTION), rows_of(4, 1), rows_of(4, 1) + 1
     alone = module_of(ATTENTION)
@@ -218,7 +233,10 @@ def test_formats_and_numbers_of_outputs_that_do_not_fit() -> None:
 
 def test_parameters_keep_their_names_and_take_no_more_memory() -> None:
     module = module_of(ATTENTION)
-    names, usual = set(dict(tree_flatten(module.parameters()))), [module[name].weight for name in ATTENTION]
+    names, usual = (
+        set(dict(tree_flatten(module.parameters()))),
+        [module[name].weight for name in ATTENTION],
+    )
     values = [mx.array(weight) for weight in usual]
     mx.eval(values)
     del usual
@@ -229,7 +247,10 @@ def test_parameters_keep_their_names_and_take_no_more_memory() -> None:
     mx.synchronize()
     assert abs(mx.get_active_memory() - before) < 3 * 4096, "as a copy of all would"
     assert set(dict(tree_flatten(module.parameters()))) == names
-    assert all(mx.array_equal(module[name].weight, value) for name, value in zip(ATTENTION, values, strict=True))
+    assert all(
+        mx.array_equal(module[name].weight, value)
+        for name, value in zip(ATTENTION, values, strict=True)
+    )
 
 
 def test_layers_that_are_no_longer_prepared(calls: list[tuple[int, ...]]) -> None:

@@ -1,4 +1,5 @@
-"""An MTP head in the batch: whatever it drafts, rows say what they say without; and it drafts what it would say alone."""
+"""An MTP head in the batch: whatever it drafts, rows say what they say without; and it drafts what
+it would say alone."""
 
 from __future__ import annotations
 
@@ -27,7 +28,17 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.engine.step import StepEngine
-from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, ProposerName, Restore, RowId, Store, ThinkingLimit
+from trouper.protocol.plans import (
+    Admit,
+    BlockId,
+    Chunk,
+    Plan,
+    ProposerName,
+    Restore,
+    RowId,
+    Store,
+    ThinkingLimit,
+)
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
 
@@ -49,7 +60,10 @@ def loaded(name: str, kind: Kind = "random") -> EvaluatedModel:
 @cache
 def _loaded(name: str, kind: Kind) -> EvaluatedModel:
     with TemporaryDirectory() as directory:
-        return load(Settings(model=str(save_with_head(name, Path(directory), kind)), no_ssd=True), lambda _: None)
+        return load(
+            Settings(model=str(save_with_head(name, Path(directory), kind)), no_ssd=True),
+            lambda _: None,
+        )
 
 
 def head_of(name: str, kind: Kind = "random") -> MtpHead:
@@ -62,7 +76,13 @@ def engine_of(name: str, kind: Kind = "random", **how: Any) -> StepEngine:
     capabilities = loaded(name, kind).card.capabilities
     if how.get("shapes") is not None and not capabilities.allows("banks"):
         how["shapes"] = attrs.evolve(how["shapes"], first_bank=4096)
-    return StepEngine(loaded(name, kind).model, VOCABULARY, head=head_of(name, kind), capabilities=capabilities, **how)
+    return StepEngine(
+        loaded(name, kind).model,
+        VOCABULARY,
+        head=head_of(name, kind),
+        capabilities=capabilities,
+        **how,
+    )
 
 
 def requests_of(lengths: Sequence[int] = (1, 17, 40, 5), tokens: int = TOKENS) -> list[Request]:
@@ -70,7 +90,10 @@ def requests_of(lengths: Sequence[int] = (1, 17, 40, 5), tokens: int = TOKENS) -
 
 
 def plain_answers(name: str, requests: Sequence[Request], kind: Kind = "random") -> list[list[int]]:
-    return [row.tokens for row in Driver(StepEngine(loaded(name, kind).model, VOCABULARY)).play(requests)]
+    return [
+        row.tokens
+        for row in Driver(StepEngine(loaded(name, kind).model, VOCABULARY)).play(requests)
+    ]
 
 
 def by_head(engine: StepEngine, size: int = 4, **how: Any) -> Driver:
@@ -87,8 +110,11 @@ def assert_all_right(driver: Driver) -> None:
 @pytest.mark.parametrize("kind", ["of embeddings", "of states"])
 @pytest.mark.parametrize("size", [1, 5])
 def test_a_perfect_head_is_always_right(name: str, kind: Kind, size: int) -> None:
-    """Also beside rows that join later; the one needs the right token at each position, the other the right hidden state."""
-    requests = [attrs.evolve(request, join=3 * place) for place, request in enumerate(requests_of())]
+    """Also beside rows that join later; the one needs the right token at each position, the other
+    the right hidden state."""
+    requests = [
+        attrs.evolve(request, join=3 * place) for place, request in enumerate(requests_of())
+    ]
     driver = by_head(engine_of(name, kind), size)
     rows = driver.play(requests)
     assert_all_right(driver)
@@ -98,18 +124,22 @@ def test_a_perfect_head_is_always_right(name: str, kind: Kind, size: int) -> Non
 
 @every_measured_family
 def test_it_catches_up_after_a_rest(name: str) -> None:
-    driver = by_head(engine_of(name, "of states"), allow=lambda step: 3 if step % (HELD_PASSES + 9) > 36 else 0)
+    driver = by_head(
+        engine_of(name, "of states"), allow=lambda step: 3 if step % (HELD_PASSES + 9) > 36 else 0
+    )
     rows = driver.play(requests_of((9, 30), 120))
     assert_all_right(driver)
-    assert [row.tokens[:120] for row in rows] == plain_answers(name, requests_of((9, 30), 120), "of states")
+    assert [row.tokens[:120] for row in rows] == plain_answers(
+        name, requests_of((9, 30), 120), "of states"
+    )
 
 
-# -- drafts are what the head says -----------------------------------------------------------------
+# -- drafts are what the head says ---------------------------------------------------------------
 
 
 def said_alone(head: MtpHead, tokens: Sequence[int], size: int) -> tuple[list[int], float]:
-    """What the head drafts after these tokens, by one pass over all of them and no slots; and the smallest difference of two best
-    logits."""
+    """What the head drafts after these tokens, by one pass over all of them and no slots; and the
+    smallest difference of two best logits."""
     states = head.target_states(mx.array([tokens]), None)[:, :-1]
     following, gap, said = list(tokens[1:]), np.inf, []
     for _ in range(size):
@@ -142,7 +172,9 @@ class Comparing:
     def __init__(self, name: str) -> None:
         self.name, self.same, self.others = name, 0, list[tuple[Any, ...]]()
 
-    def __call__(self, tokens: Mapping[RowId, Sequence[int]], drafts: dict[RowId, list[int]]) -> None:
+    def __call__(
+        self, tokens: Mapping[RowId, Sequence[int]], drafts: dict[RowId, list[int]]
+    ) -> None:
         for row, draft in drafts.items():
             said, gap = said_alone(head_of(self.name), tokens[row], len(draft))
             if said == draft or gap < CLOSE:
@@ -153,21 +185,32 @@ class Comparing:
 
 @pytest.mark.parametrize(
     ("name", "shapes"),
-    [(name, shapes) for name in SOME_HEADS for shapes in SHAPES if name in FAMILIES or shapes == "banks"],
+    [
+        (name, shapes)
+        for name in SOME_HEADS
+        for shapes in SHAPES
+        if name in FAMILIES or shapes == "banks"
+    ],
 )
 def test_it_drafts_what_it_says_alone(name: str, shapes: str) -> None:
-    """From every hidden state of the row so far: after prompts in chunks, wrong drafts, rests, other company and other banks."""
+    """From every hidden state of the row so far: after prompts in chunks, wrong drafts, rests,
+    other company and other banks."""
     dice, engine = random.Random(f"{name} {shapes}"), engine_of(name, shapes=SHAPES[shapes])
     watching(engine, comparing := Comparing(name))
-    driver = by_head(engine, chunk=lambda step: (1, 16, 200)[step % 3], allow=lambda _: dice.choice((0, 1, 3)))
+    driver = by_head(
+        engine, chunk=lambda step: (1, 16, 200)[step % 3], allow=lambda _: dice.choice((0, 1, 3))
+    )
     seeded = [request for request, _ in seeded_requests(name if name in FAMILIES else "llama")][:3]
-    requests = [attrs.evolve(request, join=dice.randrange(9)) for request in (*requests_of(), *seeded)]
+    requests = [
+        attrs.evolve(request, join=dice.randrange(9)) for request in (*requests_of(), *seeded)
+    ]
     driver.play(requests)
     assert comparing.same > 50 and not comparing.others
 
 
 def play(name: str, cases: Sequence[tuple[Request, list[int]]], seed: str, **how: Any) -> Driver:
-    """Joins and leaves, chunks of any size, each row's drafts now from one proposer and now from another."""
+    """Joins and leaves, chunks of any size, each row's drafts now from one proposer and now from
+    another."""
     dice = random.Random(seed)
     engine = engine_of(name, drafting=foretelling(cases, dice, 6), **how)
     names: list[ProposerName] = ["ngram", "mtp", "mtp"]
@@ -179,7 +222,12 @@ def play(name: str, cases: Sequence[tuple[Request, list[int]]], seed: str, **how
 @every_measured_family
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_r9_f22_a_row_says_the_same_with_a_head(name: str, shapes: str) -> None:
-    driver = play(name, [*greedy_requests(name), *seeded_requests(name)], f"{name} {shapes}", shapes=SHAPES[shapes])
+    driver = play(
+        name,
+        [*greedy_requests(name), *seeded_requests(name)],
+        f"{name} {shapes}",
+        shapes=SHAPES[shapes],
+    )
     assert {0, 1} <= {right for _, _, right in driver.drafted}
 
 
@@ -192,7 +240,11 @@ def test_r9_f22_limits_of_thinking_and_penalties(name: str) -> None:
     limit = ThinkingLimit(6, (300, 301), (310, 311, 312), begun=True)
     shaped = Sampling(temperature=0, presence_penalty=1.5, logit_bias=((7, 4.0),))
     requests = [
-        attrs.evolve(request, thinking=limit if place % 2 else None, sampling=shaped if place > 1 else request.sampling)
+        attrs.evolve(
+            request,
+            thinking=limit if place % 2 else None,
+            sampling=shaped if place > 1 else request.sampling,
+        )
         for place, request in enumerate(requests_of((9, 17, 40, 5)))
     ]
     driver = by_head(engine_of(name, "of embeddings"))
@@ -202,10 +254,12 @@ def test_r9_f22_limits_of_thinking_and_penalties(name: str) -> None:
     assert all(row.tokens[6:9] == [310, 311, 312] for row in rows[1::2])
 
 
-# -- KV that goes where the model's goes -----------------------------------------------------------
+# -- KV that goes where the model's goes ---------------------------------------------------------
 
 
-def drafts_after(first: Request, second: Request, restore: Restore, **orders: Any) -> tuple[list[Any], Comparing]:
+def drafts_after(
+    first: Request, second: Request, restore: Restore, **orders: Any
+) -> tuple[list[Any], Comparing]:
     """Drafts of a second row that begins with what was stored or copied of the first at step 6."""
     engine, comparing = engine_of("deepseek_v3"), Comparing("deepseek_v3")
     late = attrs.evolve(second, join=7, restore=restore)
@@ -225,7 +279,8 @@ STORE = Store(RowId(0), 0, (16, 16), (BlockId(1), BlockId(2)))
 
 def test_a_prefix_from_blocks_brings_the_heads_kv() -> None:
     [prompt] = prompts((40,))
-    second = Request([*prompt[:33], 7, 8, 9], 12)  # It goes on with the token that the first row went on with.
+    # It goes on with the token that the first row went on with.
+    second = Request([*prompt[:33], 7, 8, 9], 12)
     drafted, comparing = drafts_after(
         Request(prompt, 20), second, Restore(32, (BlockId(1), BlockId(2))), store=(STORE,)
     )
@@ -244,7 +299,8 @@ def test_a_block_that_ends_with_the_row_has_kv_of_the_head_to_its_end() -> None:
     [prompt] = prompts((30,))
     first = Request(prompt, 20)
     engine = engine_of("deepseek_v3")
-    store = Store(RowId(0), 0, (16, 20), (BlockId(1), BlockId(2)))  # At step 7 the row has 36 tokens in its KV.
+    # At step 7 the row has 36 tokens in its KV.
+    store = Store(RowId(0), 0, (16, 20), (BlockId(1), BlockId(2)))
     rows, launch, known = engine._rows, engine.launch, list[bool]()
     assert isinstance(rows, SlotRows) and rows.head is not None
     head = rows.head
@@ -275,7 +331,9 @@ def test_hidden_states_of_rows_that_rest_are_few() -> None:
     def launched(plan: Any) -> Any:
         nonlocal most
         step = launch(plan)
-        most = max(most, *(sum(held.stop - held.start for held in row) for row in head._held.values()), 0)
+        most = max(
+            most, *(sum(held.stop - held.start for held in row) for row in head._held.values()), 0
+        )
         return step
 
     engine.launch = launched  # type: ignore[method-assign]
@@ -286,26 +344,33 @@ def test_hidden_states_of_rows_that_rest_are_few() -> None:
 
 @pytest.mark.parametrize("chunk", [16, 200])
 def test_bytes_of_hidden_states_are_counted(chunk: int) -> None:
-    """Rows rest from the head, while wrong drafts by n-grams make passes wide, of which all is held; and prompts have small chunks."""
+    """Rows rest from the head, while wrong drafts by n-grams make passes wide, of which all is
+    held; and prompts have small chunks."""
     cases = greedy_requests("deepseek_v3")
     engine = engine_of("deepseek_v3", drafting=foretelling([], random.Random(3), 8))
     rows, kv = engine._rows, loaded("deepseek_v3").card.kv
     assert isinstance(rows, SlotRows) and rows.head is not None
     head, launch, held, most = rows.head, engine.launch, list[float](), 16
     assert kv.head_state_bytes == max_held_positions(of_device().width(1 + most)) * HIDDEN * 4
-    assert kv.row_bytes(1) == attrs.evolve(kv, head_state_bytes=0).row_bytes(1) + kv.head_state_bytes
+    assert (
+        kv.row_bytes(1) == attrs.evolve(kv, head_state_bytes=0).row_bytes(1) + kv.head_state_bytes
+    )
     wrong = {row: [7] * most for row in map(RowId, range(len(cases)))}
     engine.proposals.given = wrong
 
     def launched(plan: Any) -> Any:
         step = launch(plan)
-        arrays = {id(each.states): each.states.nbytes for row in head._held.values() for each in row}
+        arrays = {
+            id(each.states): each.states.nbytes for row in head._held.values() for each in row
+        }
         if not plan.prefill:
             held.append(sum(arrays.values()) / (kv.head_state_bytes * max(1, len(head._held))))
         return step
 
     engine.launch = launched  # type: ignore[method-assign]
-    Driver(engine, chunk, allow=lambda _: most).play([attrs.evolve(request, tokens=60) for request, _ in cases])
+    Driver(engine, chunk, allow=lambda _: most).play(
+        [attrs.evolve(request, tokens=60) for request, _ in cases]
+    )
     assert 0.6 < max(held) <= 1
 
 

@@ -1,4 +1,5 @@
-"""Parameters that leave a row no token to choose: it ends, and is told which parameters they are. It had token 0 for ever."""
+"""Parameters that leave a row no token to choose: it ends, and is told which parameters they are.
+It had token 0 for ever."""
 
 from __future__ import annotations
 
@@ -25,30 +26,59 @@ from trouper.protocol.grammar import Grammar
 
 NOTHING = tuple((token, -math.inf) for token in range(VOCABULARY))
 ONLY_END = tuple((token, bias) for token, bias in NOTHING if token != END)
-NO_A = tuple((token, bias) for token, bias in NOTHING if tiny().tokenizer.token_bytes(token).startswith(b"a"))
+NO_A = tuple(
+    (token, bias) for token, bias in NOTHING if tiny().tokenizer.token_bytes(token).startswith(b"a")
+)
 A = Grammar("regex", "a+", param="guided_regex")
-NONE_BUT_END = {"end": lambda tokens, logits: mx.where(mx.arange(logits.shape[-1]) == END, logits, -mx.inf)}
+NONE_BUT_END = {
+    "end": lambda tokens, logits: mx.where(mx.arange(logits.shape[-1]) == END, logits, -mx.inf)
+}
 
 
 def engine(**more: Any) -> StepEngine:
-    return StepEngine(tiny().model, VOCABULARY, grammars=tiny().tokenizer.grammars, processors=NONE_BUT_END, **more)
+    return StepEngine(
+        tiny().model,
+        VOCABULARY,
+        grammars=tiny().tokenizer.grammars,
+        processors=NONE_BUT_END,
+        **more,
+    )
 
 
 CASES = [
     pytest.param({"logit_bias": NOTHING}, {}, "by logit_bias", id="bias"),
-    pytest.param({"logit_bias": ONLY_END}, {"min_tokens": 3}, "by logit_bias and min_tokens", id="min_tokens"),
-    pytest.param({"logit_bias": NO_A}, {"grammar": A}, "by logit_bias and guided_regex", id="grammar"),
-    pytest.param({}, {"logits_processors": ("end",), "grammar": A}, "by logits_processors and guided_regex", id="processor"),
-    pytest.param({"logit_bias": NOTHING}, {"thinking_tokens": 0}, "by logit_bias and thinking_tokens", id="thinking"),
-]  # fmt: skip
+    pytest.param(
+        {"logit_bias": ONLY_END}, {"min_tokens": 3}, "by logit_bias and min_tokens", id="min_tokens"
+    ),
+    pytest.param(
+        {"logit_bias": NO_A}, {"grammar": A}, "by logit_bias and guided_regex", id="grammar"
+    ),
+    pytest.param(
+        {},
+        {"logits_processors": ("end",), "grammar": A},
+        "by logits_processors and guided_regex",
+        id="processor",
+    ),
+    pytest.param(
+        {"logit_bias": NOTHING},
+        {"thinking_tokens": 0},
+        "by logit_bias and thinking_tokens",
+        id="thinking",
+    ),
+]
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize(("sampling", "fields", "_told"), CASES)
-def test_the_row_ends_alone(sampling: dict[str, Any], fields: dict[str, Any], _told: str, temperature: float) -> None:
+def test_the_row_ends_alone(
+    sampling: dict[str, Any], fields: dict[str, Any], _told: str, temperature: float
+) -> None:
     beside = Request(PROMPTS[1], 6)
     [alone] = Driver(engine()).play([beside])
-    row: dict[str, Any] = {"processors": fields.get("logits_processors", ()), "grammar": fields.get("grammar")}
+    row: dict[str, Any] = {
+        "processors": fields.get("logits_processors", ()),
+        "grammar": fields.get("grammar"),
+    }
     more: dict[str, Any] = {"min_tokens": 3, "ends": (END,)} if "min_tokens" in fields else {}
     driver = Driver(engine())
     request = Request(PROMPTS[0], 6, Sampling(temperature=temperature, **sampling), **row, **more)
@@ -59,10 +89,13 @@ def test_the_row_ends_alone(sampling: dict[str, Any], fields: dict[str, Any], _t
 
 
 def test_rejected_drafts_may_leave_none() -> None:
-    """Drafts change the duration of an answer, never whether there is one: what would come behind a wrong draft means nothing."""
+    """Drafts change the duration of an answer, never whether there is one: what would come behind a
+    wrong draft means nothing."""
     [b] = [token for token in range(VOCABULARY) if tiny().tokenizer.token_bytes(token) == b"b"]
     grammar = Grammar("regex", "[cd]{12}|[cd]*ba")
-    plain = Request(PROMPTS[0], 9, Sampling(temperature=0, logit_bias=(*NO_A, (b, -100.0))), grammar=grammar)
+    plain = Request(
+        PROMPTS[0], 9, Sampling(temperature=0, logit_bias=(*NO_A, (b, -100.0))), grammar=grammar
+    )
     [row] = Driver(engine()).play([plain])
     answers = {tuple(PROMPTS[0]): [*row.tokens[:2], b, *row.tokens[3:]]}
     drafting = Foretelling(tokens=4, answers=answers, dice=random.Random(0))
@@ -78,11 +111,19 @@ class TestRuntime:
     ) -> None:
         path = str(save("llama", tmp_path))
         request = Generate(
-            request_id="1", prompt=TokenPrompt(tuple(PROMPTS[0])), sampling=Sampling(temperature=0, **sampling), max_tokens=12, **fields
-        )  # fmt: skip
-        async with running(path, start=partial(run_runtime, logits_processors=NONE_BUT_END)) as runtime:
+            request_id="1",
+            prompt=TokenPrompt(tuple(PROMPTS[0])),
+            sampling=Sampling(temperature=0, **sampling),
+            max_tokens=12,
+            **fields,
+        )
+        async with running(
+            path, start=partial(run_runtime, logits_processors=NONE_BUT_END)
+        ) as runtime:
             with await runtime.submit(request) as answer, pytest.raises(RequestFailed) as failed:
                 await hear(answer)
         problem = failed.value.problem
-        assert (problem.status, problem.code) == (400, "no_choice") and problem.message.endswith(told)
+        assert (problem.status, problem.code) == (400, "no_choice") and problem.message.endswith(
+            told
+        )
         assert problem.param is not None and told.startswith(f"by {problem.param}")

@@ -1,4 +1,5 @@
-"""KV in 8 bits: other numbers than the model's own, but the same ones in any company, chunks and after any way back."""
+"""KV in 8 bits: other numbers than the model's own, but the same ones in any company, chunks and
+after any way back."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ every_quantized = pytest.mark.parametrize("name", QUANTIZED)
 one_half = pytest.mark.parametrize("name", [name for name in QUANTIZED if name in ONE_HALF])
 other_half = pytest.mark.parametrize("name", [name for name in QUANTIZED if name in OTHER_HALF])
 GAP = 0.2 if TF32 else 0.05
-"""A value that rounding moves over the edge of its step moves log-probabilities by this at most, so closer tokens may
-change places. What a wrong row would say is far beyond it."""
+"""A value that rounding moves over the edge of its step moves log-probabilities by this at most, so
+closer tokens may change places. What a wrong row would say is far beyond it."""
 
 
 @cache
@@ -59,7 +60,9 @@ def alone(name: str) -> list[Row]:
 def agreed(row: Row, wanted: Row) -> int:
     """How many tokens are the same, up to one that may be another."""
     skipped = len(wanted.tokens) - len(row.tokens) if row.request.leave is None else 0
-    for place, (mine, theirs) in enumerate(zip(row.logprobs, wanted.logprobs[skipped:], strict=False)):
+    for place, (mine, theirs) in enumerate(
+        zip(row.logprobs, wanted.logprobs[skipped:], strict=False)
+    ):
         (_, first), (_, second) = theirs.top
         if first - second < GAP and mine.token != theirs.token:
             return place
@@ -70,7 +73,9 @@ def agreed(row: Row, wanted: Row) -> int:
 
 def agree(rows: Sequence[Row], wanted: Sequence[Row]) -> None:
     same = sum(agreed(row, other) for row, other in zip(rows, wanted, strict=True))
-    assert same > (0.5 if TF32 else 0.7) * sum(len(row.tokens) for row in rows), "too little was compared"
+    assert same > (0.5 if TF32 else 0.7) * sum(len(row.tokens) for row in rows), (
+        "too little was compared"
+    )
 
 
 class TestEightBits:
@@ -83,12 +88,20 @@ class TestEightBits:
             Request(prompt, TOKENS, join=join, leave=leave, logprobs=2)
             for prompt, join, leave in zip(PROMPTS, joins, leaves, strict=True)
         ]
-        agree(Driver(engine_of(name), lambda step: (50, 7, 32)[step % 3]).play(requests), alone(name))
+        agree(
+            Driver(engine_of(name), lambda step: (50, 7, 32)[step % 3]).play(requests), alone(name)
+        )
 
     @other_half
     def test_d10_stored_and_restored(self, name: str) -> None:
         """From blocks, from a live row beyond them, and through bytes into another engine."""
-        order = Store(RowId(0), 0, sizes(WHOLE), tuple(map(BlockId, range(len(sizes(WHOLE))))), self.snapshot(name))
+        order = Store(
+            RowId(0),
+            0,
+            sizes(WHOLE),
+            tuple(map(BlockId, range(len(sizes(WHOLE))))),
+            self.snapshot(name),
+        )
         kept = [*order.blocks, *([] if order.snapshot is None else [order.snapshot])]
         known = alone(name)[4]
         prompt, step = [*LONG, *known.tokens[: AHEAD + 1]], 4 + AHEAD
@@ -97,11 +110,19 @@ class TestEightBits:
         first, *others = [
             Request(LONG, TOKENS, logprobs=2),
             Request(prompt, rest, join=step, logprobs=2, restore=restore(order, WHOLE)),
-            Request(prompt, rest, join=step, logprobs=2, restore=restore(order, WHOLE, blocks=2, source=0)),
+            Request(
+                prompt,
+                rest,
+                join=step,
+                logprobs=2,
+                restore=restore(order, WHOLE, blocks=2, source=0),
+            ),
         ]
         driver = Driver(engine_of(name), CHUNK, orders)
         agree(driver.play([first, *others]), [known] * 3)
-        loads = tuple(Load(block, payload) for block, payload in zip(kept, driver.persisted, strict=True))
+        loads = tuple(
+            Load(block, payload) for block, payload in zip(kept, driver.persisted, strict=True)
+        )
         again = Driver(engine_of(name), CHUNK, {0: {"load": loads}})
         later = Request(prompt, rest, logprobs=2, restore=restore(order, WHOLE))
         agree(again.play([later, Request(PROMPTS[1], TOKENS, logprobs=2)]), [known, alone(name)[1]])
@@ -121,13 +142,16 @@ class TestEightBits:
     def test_what_attention_reads_of_it_dequantized_counts(self, name: str) -> None:
         """A layer at a time."""
         layers = layout_of(model_of(name), PLAIN).full
-        read = [sum(shape.nbytes for shape in layer if EIGHT.takes(shape.dims[2])) for layer in layers]
+        read = [
+            sum(shape.nbytes for shape in layer if EIGHT.takes(shape.dims[2])) for layer in layers
+        ]
         assert kv_layout(model_of(name), EIGHT).dequantized_token_bytes == max(read) > 0
         assert kv_layout(model_of(name), PLAIN).dequantized_token_bytes == 0
 
 
 class Written(QuantizedSlots):
-    """Remembers what it was given and what it wrote of it: for each position of one row (values, codes, scales)."""
+    """Remembers what it was given and what it wrote of it: for each position of one row (values,
+    codes, scales)."""
 
     passes: ClassVar[list[Written]] = []
 
@@ -144,8 +168,8 @@ class Written(QuantizedSlots):
 
 
 def written(name: str, tokens: Sequence[int], pieces: Sequence[int]) -> tuple[list[list[Any]], Any]:
-    """One row that takes its tokens in pieces: of each position what every layer wrote there, first layers first; and its
-    log-probabilities (tokens, vocabulary)."""
+    """One row that takes its tokens in pieces: of each position what every layer wrote there, first
+    layers first; and its log-probabilities (tokens, vocabulary)."""
     Written.passes = []
     rows, _ = rows_for(model_of(name), EIGHT)
     assert isinstance(rows, SlotRows)
@@ -163,7 +187,9 @@ def written(name: str, tokens: Sequence[int], pieces: Sequence[int]) -> tuple[li
         for side in range(sides):
             whole = [
                 np.concatenate([np.array(part)[0] for part in parts], 1)
-                for parts in zip(*([values, *wrote] for values, wrote in layer.seen[side::sides]), strict=True)
+                for parts in zip(
+                    *([values, *wrote] for values, wrote in layer.seen[side::sides]), strict=True
+                )
             ]
             for place, each in enumerate(places):
                 each.append([part[:, place] for part in whole])
@@ -172,8 +198,9 @@ def written(name: str, tokens: Sequence[int], pieces: Sequence[int]) -> tuple[li
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
 def test_only_rounding_moves_a_code_and_before_it_nothing_differs(name: str) -> None:
-    """Tokens one by one, and all in one pass. Before a value was written as another code than in the other way, all
-    log-probabilities are as near as without quantization; and the first such value was the same but for rounding."""
+    """Tokens one by one, and all in one pass. Before a value was written as another code than in
+    the other way, all log-probabilities are as near as without quantization; and the first such
+    value was the same but for rounding."""
     for seed in range(4):
         [tokens] = prompts((60,), seed)
         one, said = written(name, tokens, [1] * len(tokens))
@@ -193,7 +220,9 @@ def test_only_rounding_moves_a_code_and_before_it_nothing_differs(name: str) -> 
 def test_the_comparison_can_fail() -> None:
     with pytest.raises(AssertionError):
         agree(alone("llama"), alone("llama")[::-1])
-    plain = Driver(StepEngine(model_of("llama"), VOCABULARY), CHUNK).play([Request(LONG, TOKENS, logprobs=2)])
+    plain = Driver(StepEngine(model_of("llama"), VOCABULARY), CHUNK).play(
+        [Request(LONG, TOKENS, logprobs=2)]
+    )
     assert plain[0].logprobs != alone("llama")[4].logprobs
 
 
@@ -211,7 +240,9 @@ def test_heads_that_groups_do_not_divide_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(("dim", "kv"), [(64, KvFormat(8, 64)), (128, KvFormat(8, 32)), (128, KvFormat(4, 64))])
+@pytest.mark.parametrize(
+    ("dim", "kv"), [(64, KvFormat(8, 64)), (128, KvFormat(8, 32)), (128, KvFormat(4, 64))]
+)
 def test_dequantized_is_what_mlx_says(dim: int, kv: KvFormat, dtype: mx.Dtype) -> None:
     mx.random.seed(3)
     parts = mx.quantize(mx.random.normal((3, 2, 50, dim)).astype(dtype), kv.group_size, kv.bits)
@@ -226,7 +257,10 @@ def test_what_a_token_weighs(bits: int) -> None:
     """Bits, and a scale and a bias of the model's type for each group."""
     model = model_of("llama")
     values = sum(int(np.prod(shape.dims)) for shape in layout_of(model, PLAIN).sliceable)
-    assert layout_of(model, KvFormat(bits, 32)).token_bytes == values * bits // 8 + 2 * values // 32 * 4
+    assert (
+        layout_of(model, KvFormat(bits, 32)).token_bytes
+        == values * bits // 8 + 2 * values // 32 * 4
+    )
 
 
 def test_no_bits_are_plain_slots() -> None:

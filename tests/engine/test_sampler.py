@@ -1,4 +1,5 @@
-"""Choosing tokens: filters, distribution, noise, penalties and log-probabilities, against naive float64."""
+"""Choosing tokens: filters, distribution, noise, penalties and log-probabilities, against naive
+float64."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ filters = pytest.mark.parametrize("sampling", FILTERS.values(), ids=FILTERS)
 
 
 def logits_of(vocabulary: int, rows: int, seed: int = 0, scale: float = 2.5) -> NDArray[np.float32]:
-    return (np.random.RandomState(seed).standard_normal((rows, vocabulary)) * scale).astype(np.float32)
+    return (np.random.RandomState(seed).standard_normal((rows, vocabulary)) * scale).astype(
+        np.float32
+    )
 
 
 def seeded(sampling: Sampling, seeds: Sequence[int]) -> list[Sampling]:
@@ -89,7 +92,10 @@ class TestFilters:
         logits = logits_of(vocabulary, rows)
         samplings = seeded(sampling, range(rows))
         got = BatchSampler(samplings, vocabulary)(mx.array(logits), at(3, rows)).tolist()
-        wanted = [choose(row.astype(np.float64), own, 3) for row, own in zip(logits, samplings, strict=True)]
+        wanted = [
+            choose(row.astype(np.float64), own, 3)
+            for row, own in zip(logits, samplings, strict=True)
+        ]
         certain = [place for place, (_, sure) in enumerate(wanted) if sure]
         assert len(certain) > rows / 2, "else this compares nothing"
         assert [got[place] for place in certain] == [wanted[place][0] for place in certain]  # type: ignore[index]
@@ -108,19 +114,23 @@ class TestFilters:
 
     @filters
     def test_bfloat16_ties(self, sampling: Sampling) -> None:
-        """Many equal logits: what is drawn is always among the kept, or equal to the least of them."""
+        """Many equal logits: what is drawn is always among the kept, or equal to the least of
+        them."""
         logits = mx.array(logits_of(512, 1)).astype(mx.bfloat16)
         exact = np.array(logits[0].astype(mx.float32), np.float64) / sampling.temperature
         assert len(set(exact.tolist())) < 500, "there are ties"
         least = exact[kept(exact, sampling)].min()
         rows = 400
-        drawn = BatchSampler(seeded(sampling, range(rows)), 512)(mx.repeat(logits, rows, 0), at(0, rows))
+        drawn = BatchSampler(seeded(sampling, range(rows)), 512)(
+            mx.repeat(logits, rows, 0), at(0, rows)
+        )
         assert exact[np.array(drawn)].min() >= least - 1e-9
 
     @pytest.mark.parametrize("top_k", [1, 3, 64, 65, 200, 256, 257, 1000, 2500, 7999, 8000, 9000])
     @pytest.mark.parametrize("equal", ["all", "those at the boundary"])
     def test_top_k_keeps_as_many_where_logits_are_equal(self, top_k: int, equal: str) -> None:
-        """From 65 on it kept all that equal the last one, which may be thousands: logits in bfloat16 have few values."""
+        """From 65 on it kept all that equal the last one, which may be thousands: logits in
+        bfloat16 have few values."""
         vocabulary, rows = 8000, 500 * min(8, 1 + top_k // 32) if top_k < 500 else 300
         logits = np.zeros((1, vocabulary), np.float32)
         if equal != "all":
@@ -130,7 +140,11 @@ class TestFilters:
         drawn = set[int]()
         for start in range(0, rows, 500):
             positions = np.arange(start, start + 500, dtype=np.uint64)
-            spread = sampler(mx.broadcast_to(mx.array(logits), (500, vocabulary)), positions, np.zeros(500, np.int64))
+            spread = sampler(
+                mx.broadcast_to(mx.array(logits), (500, vocabulary)),
+                positions,
+                np.zeros(500, np.int64),
+            )
             drawn |= {int(token) for token in np.array(spread)}
         assert len(drawn) <= top_k
         if top_k < 500:
@@ -140,8 +154,11 @@ class TestFilters:
     @example(top_k=250, vocabulary=3000, values=2, seed=0)
     @given(st.integers(1, 300), st.integers(2, 600), st.integers(1, 6), st.integers(0, 2**31))
     @settings(max_examples=40, deadline=None)
-    def test_any_top_k_over_few_values(self, top_k: int, vocabulary: int, values: int, seed: int) -> None:
-        """What is drawn is among so many tokens, whatever is equal; all of those above the boundary may be."""
+    def test_any_top_k_over_few_values(
+        self, top_k: int, vocabulary: int, values: int, seed: int
+    ) -> None:
+        """What is drawn is among so many tokens, whatever is equal; all of those above the boundary
+        may be."""
         exact = np.random.RandomState(seed).randint(0, values, vocabulary).astype(np.float32)
         sampler = BatchSampler([Sampling(top_k=top_k, temperature=5.0, seed=seed)], vocabulary)
         rows = mx.broadcast_to(mx.array(exact), (400, vocabulary))
@@ -150,15 +167,20 @@ class TestFilters:
         assert exact[drawn].min() >= least
         assert len(set(drawn[exact[drawn] == least].tolist())) <= top_k - int((exact > least).sum())
 
-    @pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(top_k=100), Sampling(top_p=0.5), Sampling()])
+    @pytest.mark.parametrize(
+        "sampling", [Sampling(top_k=3), Sampling(top_k=100), Sampling(top_p=0.5), Sampling()]
+    )
     def test_all_logits_equal(self, sampling: Sampling) -> None:
         rows = 300
         drawn = BatchSampler(seeded(sampling, range(rows)), 200)(mx.zeros((rows, 200)), at(0, rows))
-        assert len(set(drawn.tolist())) > 1 if sampling.top_k != 3 else len(set(drawn.tolist())) == 3  # type: ignore[arg-type]
+        assert (
+            len(set(drawn.tolist())) > 1 if sampling.top_k != 3 else len(set(drawn.tolist())) == 3  # type: ignore[arg-type]
+        )
 
     @filters
     def test_forbidden_tokens_are_not_drawn(self, sampling: Sampling) -> None:
-        """-inf, as masks make it; also when less is left than there are candidates, at a size with padded groups."""
+        """-inf, as masks make it; also when less is left than there are candidates, at a size with
+        padded groups."""
         vocabulary = 8200
         logits = np.full((50, vocabulary), -np.inf, np.float32)
         logits[:, [5, 4000, vocabulary - 1]] = [1.0, 1.5, 0.5]
@@ -180,21 +202,28 @@ def test_top_candidates_are_the_best(vocabulary: int, dtype: mx.Dtype) -> None:
 
 @pytest.mark.parametrize("vocabulary", [8201, 9001, 16001])
 def test_the_last_token_is_a_candidate_once_where_most_are_masked(vocabulary: int) -> None:
-    """Padding behind a vocabulary that is no multiple of the group's size was taken for its last token, which then stood in the places of
-    others."""
+    """Padding behind a vocabulary that is no multiple of the group's size was taken for its last
+    token, which then stood in the places of others."""
     dice, allowed = np.random.RandomState(5), []
     logits = np.full((60, vocabulary), -np.inf, np.float32)
     for row in logits:
-        tokens = {vocabulary - 1, *dice.choice(vocabulary, dice.randint(1, CANDIDATES - 1), replace=False).tolist()}
+        tokens = {
+            vocabulary - 1,
+            *dice.choice(vocabulary, dice.randint(1, CANDIDATES - 1), replace=False).tolist(),
+        }
         row[[*tokens]] = dice.randn(len(tokens))
         allowed.append(sorted(tokens))
     ids, values = top_candidates(mx.array(logits))
-    found = [np.sort(own[np.isfinite(its)]).tolist() for own, its in zip(np.array(ids), np.array(values), strict=True)]
+    found = [
+        np.sort(own[np.isfinite(its)]).tolist()
+        for own, its in zip(np.array(ids), np.array(values), strict=True)
+    ]
     assert found == allowed
 
 
 def chi_square(drawn: NDArray[np.int64], weights: Floats) -> float:
-    """How many standard deviations above its mean Pearson's statistic is (rare tokens counted as one)."""
+    """How many standard deviations above its mean Pearson's statistic is (rare tokens counted as
+    one)."""
     counts = np.bincount(drawn, minlength=len(weights)).astype(np.float64)
     assert counts[weights == 0].sum() == 0, "drawn although filtered out"
     expected = weights * len(drawn)
@@ -209,7 +238,10 @@ def chi_square(drawn: NDArray[np.int64], weights: Floats) -> float:
 TIERS: dict[str, tuple[Sampling, Callable[[mx.array, Columns, mx.array], mx.array]]] = {
     "wide": (Sampling(temperature=0.8), lambda *args: choose_wide(*args, ordered=False)),
     "wide, min_p": (Sampling(min_p=0.02), lambda *args: choose_wide(*args, ordered=False)),
-    "ordered": (Sampling(temperature=1.2, top_p=0.85), lambda *args: choose_wide(*args, ordered=True)),
+    "ordered": (
+        Sampling(temperature=1.2, top_p=0.85),
+        lambda *args: choose_wide(*args, ordered=True),
+    ),
     "ordered, top_k": (Sampling(top_k=100), lambda *args: choose_wide(*args, ordered=True)),
     "narrow": (Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01), choose_narrow),
 }
@@ -232,19 +264,26 @@ class TestDistribution:
         assert chi_square(drawn, self._weights(Sampling(temperature=0.9))) > 8
 
     def test_noise_never_beats_what_is_hopeless(self) -> None:
-        """A uniform that rounds to 1 made infinite noise: of a vocabulary of 49152, one draw in 340 was arbitrary."""
+        """A uniform that rounds to 1 made infinite noise: of a vocabulary of 49152, one draw in 340
+        was arbitrary."""
         vocabulary, draws = 49152, 400
         logits = mx.zeros((1, vocabulary)).at[0, 11].add(40.0)
         columns = Columns.of([Sampling()], vocabulary)
         for seed in range(3):
-            keys = stream_keys(at(int(mixed_seeds([seed])[0]), draws), np.arange(draws, dtype=np.uint64))
-            drawn = choose_wide(mx.broadcast_to(logits, (draws, vocabulary)), columns, keys, ordered=False)
+            keys = stream_keys(
+                at(int(mixed_seeds([seed])[0]), draws), np.arange(draws, dtype=np.uint64)
+            )
+            drawn = choose_wide(
+                mx.broadcast_to(logits, (draws, vocabulary)), columns, keys, ordered=False
+            )
             assert set(drawn.tolist()) == {11}  # type: ignore[arg-type]
 
     def _draw(
         self, sampling: Sampling, chooser: Callable[..., mx.array], logits: NDArray[np.float32]
     ) -> NDArray[np.int64]:
-        keys = stream_keys(at(int(mixed_seeds([5])[0]), self.DRAWS), np.arange(self.DRAWS, dtype=np.uint64))
+        keys = stream_keys(
+            at(int(mixed_seeds([5])[0]), self.DRAWS), np.arange(self.DRAWS, dtype=np.uint64)
+        )
         rows = mx.broadcast_to(mx.array(logits), (self.DRAWS, logits.shape[1]))
         return np.array(chooser(rows, Columns.of([sampling], logits.shape[1]), keys), np.int64)
 
@@ -254,7 +293,9 @@ class TestDistribution:
 
 
 @pytest.mark.parametrize("vocabulary", [200, 9000])
-@pytest.mark.parametrize("sampling", [FILTERS["top_k"], FILTERS["all three"], FILTERS["top_k, min_p"]])
+@pytest.mark.parametrize(
+    "sampling", [FILTERS["top_k"], FILTERS["all three"], FILTERS["top_k, min_p"]]
+)
 def test_narrow_and_wide_draw_the_same(sampling: Sampling, vocabulary: int) -> None:
     """The noise is of a token, not of a place among candidates."""
     rows = 200
@@ -287,10 +328,15 @@ class TestNoise:
         }[what]()
         assert drawn.min() >= 0 and drawn.max() <= 1
         for bins in (2, 100, 256):
-            assert abs(chi_square((drawn * bins).astype(np.int64).ravel(), np.full(bins, 1 / bins))) < 4
+            assert (
+                abs(chi_square((drawn * bins).astype(np.int64).ravel(), np.full(bins, 1 / bins)))
+                < 4
+            )
         means = drawn.mean(axis=1)
         assert np.abs(means - 0.5).max() < 5 * np.sqrt(1 / 12 / 1000), "each position by itself"
-        assert np.abs(drawn.mean(axis=0) - 0.5).max() < 5 * np.sqrt(1 / 12 / 300), "each token by itself"
+        assert np.abs(drawn.mean(axis=0) - 0.5).max() < 5 * np.sqrt(1 / 12 / 300), (
+            "each token by itself"
+        )
 
     @pytest.mark.parametrize("neighbours", ["ids", "positions", "seeds"])
     def test_d2_independent(self, neighbours: str) -> None:
@@ -306,7 +352,19 @@ class TestNoise:
         assert abs(np.corrcoef(here.ravel(), there.ravel())[0, 1]) < 4 / np.sqrt(here.size)
 
     def test_every_number_of_bits_is_finite_noise(self) -> None:
-        edges = [0, 1, 2, 2**16, 2**22 - 1, 2**22, 2**22 + 1, 2**31, 2**32 - 2**9, 2**32 - 2, 2**32 - 1]
+        edges = [
+            0,
+            1,
+            2,
+            2**16,
+            2**22 - 1,
+            2**22,
+            2**22 + 1,
+            2**31,
+            2**32 - 2**9,
+            2**32 - 2,
+            2**32 - 1,
+        ]
         values = np.array(gumbel_of(mx.array(edges, mx.uint32)), np.float64)
         exact = -np.log(-np.log1p(-(np.array(edges) + 0.5) * 2.0**-32))
         assert np.isfinite(values).all()
@@ -333,29 +391,50 @@ class TestNoise:
 
 
 @pytest.mark.parametrize("temperature", [1e-320, 1e-45, 1e-40, 1e-30, 1e-12, 1e-6])
-@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 100, "min_p": 0.1}])
-def test_the_smallest_temperatures_take_the_best(temperature: float, filters: dict[str, Any]) -> None:
-    """A float32 of 1e-46 is 0, and what is divided by 1e-40 is infinite: then any token could come."""
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 100, "min_p": 0.1}]
+)
+def test_the_smallest_temperatures_take_the_best(
+    temperature: float, filters: dict[str, Any]
+) -> None:
+    """A float32 of 1e-46 is 0, and what is divided by 1e-40 is infinite: then any token could
+    come."""
     logits = mx.array(logits_of(512, 8, seed=5))
     rows = [Sampling(temperature=temperature, seed=seed, **filters) for seed in range(8)]
     assert mx.array_equal(BatchSampler(rows, 512)(logits, at(0, 8)), mx.argmax(logits, axis=-1))
 
 
 def test_d2_each_row_draws_with_its_own_seed_in_any_company() -> None:
-    """Rows of all kinds, with seeds that differ in their high or in their low half only: as each alone."""
+    """Rows of all kinds, with seeds that differ in their high or in their low half only: as each
+    alone."""
     seeds = [3, 3 + 2**32, 3 + 2**63, 4, 3, 2**40]
-    kinds = [Sampling(top_k=40), Sampling(), Sampling(top_p=0.99), Sampling(top_k=200), Sampling(temperature=0)]
-    rows = [seeded(kinds[place % 5], [seed])[0] for place, seed in enumerate([*seeds, *seeds, *seeds])]
+    kinds = [
+        Sampling(top_k=40),
+        Sampling(),
+        Sampling(top_p=0.99),
+        Sampling(top_k=200),
+        Sampling(temperature=0),
+    ]
+    rows = [
+        seeded(kinds[place % 5], [seed])[0] for place, seed in enumerate([*seeds, *seeds, *seeds])
+    ]
     logits = mx.array(logits_of(512, 1, scale=0.5).repeat(len(rows), axis=0))
-    together = np.array([BatchSampler(rows, 512)(logits, at(step, len(rows))).tolist() for step in range(8)])
+    together = np.array(
+        [BatchSampler(rows, 512)(logits, at(step, len(rows))).tolist() for step in range(8)]
+    )
     for place, row in enumerate(rows):
         alone = [BatchSampler([row], 512)(logits[:1], at(step, 1)).item() for step in range(8)]
         assert together[:, place].tolist() == alone
     wide = [seeded(Sampling(), [seed])[0] for seed in seeds]
     drawn = np.array(
-        [BatchSampler(wide, 512)(logits[: len(seeds)], at(step, len(seeds))).tolist() for step in range(8)]
+        [
+            BatchSampler(wide, 512)(logits[: len(seeds)], at(step, len(seeds))).tolist()
+            for step in range(8)
+        ]
     )
-    assert len({tuple(column) for column in drawn.T.tolist()}) == len({*seeds}), "seeds that differ draw differently"
+    assert len({tuple(column) for column in drawn.T.tolist()}) == len({*seeds}), (
+        "seeds that differ draw differently"
+    )
 
 
 def test_d2_greedy_has_no_use_for_a_seed() -> None:
@@ -372,7 +451,9 @@ PENALIZED = (
     Sampling(presence_penalty=0.7),
     Sampling(frequency_penalty=0.4, logit_bias=((3, 2.5), (4, -100.0))),
     Sampling(logit_bias=((0, -1.0),)),
-    Sampling(repetition_penalty=0.8, presence_penalty=-1.0, frequency_penalty=2.0, logit_bias=((7, 1.0),)),
+    Sampling(
+        repetition_penalty=0.8, presence_penalty=-1.0, frequency_penalty=2.0, logit_bias=((7, 1.0),)
+    ),
 )
 
 
@@ -409,7 +490,9 @@ def test_d1_penalties_equal_the_naive_ones(data: st.DataObject) -> None:
 @pytest.mark.parametrize("spans", [None, Spans([[1]])], ids=["plain", "drafts"])
 def test_a_bias_is_not_rounded_to_the_steps_of_bfloat16(spans: Spans | None) -> None:
     """Between 16 and 32 they are an eighth."""
-    biased = Bias([Sampling(logit_bias=((3, 0.05),))])(mx.full((2 if spans else 1, 8), 24, mx.bfloat16), spans)
+    biased = Bias([Sampling(logit_bias=((3, 0.05),))])(
+        mx.full((2 if spans else 1, 8), 24, mx.bfloat16), spans
+    )
     assert biased[:, 3].tolist() == pytest.approx([24.05] * biased.shape[0])
 
 
@@ -437,20 +520,28 @@ class TestLogprobs:
             assert said.token == tokens[place].item()
             assert said.logprob == pytest.approx(exact[said.token], abs=1e-4)
             assert len(said.top) == wanted
-            assert [value for _, value in said.top] == sorted((value for _, value in said.top), reverse=True)
-            np.testing.assert_allclose([value for _, value in said.top], -np.sort(-exact)[:wanted], atol=1e-4)
+            assert [value for _, value in said.top] == sorted(
+                (value for _, value in said.top), reverse=True
+            )
+            np.testing.assert_allclose(
+                [value for _, value in said.top], -np.sort(-exact)[:wanted], atol=1e-4
+            )
             for token, value in said.top:
                 assert value == pytest.approx(exact[token], abs=1e-4)
 
     def test_sum_to_one(self) -> None:
-        pending = logprobs_of(mx.array(logits_of(40, 1)), mx.array([0], mx.uint32), [(0, RowId(1), 40)])
+        pending = logprobs_of(
+            mx.array(logits_of(40, 1)), mx.array([0], mx.uint32), [(0, RowId(1), 40)]
+        )
         assert pending is not None
         [(_, said)] = pending.read()
         assert sum(np.exp(value) for _, value in said.top) == pytest.approx(1, abs=1e-5)
         assert dict(said.top)[0] == said.logprob
 
     def test_huge_logits(self) -> None:
-        pending = logprobs_of(mx.array([[1e4, -1e4, 9990.0]]), mx.array([1], mx.uint32), [(0, RowId(1), 3)])
+        pending = logprobs_of(
+            mx.array([[1e4, -1e4, 9990.0]]), mx.array([1], mx.uint32), [(0, RowId(1), 3)]
+        )
         assert pending is not None
         [(_, said)] = pending.read()
         assert said.logprob == pytest.approx(-2e4, rel=1e-6)
@@ -469,7 +560,8 @@ GOLDEN_BITS = [
 
 
 def test_what_typical_p_takes_a_logarithm_of_is_a_normal_number() -> None:
-    """Some GPUs take what is smaller for 0, and the weight of a token that is masked times its logarithm is then not a number."""
+    """Some GPUs take what is smaller for 0, and the weight of a token that is masked times its
+    logarithm is then not a number."""
     assert np.float32(SMALLEST) >= np.finfo(np.float32).smallest_normal
 
 
@@ -477,4 +569,6 @@ def test_min_p_is_measured_against_what_typical_p_has_left() -> None:
     """One token of 0.4 is less typical than sixty of 0.01."""
     logits = mx.log(mx.array([[0.4, *[0.01] * 60]]))
     sampler = BatchSampler([Sampling(temperature=1.0, seed=3, typical_p=0.3, min_p=0.5)], 61)
-    assert 0 not in {sampler(logits, np.array([position], np.uint64), None).item() for position in range(20)}
+    assert 0 not in {
+        sampler(logits, np.array([position], np.uint64), None).item() for position in range(20)
+    }

@@ -63,12 +63,15 @@ def test_groups_are_the_cheapest(shapes: Shapes, counts: list[int]) -> None:
     assert covered == sorted(set(covered))
     assert {place for place, count in enumerate(counts) if count} <= set(covered)
     assert all(counts[group.start] and counts[group.stop - 1] for group in groups)
-    assert price(shapes, counts, groups) == min((price(shapes, counts, some) for some in partitions(counts)), default=0)
+    assert price(shapes, counts, groups) == min(
+        (price(shapes, counts, some) for some in partitions(counts)), default=0
+    )
 
 
 def price(shapes: Shapes, counts: Sequence[int], groups: Sequence[range]) -> int:
     return sum(
-        shapes.pass_tokens + len(group) * shapes.width(max(counts[place] for place in group)) for group in groups
+        shapes.pass_tokens + len(group) * shapes.width(max(counts[place] for place in group))
+        for group in groups
     )
 
 
@@ -91,5 +94,7 @@ def partitions(counts: Sequence[int]) -> list[list[range]]:
         ([0, 0], []),
     ],
 )
-def test_prompts_alike_share_a_pass_and_a_long_one_has_its_own(counts: list[int], groups: list[range]) -> None:
+def test_prompts_alike_share_a_pass_and_a_long_one_has_its_own(
+    counts: list[int], groups: list[range]
+) -> None:
     assert EXACT.groups(counts) == groups

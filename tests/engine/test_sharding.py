@@ -1,4 +1,5 @@
-"""What can be split over ranks, and one line for what cannot. (What ranks then answer: tests/ranks.)"""
+"""What can be split over ranks, and one line for what cannot. (What ranks then answer:
+tests/ranks.)"""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def refused(directory: Path, size: int) -> str:
 
 def test_heads_that_do_not_divide(tmp_path: Path) -> None:
     said = refused(save_dividing("llama", tmp_path / "llama"), 4)
-    assert said.endswith("cannot be split over 4 ranks: its 6 KV heads do not divide by 4; it runs at 1, 2, 3, 6")
+    assert said.endswith(
+        "cannot be split over 4 ranks: its 6 KV heads do not divide by 4; it runs at 1, 2, 3, 6"
+    )
 
 
 def test_heads_of_which_nothing_divides(tmp_path: Path) -> None:
@@ -60,7 +63,9 @@ def test_heads_of_which_nothing_divides(tmp_path: Path) -> None:
 def test_compressed_kv_is_everybodys() -> None:
     """MLA keeps one latent for all heads: the number of KV heads in its config divides nothing."""
     config = {**CONFIGS["deepseek_v3"], "num_key_value_heads": 1}
-    assert fault(build("deepseek_v3", 0, CONFIGS["deepseek_v3"]), config, HypotheticalGroup(3)) is None
+    assert (
+        fault(build("deepseek_v3", 0, CONFIGS["deepseek_v3"]), config, HypotheticalGroup(3)) is None
+    )
 
 
 def test_a_model_that_mlx_lm_cannot_split(tmp_path: Path) -> None:
@@ -90,10 +95,18 @@ def test_r10_adapters_become_a_part_of_what_they_adapt() -> None:
         model = build("llama")
         if quantized:
             nn.quantize(model, 32, 8)
-        linear_to_lora_layers(model, 4, {"rank": 4, "scale": 5.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]})
-        adapted = [(name, array) for name, array in tree_flatten(model.parameters()) if name.endswith("lora_b")]
+        linear_to_lora_layers(
+            model, 4, {"rank": 4, "scale": 5.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]}
+        )
+        adapted = [
+            (name, array)
+            for name, array in tree_flatten(model.parameters())
+            if name.endswith("lora_b")
+        ]
         assert len(adapted) == 4
-        model.load_weights([(name, mx.ones_like(array) * 0.02) for name, array in adapted], strict=False)
+        model.load_weights(
+            [(name, mx.ones_like(array) * 0.02) for name, array in adapted], strict=False
+        )
         model.eval()
         tokens = mx.array([[1, 2, 3]])
         wanted = model(tokens)
@@ -127,10 +140,18 @@ def test_a_launcher_names_its_backend() -> None:
     assert backend_of({}) is None
     assert backend_of({"MLX_RANK": "0", "MLX_HOSTFILE": ""}) is None, "mlx.launch with one process"
     assert backend_of({"MLX_HOSTFILE": "hosts.json"}) == "ring"
-    assert backend_of({"MLX_IBV_DEVICES": "devices.json", "MLX_JACCL_COORDINATOR": "10.0.0.1:32323"}) == "jaccl"
-    assert backend_of({"NCCL_HOST_IP": "127.0.0.1", "NCCL_PORT": "12345", "MLX_WORLD_SIZE": "2"}) == "nccl"
+    assert (
+        backend_of({"MLX_IBV_DEVICES": "devices.json", "MLX_JACCL_COORDINATOR": "10.0.0.1:32323"})
+        == "jaccl"
+    )
+    assert (
+        backend_of({"NCCL_HOST_IP": "127.0.0.1", "NCCL_PORT": "12345", "MLX_WORLD_SIZE": "2"})
+        == "nccl"
+    )
 
 
 def test_f26_the_type_of_sums_is_one_of_two() -> None:
-    with pytest.raises(SettingsInvalid, match="--tp-reduce-dtype must be native or float32, not bfloat16"):
+    with pytest.raises(
+        SettingsInvalid, match="--tp-reduce-dtype must be native or float32, not bfloat16"
+    ):
         Settings(tp_reduce_dtype="bfloat16")

@@ -1,4 +1,5 @@
-"""KV slots against mlx-lm's caches for one row: whatever joins, leaves, swaps and widths there were, attention is the same."""
+"""KV slots against mlx-lm's caches for one row: whatever joins, leaves, swaps and widths there
+were, attention is the same."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def _small_steps() -> Iterator[None]:
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.data())
-def test_compact_closes_holes_with_the_fewest_moves(decoding: int, prefilling: int, data: st.DataObject) -> None:
+def test_compact_closes_holes_with_the_fewest_moves(
+    decoding: int, prefilling: int, data: st.DataObject
+) -> None:
     everyone = list(range(decoding + prefilling))
     kept = [place for place in everyone if data.draw(st.booleans())]
     first = [place for place in kept if place < decoding]
@@ -60,7 +63,8 @@ def test_compact_closes_holes_with_the_fewest_moves(decoding: int, prefilling: i
 
 @attrs.define
 class Pair:
-    """Slots, and for each slot the single-row cache that it must equal. `longer` also takes the model's window."""
+    """Slots, and for each slot the single-row cache that it must equal. `longer` also takes the
+    model's window."""
 
     slots: SlotCache
     alone: Callable[[], Any]
@@ -105,7 +109,9 @@ class Pair:
         width = self.slots.shapes.width(width)
         queries, keys, values = (self._random(len(counts), width) for _ in range(3))
         lengths = np.array(self.lengths[start:stop], np.int32)
-        self.slots.begin(Region(start, lengths, np.array(counts, np.int32), width, self.slots.shapes))
+        self.slots.begin(
+            Region(start, lengths, np.array(counts, np.int32), width, self.slots.shapes)
+        )
         mask = self.slots.make_mask(width, window_size=self.window)  # type: ignore[attr-defined]
         fetched = self.slots.update_and_fetch(keys, values)  # type: ignore[attr-defined]
         out = mx.fast.scaled_dot_product_attention(queries, *fetched, scale=SCALE, mask=mask)
@@ -114,9 +120,13 @@ class Pair:
         for place, count in enumerate(counts):
             if count:
                 taken = (queries[place : place + 1, :, :count], keys[place : place + 1, :, :count])
-                wanted = self._alone(self.rows[start + place], *taken, values[place : place + 1, :, :count])
+                wanted = self._alone(
+                    self.rows[start + place], *taken, values[place : place + 1, :, :count]
+                )
                 np.testing.assert_allclose(
-                    np.array(out[place, :, :count]), np.array(wanted[0]), atol=5e-3 if TF32 else 1e-5
+                    np.array(out[place, :, :count]),
+                    np.array(wanted[0]),
+                    atol=5e-3 if TF32 else 1e-5,
                 )
                 self.lengths[start + place] += count
 
@@ -142,7 +152,9 @@ KINDS: dict[str, Callable[[np.random.RandomState], Pair]] = {
     "ring with slack, of rounded shapes": lambda dice: Pair(
         rounded(RingSlots(WINDOW, slack=3)), lambda: RotatingKVCache(WINDOW), WINDOW, dice
     ),
-    "ring with slack": lambda dice: Pair(RingSlots(WINDOW, slack=3), lambda: RotatingKVCache(WINDOW), WINDOW, dice),
+    "ring with slack": lambda dice: Pair(
+        RingSlots(WINDOW, slack=3), lambda: RotatingKVCache(WINDOW), WINDOW, dice
+    ),
 }
 
 
@@ -155,7 +167,9 @@ def test_r1_slots_equal_single_row_caches(kind: str, data: st.DataObject) -> Non
     for _ in range(data.draw(st.integers(1, 10), "operations")):
         rows = len(pair.rows)
         match data.draw(
-            st.sampled_from(["open", "decode", "prefill", "prefill", "swap", "drop"] if rows else ["open"])
+            st.sampled_from(
+                ["open", "decode", "prefill", "prefill", "swap", "drop"] if rows else ["open"]
+            )
         ):
             case "open":
                 pair.open()
@@ -183,8 +197,9 @@ def test_the_comparison_can_fail() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_without_kv_have_a_slot_in_every_buffer(kind: str) -> None:
-    """A row whose prompt is one token overtakes others before any pass was over its slot. An index beyond a buffer's
-    end is not an error in MLX: it wrote into other people's memory, and some steps later the process died."""
+    """A row whose prompt is one token overtakes others before any pass was over its slot. An index
+    beyond a buffer's end is not an error in MLX: it wrote into other people's memory, and some
+    steps later the process died."""
     pair = KINDS[kind](np.random.RandomState(3))
     for _ in range(5):
         pair.open()
@@ -209,7 +224,8 @@ def test_the_offset_counts_what_the_pass_has_written() -> None:
 
 @pytest.mark.parametrize("exactly", [False, True])
 def test_buffers_grow_and_shrink(exactly: bool) -> None:
-    """After a burst of rows their slots are freed, and after a long row its tokens, whether buffers shrink exactly or not."""
+    """After a burst of rows their slots are freed, and after a long row its tokens, whether buffers
+    shrink exactly or not."""
     pair = KINDS["full"](np.random.RandomState(3))
     for _ in range(20):
         pair.open()
@@ -271,7 +287,8 @@ class Watching(Driver):
 @releases_late
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_r1_pipelined_decoding_copies_no_buffer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole engine: a step is launched while the last one, which reads the same buffers, still runs."""
+    """The whole engine: a step is launched while the last one, which reads the same buffers, still
+    runs."""
     monkeypatch.setattr(pass_shapes, "STEP", 8192)
     driver = Watching(StepEngine(build(name), VOCABULARY))
     driver.play([Request([1 + row, 2, 3], 30) for row in range(8)])

@@ -1,4 +1,5 @@
-"""Positions of rows with drafts: bias, penalties and minima at each, as if each were a row of its own; which drafts are right."""
+"""Positions of rows with drafts: bias, penalties and minima at each, as if each were a row of its
+own; which drafts are right."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     rows = draw(st.lists(st.sampled_from(PENALIZED), min_size=1, max_size=4))
     texts = st.lists(TOKEN, min_size=1, max_size=4)
-    drafts = draw(st.lists(st.lists(TOKEN, max_size=4), min_size=len(rows), max_size=len(rows)).filter(any))
+    drafts = draw(
+        st.lists(st.lists(TOKEN, max_size=4), min_size=len(rows), max_size=len(rows)).filter(any)
+    )
     said = draw(st.integers(0, 2))
     return Case(
         rows,
@@ -96,12 +99,16 @@ def test_f22_only_what_was_kept_is_remembered(case: Case, data: st.DataObject) -
             for token, owner, keeps in zip(sampled, spans.owners, kept, strict=True)
             if owner == row and keeps
         ]
-        wanted = shaped(raw.astype(np.float64), case.rows[row], case.prompts[row], [*case.said[row], *own])
+        wanted = shaped(
+            raw.astype(np.float64), case.rows[row], case.prompts[row], [*case.said[row], *own]
+        )
         np.testing.assert_allclose(mine, wanted, atol=1e-4)
 
 
 @given(cases(), st.lists(st.integers(0, 6), min_size=4, max_size=4), st.integers(0, 3))
-def test_no_end_stands_at_a_position_before_its_rows_minimum(case: Case, least: list[int], drawn: int) -> None:
+def test_no_end_stands_at_a_position_before_its_rows_minimum(
+    case: Case, least: list[int], drawn: int
+) -> None:
     ends = (3, 7)
     rows = [(minimum, ends) for minimum, _ in zip(least, case.rows, strict=False)]
     spans = Spans(case.drafts)
@@ -118,14 +125,19 @@ def test_drafts_are_right_up_to_the_first_that_is_not(case: Case, data: st.DataO
     spans = Spans(case.drafts)
     sampled: list[int] = []
     for draft in case.drafts:
-        sampled += [token if data.draw(st.integers(0, 3)) else data.draw(TOKEN) for token in draft] + [data.draw(TOKEN)]
+        sampled += [
+            token if data.draw(st.integers(0, 3)) else data.draw(TOKEN) for token in draft
+        ] + [data.draw(TOKEN)]
     most = [len(draft) for draft in case.drafts]
     if data.draw(st.booleans()):
         spans.max_accepted[:] = most = [data.draw(st.integers(0, bound)) for bound in most]
     right, at = [], 0
     for draft, bound in zip(case.drafts, most, strict=True):
         own = sampled[at : at + len(draft)]
-        first = next((n for n, (one, other) in enumerate(zip(draft, own, strict=True)) if one != other), len(draft))
+        first = next(
+            (n for n, (one, other) in enumerate(zip(draft, own, strict=True)) if one != other),
+            len(draft),
+        )
         right.append(min(first, bound))
         at += len(draft) + 1
     assert spans.accepted(np.array(sampled, np.int32)).tolist() == right

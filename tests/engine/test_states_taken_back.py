@@ -1,4 +1,5 @@
-"""Recurrent states after drafts: those of the tokens that were kept, now and as of each length that a snapshot may want."""
+"""Recurrent states after drafts: those of the tokens that were kept, now and as of each length that
+a snapshot may want."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.protocol.plans import RowId
 
 KINDS = ("qwen3_5", "falcon_h1", "lfm2", "rwkv7", "recurrent_gemma", "bailing_moe_linear", "jamba")
-"""The mixer gets the cache; a list has it, beside KV; a convolution alone; two modules share one; beside rings; positions are
-given; padding would be taken in."""
+"""The mixer gets the cache; a list has it, beside KV; a convolution alone; two modules share one;
+beside rings; positions are given; padding would be taken in."""
 CLOSE = 1e-4
 SLACK = 12
 TEXTS = [tokens * 3 for tokens in prompts((9, 14, 6), 3)]
@@ -43,7 +44,11 @@ class Fed:
     """Rows that are fed their texts, as drafts or one by one."""
 
     def __init__(
-        self, model: nn.Module, texts: Sequence[Sequence[int]] = TEXTS, *, first_bank: int = EXACT.first_bank
+        self,
+        model: nn.Module,
+        texts: Sequence[Sequence[int]] = TEXTS,
+        *,
+        first_bank: int = EXACT.first_bank,
     ) -> None:
         shapes = attrs.evolve(EXACT, first_bank=first_bank, shared_tokens=4 * first_bank)
         self.rows = SlotRows(model, guessed(model), PLAIN, SLACK, shapes)
@@ -57,11 +62,15 @@ class Fed:
         for _ in range(steps):
             self.rows.move_outgrown()
             lengths = self.rows.lengths()
-            mx.eval(self.rows.decode(mx.array([self.texts[row][lengths[row]] for row in self.rows.decoding])))
+            mx.eval(
+                self.rows.decode(
+                    mx.array([self.texts[row][lengths[row]] for row in self.rows.decoding])
+                )
+            )
 
     def verify(self, **kept: int) -> None:
-        """`kept`: how many draft tokens are right, by the row's number (`r0`). If that is odd, a wrong one follows. Rows that are not
-        named draft nothing."""
+        """`kept`: how many draft tokens are right, by the row's number (`r0`). If that is odd, a
+        wrong one follows. Rows that are not named draft nothing."""
         self.rows.move_outgrown()
         lengths, order = self.rows.lengths(), self.rows.decoding
         right = [kept.get(f"r{row}", 0) for row in order]
@@ -78,7 +87,9 @@ class Fed:
 
     def states(self, row: int, length: int | None = None) -> list[np.ndarray[Any, Any]]:
         at = self.rows.length(RowId(row)) if length is None else length
-        return [np.array(part.astype(mx.float32)) for part in self.rows.copies.snapshot(RowId(row), at)]
+        return [
+            np.array(part.astype(mx.float32)) for part in self.rows.copies.snapshot(RowId(row), at)
+        ]
 
     def plain(self, model: nn.Module, row: int, length: int) -> list[np.ndarray[Any, Any]]:
         """The states of the same row alone, fed one by one."""
@@ -96,7 +107,8 @@ def assert_same(mine: list[np.ndarray[Any, Any]], wanted: list[np.ndarray[Any, A
 
 @pytest.mark.parametrize("name", [*KINDS, "baichuan_m1", "longcat_flash_ngram"])
 def test_f23_states_are_those_of_the_tokens_that_were_kept(name: str) -> None:
-    """Rows that keep all, some and none of their drafts, beside one without; then the other way round."""
+    """Rows that keep all, some and none of their drafts, beside one without; then the other way
+    round."""
     model = build(name) if name not in KINDS else model_of(name)
     fed = Fed(model)
     fed.verify(r0=4, r1=1)
@@ -109,7 +121,8 @@ def test_f23_states_are_those_of_the_tokens_that_were_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_snapshot_is_of_any_length_within_two_steps_with_drafts(name: str) -> None:
-    """Also of the length at which the older of them began, and after a neighbour left and others changed places."""
+    """Also of the length at which the older of them began, and after a neighbour left and others
+    changed places."""
     model = model_of(name)
     fed = Fed(model)
     fed.decode()
@@ -154,7 +167,9 @@ def test_what_is_older_than_two_steps_is_refused() -> None:
         fed.states(0, begun + 1)
 
 
-def test_only_the_states_of_rows_that_need_it_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_states_of_rows_that_need_it_are_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No attention, and no row that keeps all of the pass: it has its state already."""
     model = model_of("qwen3_5")
     mixer = type(next(layer.linear_attn for layer in model.layers if "linear_attn" in layer))
@@ -176,9 +191,8 @@ def test_only_the_states_of_rows_that_need_it_are_computed_again(monkeypatch: py
     fed.verify(r0=2, r1=2, r2=2)
     assert not repeated, "all keep all"
     layers = sum("linear_attn" in layer for layer in model.layers)
-    fed.verify(
-        r0=2, r2=2
-    )  # Tries whether padding is kept out, and repeats the row without a draft, which took padding in.
+    # Tries whether padding is kept out, and repeats the row without a draft, which took padding in.
+    fed.verify(r0=2, r2=2)
     repeated.clear()
     fed.verify(r0=2, r2=2)
     assert not repeated, "all keep their own, and padding stays out"
@@ -208,7 +222,8 @@ def test_rows_share_repeated_passes_where_padding_is_kept_out(
 
 
 @pytest.mark.parametrize(
-    ("name", "pads"), [("qwen3_5", True), ("falcon_h1", True), ("nemotron_h", False), ("jamba", False)]
+    ("name", "pads"),
+    [("qwen3_5", True), ("falcon_h1", True), ("nemotron_h", False), ("jamba", False)],
 )
 def test_asking_for_lengths_is_not_heeding_them(name: str, pads: bool) -> None:
     fed = Fed(build(name))
@@ -221,12 +236,17 @@ def test_asking_for_lengths_is_not_heeding_them(name: str, pads: bool) -> None:
 
 def test_rows_are_grouped_by_their_tokens() -> None:
     rows, counts = np.array([1, 3, 4], np.int32), np.array([2, 1, 2], np.int32)
-    found = [(picked.rows, picked.width, picked.counts) for picked in Recording(6, 3).picked(rows, counts)]
+    found = [
+        (picked.rows, picked.width, picked.counts)
+        for picked in Recording(6, 3).picked(rows, counts)
+    ]
     assert [(of.tolist(), width, own) for of, width, own in found if of is not None] == [
         ([3], 1, None),
         ([1, 4], 2, None),
     ]
-    [padded] = Recording(3, 3).picked(np.arange(3, dtype=np.int32), counts, lambda counts: [range(len(counts))])
+    [padded] = Recording(3, 3).picked(
+        np.arange(3, dtype=np.int32), counts, lambda counts: [range(len(counts))]
+    )
     assert padded.rows is None
     assert padded.counts is not None
     assert padded.counts.tolist() == [2, 1, 2]
@@ -234,7 +254,8 @@ def test_rows_are_grouped_by_their_tokens() -> None:
 
 
 def test_modules_have_their_own_classes_outside_of_recorded_passes() -> None:
-    """Also after a pass that failed; and what is recorded is the innermost call, with its arguments."""
+    """Also after a pass that failed; and what is recorded is the innermost call, with its
+    arguments."""
     model = model_of("rwkv7")
     modules = layers_with_cache(model)
     kinds = [type(module) for module in modules]
@@ -242,12 +263,19 @@ def test_modules_have_their_own_classes_outside_of_recorded_passes() -> None:
     for cache in caches:
         cache.calls = []
     with recorded_calls(modules):
-        assert all(issubclass(type(module), kind) for module, kind in zip(modules, kinds, strict=True))
-        assert all(type(module).__name__ == kind.__name__ for module, kind in zip(modules, kinds, strict=True))
+        assert all(
+            issubclass(type(module), kind) for module, kind in zip(modules, kinds, strict=True)
+        )
+        assert all(
+            type(module).__name__ == kind.__name__
+            for module, kind in zip(modules, kinds, strict=True)
+        )
         model(mx.array([[1, 2, 3]]), cache=caches)
     assert [type(module) for module in modules] == kinds
     names = [[type(call.module).__name__ for call in cache.calls or ()] for cache in caches]
-    assert names == [[type(layer.attn).__name__, type(layer.ffn).__name__] for layer in model.layers]
+    assert names == [
+        [type(layer.attn).__name__, type(layer.ffn).__name__] for layer in model.layers
+    ]
     with pytest.raises(ValueError, match="unpack"), recorded_calls(modules):
         model(mx.array([1, 2, 3]), cache=caches)
     assert [type(module) for module in modules] == kinds
@@ -272,13 +300,19 @@ def test_nothing_of_before_is_kept_longer_than_it_may_be_wanted() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_kept_of_before_is_counted_as_memory_of_the_rows(name: str) -> None:
-    """The states before a pass that verifies drafts, and the arguments of the calls that are repeated from them."""
+    """The states before a pass that verifies drafts, and the arguments of the calls that are
+    repeated from them."""
     model, drafted = model_of(name), 4
     fed = Fed(model)
     before = fed.rows._states.nbytes
     for _ in range(2):
         fed.verify(r0=drafted)
-    layers = [layer for passed in fed.rows._states._verified if passed is not None for layer in passed.layers]
+    layers = [
+        layer
+        for passed in fed.rows._states._verified
+        if passed is not None
+        for layer in passed.layers
+    ]
     arguments = sum(
         value.nbytes
         for layer in layers
@@ -288,7 +322,11 @@ def test_what_is_kept_of_before_is_counted_as_memory_of_the_rows(name: str) -> N
     )
     assert arguments > 0 and fed.rows._states.nbytes >= 3 * before + arguments
     counted = kv_layout(model, PLAIN, draft_tokens=drafted).draft_state_bytes
-    assert fed.rows._states.nbytes - before <= len(TEXTS) * counted < 1.1 * (fed.rows._states.nbytes - before)
+    assert (
+        fed.rows._states.nbytes - before
+        <= len(TEXTS) * counted
+        < 1.1 * (fed.rows._states.nbytes - before)
+    )
 
 
 def test_a_state_that_nobody_changes_is_refused() -> None:

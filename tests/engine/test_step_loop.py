@@ -27,7 +27,8 @@ NOTHING = Prefilled(ready=None, complete=[], alone={}, scores=[], embedded=[])
 
 @attrs.define
 class NotingEngine:
-    """Notes when the graph of a step is built, when it is sent to the device, and when it is read."""
+    """Notes when the graph of a step is built, when it is sent to the device, and when it is
+    read."""
 
     done: list[str]
     constrained: bool = False
@@ -46,9 +47,15 @@ class NotingEngine:
 
     def _sampled(self, plan: Plan) -> Sampled:
         return Sampled(
-            rows=plan.decode, tokens=mx.zeros(1), logprobs=None, failed=(), numberless=mx.zeros(1), unusable=None, choiceless=None,
+            rows=plan.decode,
+            tokens=mx.zeros(1),
+            logprobs=None,
+            failed=(),
+            numberless=mx.zeros(1),
+            unusable=None,
+            choiceless=None,
             constrained=self.constrained,
-        )  # fmt: skip
+        )
 
     def collect(self, launched: Launched) -> Stepped:
         self.done.append(f"read {launched.plan.step}")
@@ -67,7 +74,11 @@ class LatePlans(SimpleQueue[Any]):
 
 
 def ran(
-    plans: Sequence[Plan | str], *, ahead: bool, constrained: bool = False, waiting: Waiting | None = None
+    plans: Sequence[Plan | str],
+    *,
+    ahead: bool,
+    constrained: bool = False,
+    waiting: Waiting | None = None,
 ) -> list[str]:
     """What an engine does for these plans, which have all come, and then for the end."""
     done, results, waiting = list[str](), list[int](), waiting or SimpleQueue()
@@ -85,14 +96,36 @@ def ran(
 def test_on_a_cpu_a_graph_is_built_while_the_step_before_it_runs() -> None:
     """That is read before the next one is sent: sending blocks for as long as most of a step."""
     assert ran([decode(1), decode(2), decode(3), Plan(step=4)], ahead=False) == [
-        "build 1", "send 1", "build 2", "read 1", "send 2", "build 3", "read 2", "send 3", "read 3", "build 4", "send 4", "read 4",
-    ]  # fmt: skip
+        "build 1",
+        "send 1",
+        "build 2",
+        "read 1",
+        "send 2",
+        "build 3",
+        "read 2",
+        "send 3",
+        "read 3",
+        "build 4",
+        "send 4",
+        "read 4",
+    ]
 
 
 def test_a_device_that_runs_ahead_has_the_next_step_before_the_last_one_is_read() -> None:
     assert ran([decode(1), decode(2), decode(3), Plan(step=4)], ahead=True) == [
-        "build 1", "send 1", "build 2", "send 2", "read 1", "build 3", "send 3", "read 2", "build 4", "send 4", "read 3", "read 4",
-    ]  # fmt: skip
+        "build 1",
+        "send 1",
+        "build 2",
+        "send 2",
+        "read 1",
+        "build 3",
+        "send 3",
+        "read 2",
+        "build 4",
+        "send 4",
+        "read 3",
+        "read 4",
+    ]
 
 
 AT_ONCE = ["build 1", "send 1", "read 1", "build 2", "send 2", "read 2"]
@@ -108,16 +141,26 @@ def test_on_a_cpu_rows_with_grammars_are_read_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "slow", [{"prefill": (Chunk(row=RowId(8), tokens=4),)}, {"drafts": (3,)}], ids=["prompt beside it", "drafts"]
+    "slow",
+    [{"prefill": (Chunk(row=RowId(8), tokens=4),)}, {"drafts": (3,)}],
+    ids=["prompt beside it", "drafts"],
 )
-def test_on_a_cpu_a_step_is_read_before_a_graph_that_waits_for_the_device(slow: dict[str, Any]) -> None:
+def test_on_a_cpu_a_step_is_read_before_a_graph_that_waits_for_the_device(
+    slow: dict[str, Any],
+) -> None:
     """A chunk of a prompt takes as long as many steps: clients would get their tokens behind it."""
     assert ran([decode(1), decode(2, **slow), Plan(step=3)], ahead=False)[:6] == AT_ONCE
     assert rows_alone(decode(2, **slow)) == 0
 
 
 def test_work_that_wakes_the_loop_changes_nothing() -> None:
-    assert ran([decode(1), WAKE, decode(2)], ahead=False)[:5] == ["build 1", "send 1", "build 2", "read 1", "send 2"]
+    assert ran([decode(1), WAKE, decode(2)], ahead=False)[:5] == [
+        "build 1",
+        "send 1",
+        "build 2",
+        "read 1",
+        "send 2",
+    ]
 
 
 def test_what_is_in_flight_at_the_end_is_waited_for() -> None:
@@ -126,11 +169,16 @@ def test_what_is_in_flight_at_the_end_is_waited_for() -> None:
 
 
 def test_what_is_read_at_once_does_not_count_as_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread always waits for a first token alone, and never for a plan without work: neither says whether it waits while rows decode."""
+    """The thread always waits for a first token alone, and never for a plan without work: neither
+    says whether it waits while rows decode."""
     waits: list[float] = []
     monkeypatch.setattr(ReadAhead, "record", lambda _, waited_s, step_s: waits.append(waited_s))
     first = decode(1, prefill=(Chunk(row=ROW, tokens=4),))
     assert ran([first, decode(2), decode(3), Plan(step=4)], ahead=True)[:5] == [
-        "build 1", "send 1", "read 1", "build 2", "send 2",
-    ]  # fmt: skip
+        "build 1",
+        "send 1",
+        "read 1",
+        "build 2",
+        "send 2",
+    ]
     assert len(waits) == 2

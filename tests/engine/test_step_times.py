@@ -1,4 +1,5 @@
-"""The seconds of a step, where a device takes a step while the one before it runs. From them follow the size of chunks, and whether a disk is faster."""
+"""The seconds of a step, where a device takes a step while the one before it runs. From them follow
+the size of chunks, and whether a disk is faster."""
 
 from __future__ import annotations
 
@@ -32,9 +33,12 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """To build and send a chunk of a prompt takes 1 s for each token, and the device has finished by then."""
+    """To build and send a chunk of a prompt takes 1 s for each token, and the device has finished
+    by then."""
     clock = Clock()
-    monkeypatch.setattr("trouper.engine.step.time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(
+        "trouper.engine.step.time", SimpleNamespace(perf_counter=clock.perf_counter)
+    )
 
     def slowly(rows: Any, state: Any, chunks: tuple[Chunk, ...], *more: Any) -> Any:
         clock.now += sum(chunk.tokens for chunk in chunks)
@@ -51,13 +55,16 @@ def plans() -> tuple[Plan, Plan]:
 
 
 def test_a_chunk_takes_at_least_as_long_as_its_launch(clock: Clock) -> None:
-    """The step before it is read behind that launch: without it a chunk would seem to take no time, and each disk would seem slow."""
+    """The step before it is read behind that launch: without it a chunk would seem to take no time,
+    and each disk would seem slow."""
     engine = StepEngine(build("llama"), VOCABULARY)
     first, second = (engine.launch(plan) for plan in plans())
     assert (engine.collect(first).seconds, engine.collect(second).seconds) == (40, 30)
 
 
-def test_a_read_within_a_launch_is_no_part_of_it(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_within_a_launch_is_no_part_of_it(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a CPU the last step is read once the graph of the next one is built."""
     engine = StepEngine(build("llama"), VOCABULARY)
     one, other = plans()
@@ -68,7 +75,8 @@ def test_a_read_within_a_launch_is_no_part_of_it(clock: Clock, monkeypatch: pyte
 
     def reads_first(*given: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trouper.engine.step.mx.eval", finishes)  # The device has the first step still.
+            # The device has the first step still.
+            patch.setattr("trouper.engine.step.mx.eval", finishes)
             engine.collect(first)
         clock.now += 30
         return run_chunks(*given)

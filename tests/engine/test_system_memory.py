@@ -1,4 +1,5 @@
-"""Memory as the system tells it, by values that real Macs have answered; nothing of it was run on one."""
+"""Memory as the system tells it, by values that real Macs have answered; nothing of it was run on
+one."""
 
 from __future__ import annotations
 
@@ -27,11 +28,14 @@ MIB, GIB = 2**20, 2**30
 
 
 def rusage(footprint: int) -> bytes:
-    """A `rusage_info_v0`: identifier, then times, wake-ups, page-ins, wired, resident and footprint, two times."""
+    """A `rusage_info_v0`: identifier, then times, wake-ups, page-ins, wired, resident and
+    footprint, two times."""
     return USAGE.pack(b"u" * 16, 1, 2, 3, 4, 5, 6, 7, footprint, 8, 9)
 
 
-def mac(level: int, swap_mib: tuple[float, float, float] = (0, 0, 0), footprint: int = 0) -> SystemMemory:
+def mac(
+    level: int, swap_mib: tuple[float, float, float] = (0, 0, 0), footprint: int = 0
+) -> SystemMemory:
     """`swap_mib`: in total, free and used, as `sysctl vm.swapusage` prints them."""
     answers = {
         PRESSURE: struct.pack("<i", level),
@@ -43,10 +47,8 @@ def mac(level: int, swap_mib: tuple[float, float, float] = (0, 0, 0), footprint:
 @pytest.mark.parametrize(
     ("level", "pressure"),
     [
-        (
-            1,
-            "normal",
-        ),  # "Green": 2,683,717 pages free, on Yosemite: apple.stackexchange.com, question 178262 and its copies.
+        # "Green": 2,683,717 pages free, on Yosemite: question 178262 of apple.stackexchange.com.
+        (1, "normal"),
         (2, "warning"),  # At 49 % "System-wide memory free percentage": exelban/stats#318.
         (4, "critical"),  # 32,572 pages free, on the machine of the first.
         (0, "unknown"),
@@ -58,25 +60,41 @@ def test_the_kernels_verdict(level: int, pressure: str) -> None:
 
 
 def test_swap_in_use() -> None:
-    """`vm.swapusage: total = 4096.00M  used = 2743.50M  free = 1352.50M  (encrypted)`: walles/px#80."""
+    """`vm.swapusage: total = 4096.00M  used = 2743.50M  free = 1352.50M  (encrypted)`:
+    walles/px#80."""
     assert mac(1, (4096, 1352.5, 2743.5)).swapped_bytes() == int(2743.5 * MIB)
     assert KernelMemory(lambda name: b"", lambda: b"").swapped_bytes() == 0
 
 
-def test_the_footprint_counts_where_it_is_larger_than_what_mlx_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An M5 Max of 128 GB: MLX had counted 46,506 MB, and the system 110 GB, nearly all of it dirty GPU memory: ml-explore/mlx#3896."""
+def test_the_footprint_counts_where_it_is_larger_than_what_mlx_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An M5 Max of 128 GB: MLX had counted 46,506 MB, and the system 110 GB, nearly all of it dirty
+    GPU memory: ml-explore/mlx#3896."""
     monkeypatch.setattr(mx, "get_active_memory", lambda: 46_506 * 10**6)
     monkeypatch.setattr(mx, "get_cache_memory", lambda: 2 * 10**9)
-    for footprint, active in ((110 * 10**9, 108 * 10**9), (30 * 10**9, 46_506 * 10**6), (0, 46_506 * 10**6)):
-        monkeypatch.setattr(device, "this_system", lambda footprint=footprint: mac(2, footprint=footprint))
+    for footprint, active in (
+        (110 * 10**9, 108 * 10**9),
+        (30 * 10**9, 46_506 * 10**6),
+        (0, 46_506 * 10**6),
+    ):
+        monkeypatch.setattr(
+            device, "this_system", lambda footprint=footprint: mac(2, footprint=footprint)
+        )
         stats = device.memory_stats()
-        assert (stats.active_bytes, stats.pressure) == (active, "warning"), "spare buffers are part of the footprint"
+        assert (stats.active_bytes, stats.pressure) == (active, "warning"), (
+            "spare buffers are part of the footprint"
+        )
 
 
 def test_a_system_that_says_nothing() -> None:
     silent = system_memory(lambda name: b"", lambda: rusage(5))
     assert isinstance(silent, SilentSystem)
-    assert (silent.footprint_bytes(), silent.pressure(), silent.swapped_bytes()) == (0, "unknown", 0)
+    assert (silent.footprint_bytes(), silent.pressure(), silent.swapped_bytes()) == (
+        0,
+        "unknown",
+        0,
+    )
     assert KernelMemory(lambda name: b"\x01\0\0\0", lambda: b"short").footprint_bytes() == 0
 
 
@@ -87,8 +105,9 @@ def test_the_system_at_hand_can_be_asked() -> None:
 
 
 class TestWiredMemory:
-    """`recommendedMaxWorkingSetSize` of an M5 Max of 128 GB is 107.52 GiB, and 112 with iogpu.wired_limit_mb=114688
-    (antirez/ds4#893); of an M3 of 16 GB it is 11.84 GB (AlexsJones/llmfit#754)."""
+    """`recommendedMaxWorkingSetSize` of an M5 Max of 128 GB is 107.52 GiB, and 112 with
+    iogpu.wired_limit_mb=114688 (antirez/ds4#893); of an M3 of 16 GB it is 11.84 GB
+    (AlexsJones/llmfit#754)."""
 
     @staticmethod
     def wired(recommended: float) -> tuple[WiredMemory, list[int]]:
@@ -96,7 +115,9 @@ class TestWiredMemory:
 
         def set_limit(nbytes: int) -> int:
             if nbytes > recommended:  # As MLX: mlx/backend/metal/allocator.cpp.
-                raise ValueError("Setting a wired limit larger than the maximum working set size is not allowed.")
+                raise ValueError(
+                    "Setting a wired limit larger than the maximum working set size is not allowed."
+                )
             limits.append(nbytes)
             return 0
 
@@ -134,7 +155,9 @@ class TestWiredMemory:
         assert refusing.limit_bytes == 0
 
 
-def test_a_loaded_model_wires_its_weights_unless_it_was_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_model_wires_its_weights_unless_it_was_told_not_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wired, limits = TestWiredMemory.wired(100 * GIB)
     monkeypatch.setattr(wired_memory, "WIRED", wired)
     wired_memory.bound_memory("a", Settings(no_wired_weights=True), 5 * GIB, 1)
@@ -142,7 +165,9 @@ def test_a_loaded_model_wires_its_weights_unless_it_was_told_not_to(monkeypatch:
     assert limits == [7 * GIB]
 
 
-def test_spare_buffers_are_bounded_where_there_is_a_working_set_or_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spare_buffers_are_bounded_where_there_is_a_working_set_or_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     limits: list[int] = []
     info: dict[str, Any] = {"max_recommended_working_set_size": 16 * GIB}
     monkeypatch.setattr(mx, "device_info", lambda: info)

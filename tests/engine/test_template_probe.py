@@ -1,4 +1,5 @@
-"""Messages in any order, for chat templates that behave like those of the families that agents meet."""
+"""Messages in any order, for chat templates that behave like those of the families that agents
+meet."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def tokenizer_of(directory: Path, template: str) -> HubTokenizer:
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, HubTokenizer]:
     return {
-        name: tokenizer_of(tmp_path_factory.mktemp(name), (TEMPLATES / f"{name}.jinja").read_text("utf-8"))
+        name: tokenizer_of(
+            tmp_path_factory.mktemp(name), (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+        )
         for name in FAMILIES
     }
 
@@ -61,19 +64,37 @@ ADAPTED: dict[str, set[str]] = {
     "gpt_oss": {"system", "later_system", "system_after_tool", "parallel_calls"},
     "llama3": {"calls", "parallel_calls"},
     "mistral": {
-        "system", "later_system", "system_after_tool", "users", "assistants", "first_user", "user_after_tool", "call_ids",
+        "system",
+        "later_system",
+        "system_after_tool",
+        "users",
+        "assistants",
+        "first_user",
+        "user_after_tool",
+        "call_ids",
         "calls",
     },
-    "gemma": {"system", "later_system", "system_after_tool", "users", "assistants", "first_user", "calls", "results"},
+    "gemma": {
+        "system",
+        "later_system",
+        "system_after_tool",
+        "users",
+        "assistants",
+        "first_user",
+        "calls",
+        "results",
+    },
     "deepseek": {"later_system", "system_after_tool", "arguments", "empty_results"},
     "glm": set(),
     "devstral": set(),
     "parts": {"content", "calls"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_only_what_a_template_refuses_or_drops_is_adapted(tokenizers: Mapping[str, HubTokenizer], family: str) -> None:
+def test_only_what_a_template_refuses_or_drops_is_adapted(
+    tokenizers: Mapping[str, HubTokenizer], family: str
+) -> None:
     report = tokenizers[family].template
     assert {name for name, _ in report.lines} == ADAPTED[family]
     assert report.refused == ()
@@ -114,7 +135,8 @@ TURNS: dict[str, tuple[list[Json], list[Json]]] = {
     "two calls": ([ASK, BOTH, TEXT, result("list", "text-b")], [READ, TEXT]),
     "an empty result": ([ASK, READ, result("read", "")], [LISTED, result("list", "text-b")]),
 }
-"""Messages of a first turn, and what a second one adds: an answer, and what the client says then."""
+"""Messages of a first turn, and what a second one adds: an answer, and what the client says
+then."""
 
 
 def texts(messages: list[Json]) -> list[str]:
@@ -138,7 +160,10 @@ def test_a_second_turn_begins_with_the_tokens_of_the_first(
     tokenizers: Mapping[str, HubTokenizer], family: str, turn: str
 ) -> None:
     tokenizer, (first, more) = tokenizers[family], TURNS[turn]
-    early, late = (tokenizer.encode_chat(turns, add_generation_prompt=False) for turns in (first, [*first, *more]))
+    early, late = (
+        tokenizer.encode_chat(turns, add_generation_prompt=False)
+        for turns in (first, [*first, *more])
+    )
     assert late[: len(early)] == early
     assert len(late) > len(early)
 
@@ -161,7 +186,9 @@ def test_an_empty_result_is_a_result(tokenizers: Mapping[str, HubTokenizer], fam
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_forms_of_a_message_have_the_same_tokens(tokenizers: Mapping[str, HubTokenizer], family: str) -> None:
+def test_forms_of_a_message_have_the_same_tokens(
+    tokenizers: Mapping[str, HubTokenizer], family: str
+) -> None:
     """Content as parts, arguments as JSON, an absent content, and a developer's message."""
     tokenizer = tokenizers[family]
     parts = [{"type": "text", "text": "ask-"}, {"type": "text", "text": "one"}]
@@ -180,15 +207,19 @@ def test_arguments_that_are_no_json_do_not_end_the_conversation(
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "llama3"])
-def test_a_call_without_its_result_is_still_a_call(tokenizers: Mapping[str, HubTokenizer], family: str) -> None:
-    """Templates of one call a message: the second call was aborted, and the conversation went on or ended there."""
+def test_a_call_without_its_result_is_still_a_call(
+    tokenizers: Mapping[str, HubTokenizer], family: str
+) -> None:
+    """Templates of one call a message: the second call was aborted, and the conversation went on or
+    ended there."""
     for more in ([], [AGAIN], [AGAIN, READ, TEXT]):
         text = rendered(tokenizers[family], [ASK, BOTH, TEXT, *more])
         assert sorted(re.findall(ANY_TEXT, text)) == sorted(texts([ASK, BOTH, TEXT, *more]))
 
 
 def test_arguments_are_no_python(tmp_path: Path) -> None:
-    """A template that writes arguments down as they are takes an object, too, and makes of it what no model has seen."""
+    """A template that writes arguments down as they are takes an object, too, and makes of it what
+    no model has seen."""
     template = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or () %}
         {{- call.function.name }} {{ call.function.arguments }}{% endfor %}<|end|>{% endfor %}"""
     tokenizer = tokenizer_of(tmp_path, template)
@@ -200,14 +231,17 @@ def test_arguments_are_no_python(tmp_path: Path) -> None:
 def test_instructions_behind_a_result_keep_the_reasoning_before_it(
     tokenizers: Mapping[str, HubTokenizer], family: str
 ) -> None:
-    """As a user's message they would end the step, and these templates drop the reasoning of steps that have ended."""
+    """As a user's message they would end the step, and these templates drop the reasoning of steps
+    that have ended."""
     history = [ASK, call("read", {"path": "file-a"}, reasoning_content="let-me-see"), TEXT]
     before, after = (rendered(tokenizers[family], turns) for turns in (history, [*history, LATER]))
     assert "let-me-see" in before and "let-me-see" in after
     assert "let-me-see" not in rendered(tokenizers[family], [*history, AGAIN])
 
 
-def test_the_messages_of_the_caller_stay_as_they_are(tokenizers: Mapping[str, HubTokenizer]) -> None:
+def test_the_messages_of_the_caller_stay_as_they_are(
+    tokenizers: Mapping[str, HubTokenizer],
+) -> None:
     messages = [SYSTEM, MORE, ASK, BOTH, TEXT, LATER]
     copy = json.loads(json.dumps(messages))
     for tokenizer in tokenizers.values():
@@ -246,11 +280,13 @@ def test_what_no_change_helps_is_named_and_refused(tmp_path: Path) -> None:
 def test_a_template_that_renders_no_question_is_named_and_nothing_is_adapted(
     tmp_path: Path, template: str, fault: str
 ) -> None:
-    """Found by use: each chat was refused as if its messages were at fault, and neither log nor doctor said a word."""
+    """Found by use: each chat was refused as if its messages were at fault, and neither log nor
+    doctor said a word."""
     report = tokenizer_of(tmp_path, template).template
     assert report.lines == (("not_rendered", "user"),)
     assert (
-        report.summary == f"the chat template does not render a question ({fault}); /v1/completions needs no template"
+        report.summary
+        == f"the chat template does not render a question ({fault}); /v1/completions needs no template"
     )
 
 
@@ -259,14 +295,20 @@ def test_a_refusal_says_that_the_template_refuses_any_question(tmp_path: Path) -
         tokenizer_of(tmp_path, "{{ 1 / 0 }}").encode_chat([ASK])
     problem = caught.value.problem
     assert (problem.status, problem.param) == (400, "messages")
-    assert "division by zero; it renders no question at all, and /v1/completions needs no template" in problem.message
+    assert (
+        "division by zero; it renders no question at all, and /v1/completions needs no template"
+        in problem.message
+    )
 
 
 def test_several_templates_none_of_them_the_default(tmp_path: Path) -> None:
-    """Found by use: the error asked for the argument `chat_template`, which is refused. With tools there is a template."""
+    """Found by use: the error asked for the argument `chat_template`, which is refused. With tools
+    there is a template."""
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     save_tokenizer(tmp_path)
-    named: list[Json] = [{"name": name, "template": name + template} for name in ("rag", "tool_use")]
+    named: list[Json] = [
+        {"name": name, "template": name + template} for name in ("rag", "tool_use")
+    ]
     backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
     tokenizer = saved(backend, tmp_path, chat_template=named)
     fault = "of its templates (rag, tool_use) none is named default"
@@ -296,7 +338,10 @@ def conversation(roles: list[str]) -> list[Json]:
                 messages.append(message("assistant", "", tool_calls=made))
                 messages += [result(name, f"r-{name}") for name in names]
             case "tool":
-                messages += [call(f"{index}", {"path": f"p-{index}"}, "look"), result(f"{index}", "")]
+                messages += [
+                    call(f"{index}", {"path": f"p-{index}"}, "look"),
+                    result(f"{index}", ""),
+                ]
             case _:
                 messages.append(message(role, f"text-{index}"))
     return messages
@@ -306,7 +351,8 @@ def conversation(roles: list[str]) -> list[Json]:
 def test_an_answer_changes_no_message_before_it(
     tokenizers: Mapping[str, HubTokenizer], roles: list[str], data: st.DataObject
 ) -> None:
-    """Whatever the conversation is: what was adapted for one turn is the beginning of what is adapted for the next."""
+    """Whatever the conversation is: what was adapted for one turn is the beginning of what is
+    adapted for the next."""
     messages = conversation(roles)
     answers = [
         index
@@ -315,5 +361,7 @@ def test_an_answer_changes_no_message_before_it(
     ]
     end = data.draw(st.sampled_from([*answers, len(messages)]))
     for tokenizer in tokenizers.values():
-        early, late = (tokenizer.template.adaptation.adapted(turns) for turns in (messages[:end], messages))
+        early, late = (
+            tokenizer.template.adaptation.adapted(turns) for turns in (messages[:end], messages)
+        )
         assert late[: len(early)] == early

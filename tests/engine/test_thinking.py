@@ -57,7 +57,8 @@ def test_whoever_ends_by_itself_is_free_for_ever() -> None:
 
 
 def test_no_end_of_the_answer_comes_before_min_tokens() -> None:
-    """While it thinks, after that, and along a draft; a forced end of thinking comes all the same."""
+    """While it thinks, after that, and along a draft; a forced end of thinking comes all the
+    same."""
     rule = ThinkingRule(LIMIT, VOCABULARY, 4, (7, 310))
     others = [token for token in range(VOCABULARY) if token not in (7, 310)]
     assert following(rule, 3) == others and following(rule, 4) is None
@@ -68,13 +69,20 @@ def test_no_end_of_the_answer_comes_before_min_tokens() -> None:
 
 def test_min_tokens_count_in_the_batch_beside_a_budget() -> None:
     wanting = Sampling(temperature=0, logit_bias=((7, 100.0),))
-    request = Request(prompts()[0], 9, wanting, min_tokens=5, ends=(7,), thinking=attrs.evolve(LIMIT, tokens=100))
+    request = Request(
+        prompts()[0], 9, wanting, min_tokens=5, ends=(7,), thinking=attrs.evolve(LIMIT, tokens=100)
+    )
     [answer] = answers(StepEngine(build("llama"), VOCABULARY), [request])
     assert answer.index(7) == 5
 
 
-@given(st.lists(st.sampled_from([1, 2, *START, *END]), max_size=12), st.lists(st.sampled_from([1, *END]), max_size=6))
-def test_masks_along_a_draft_are_those_of_its_tokens_and_move_nothing(said: list[int], draft: list[int]) -> None:
+@given(
+    st.lists(st.sampled_from([1, 2, *START, *END]), max_size=12),
+    st.lists(st.sampled_from([1, *END]), max_size=6),
+)
+def test_masks_along_a_draft_are_those_of_its_tokens_and_move_nothing(
+    said: list[int], draft: list[int]
+) -> None:
     rule = took(ThinkingRule(LIMIT, VOCABULARY), *said)
     along = rule.along(draft, 0)
     assert (along[0] == rule.allowed(0)).all() and len(along) == 1 + len(draft)

@@ -22,7 +22,10 @@ USER = {"role": "user", "content": "hi"}
 
 def saved(backend: Backend, directory: Path, **config: Any) -> HubTokenizer:
     backend.save(str(directory / "tokenizer.json"))
-    write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config})
+    write_json(
+        directory / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", **config},
+    )
     return load(directory)
 
 
@@ -34,7 +37,17 @@ def byte_bpe(tmp_path: Path) -> HubTokenizer:
 
 @pytest.fixture
 def spm(tmp_path: Path) -> HubTokenizer:
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁ab"]
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "a",
+        "b",
+        "▁a",
+        "▁ab",
+    ]
     backend = Backend(
         models.BPE(
             vocab={piece: i for i, piece in enumerate(pieces)},
@@ -44,14 +57,18 @@ def spm(tmp_path: Path) -> HubTokenizer:
         )
     )
     backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return saved(backend, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 @pytest.fixture
 def wordpiece(tmp_path: Path) -> HubTokenizer:
     pieces = ["[UNK]", "a", "play", "##ing", "now"]
-    backend = Backend(models.WordPiece(vocab={piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    backend = Backend(
+        models.WordPiece(vocab={piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.WordPiece()
     return saved(backend, tmp_path, unk_token="[UNK]")
@@ -101,7 +118,9 @@ def test_special_tokens_are_silent_and_added_text_is_not(tmp_path: Path) -> None
 def test_ids_beyond_the_vocabulary_add_nothing(byte_bpe: HubTokenizer) -> None:
     """Models pad their vocabulary to a multiple of something."""
     assert byte_bpe.token_bytes(512) == b""
-    assert {byte_bpe.token_bytes(-back) for back in range(1, 600)} == {b""}, "nor are they counted from the end"
+    assert {byte_bpe.token_bytes(-back) for back in range(1, 600)} == {b""}, (
+        "nor are they counted from the end"
+    )
 
 
 def test_half_a_character_is_printable(byte_bpe: HubTokenizer) -> None:
@@ -144,10 +163,18 @@ def test_a_template_that_refuses_is_a_bad_request(tmp_path: Path, template: str)
 def test_every_end_of_a_turn(tmp_path: Path) -> None:
     """F16: the tokenizer's own, an int, a list, and one that is nested."""
     save_tokenizer(tmp_path)
-    found = load(tmp_path, {"eos_token_id": 3}, {"eos_token_id": [4, 5]}, {"text_config": {"eos_token_id": 6}}, {})
+    found = load(
+        tmp_path,
+        {"eos_token_id": 3},
+        {"eos_token_id": [4, 5]},
+        {"text_config": {"eos_token_id": 6}},
+        {},
+    )
     assert found.eos_token_ids == {511, 3, 4, 5, 6}
     assert eos_ids({"eos_token_id": 0}) == {0}
-    assert load(tmp_path, {"eos_token_id": [4, None]}, {"eos_token_id": "</s>"}).with_grammars(512).eos_token_ids == {
+    assert load(tmp_path, {"eos_token_id": [4, None]}, {"eos_token_id": "</s>"}).with_grammars(
+        512
+    ).eos_token_ids == {
         511,
         4,
     }
@@ -181,7 +208,9 @@ def test_a_chat_template_of_a_processor(tmp_path: Path) -> None:
 
 def test_chat_template_or_none(byte_bpe: HubTokenizer, tmp_path: Path) -> None:
     assert byte_bpe.has_chat_template
-    assert not saved(Backend.from_file(str(tmp_path / "tokenizer.json")), tmp_path).has_chat_template
+    assert not saved(
+        Backend.from_file(str(tmp_path / "tokenizer.json")), tmp_path
+    ).has_chat_template
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}"])
@@ -194,12 +223,18 @@ def test_no_usable_tokenizer_is_one_line(tmp_path: Path, content: str | None) ->
     assert "\n" not in str(unusable.value)
 
 
-def test_code_of_a_model_is_neither_run_nor_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by use: `trouper doctor` asked on stdin whether it might run the model's tokenizer, and ran it after a "y"."""
+def test_code_of_a_model_is_neither_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by use: `trouper doctor` asked on stdin whether it might run the model's tokenizer, and
+    ran it after a "y"."""
     ran = tmp_path / "ran"
     save_tokenizer(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    own = {
+        "tokenizer_class": "OwnTokenizer",
+        "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]},
+    }
     write_json(tmp_path / "tokenizer_config.json", {**config, **own})
     (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass OwnTokenizer: pass\n")
     monkeypatch.setattr("builtins.input", lambda _: "y")
@@ -209,7 +244,8 @@ def test_code_of_a_model_is_neither_run_nor_asked_about(tmp_path: Path, monkeypa
 
 
 def test_what_a_config_lacks_is_named_beyond_the_first_line(tmp_path: Path) -> None:
-    """Found by use: the error ended behind "Validation error for field 'max_position_embeddings':"."""
+    """Found by use: the error ended behind "Validation error for field
+    'max_position_embeddings':"."""
     save_tokenizer(tmp_path)
     write_json(tmp_path / "config.json", {"model_type": "llama", "max_position_embeddings": "many"})
     with pytest.raises(ModelUnusable, match=r"'max_position_embeddings': .*many"):
@@ -220,7 +256,9 @@ def test_the_last_message_goes_on(byte_bpe: HubTokenizer) -> None:
     """continue_final_message: nothing ends it. Without add_generation_prompt no answer begins."""
     history = [USER, {"role": "assistant", "content": "I say"}]
     end = b"assistant: I say"
-    continued = byte_bpe.encode_chat(history, add_generation_prompt=False, continue_final_message=True)
+    continued = byte_bpe.encode_chat(
+        history, add_generation_prompt=False, continue_final_message=True
+    )
     assert text_of(byte_bpe, continued).endswith(end)
     assert continued[-1] not in byte_bpe.eos_token_ids
     closed = byte_bpe.encode_chat(history, add_generation_prompt=False)
@@ -266,19 +304,30 @@ def test_what_a_template_renders_has_the_tokens_of_the_chat(byte_bpe: HubTokeniz
 def test_a_tokenizer_with_a_template_of_its_own_renders_and_tokenizes_in_one(
     byte_bpe: HubTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(byte_bpe._wrapped._tokenizer), "apply_chat_template", lambda *_, **__: [1, 2])
+    monkeypatch.setattr(
+        type(byte_bpe._wrapped._tokenizer), "apply_chat_template", lambda *_, **__: [1, 2]
+    )
     assert byte_bpe.render_chat([USER], {}) is None
     assert byte_bpe.encode_chat([USER]) == (1, 2)
 
 
 def test_the_longest_token(byte_bpe: HubTokenizer) -> None:
-    assert byte_bpe.longest_token == max(len(byte_bpe.token_bytes(token)) for token in range(512)) > 1
+    assert (
+        byte_bpe.longest_token == max(len(byte_bpe.token_bytes(token)) for token in range(512)) > 1
+    )
 
 
-def test_a_tokenizer_that_panics_refuses_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_panics_refuses_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A panic of Rust is no `Exception`: it would end the server, and not the request."""
     save_tokenizer(tmp_path)
-    split = {"type": "Split", "pattern": {"Regex": "(b+)+!"}, "behavior": "Isolated", "invert": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": "(b+)+!"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     write_json(tmp_path / "tokenizer.json", content | {"pre_tokenizer": split})
     tokenizer = load(tmp_path)

@@ -30,9 +30,10 @@ def test_a_model_that_was_warmed_up_answers_as_ever(name: str, shapes: Shapes) -
     assert engine.lengths() == {}
     assert engine.nbytes == 0
     prompt = [5, 6, 7, 8]
-    assert [row.tokens for row in Driver(StepEngine(model, VOCABULARY, shapes=shapes)).play([Request(prompt, 6)])] == [
-        reference(model, prompt, 6)
-    ]
+    assert [
+        row.tokens
+        for row in Driver(StepEngine(model, VOCABULARY, shapes=shapes)).play([Request(prompt, 6)])
+    ] == [reference(model, prompt, 6)]
 
 
 class WatchedEngine(StepEngine):
@@ -64,19 +65,26 @@ def test_the_first_long_prompt_meets_nothing_new() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for module in (attention_seam, trouper.engine.warm_up):
             patch.setattr(module, "plain", counted)
-        engine = StepEngine(build("llama"), VOCABULARY, shapes=attrs.evolve(ROUNDED, mask_elements=2**16))
+        engine = StepEngine(
+            build("llama"), VOCABULARY, shapes=attrs.evolve(ROUNDED, mask_elements=2**16)
+        )
         warm_up(engine, VOCABULARY, context=1200, chunk=256, step=64)
     assert {(256, end) for end in range(512, 1200, 256)} <= set(lengths)
     beside_streams = {end for width, end in lengths if width == 64}
-    assert beside_streams >= {engine.shapes.keys(end) for end in range(128, 1025, 64)}, "with masks as arrays"
-    assert beside_streams >= set(range(1024 + 64, 1200, 64)), "a chunk of 64 has a mask as an array until then"
+    assert beside_streams >= {engine.shapes.keys(end) for end in range(128, 1025, 64)}, (
+        "with masks as arrays"
+    )
+    assert beside_streams >= set(range(1024 + 64, 1200, 64)), (
+        "a chunk of 64 has a mask as an array until then"
+    )
 
 
 @pytest.mark.parametrize("at", [0, 3, 20])
 def test_too_little_memory_for_all_of_it_is_said_and_no_failure(
     at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another process has the device's memory: the model was loaded, and short requests can be served."""
+    """Another process has the device's memory: the model was loaded, and short requests can be
+    served."""
     model = build("llama")
     engine, launched = StepEngine(model, VOCABULARY), list[Plan]()
 
@@ -89,7 +97,9 @@ def test_too_little_memory_for_all_of_it_is_said_and_no_failure(
     monkeypatch.setattr(engine, "launch", launch)
     warm_up(engine, VOCABULARY, context=1024)
     assert len(launched) == at + 1
-    [record] = [record for record in caplog.records if record.name == trouper.engine.warm_up.__name__]
+    [record] = [
+        record for record in caplog.records if record.name == trouper.engine.warm_up.__name__
+    ]
     assert "out of memory" in record.getMessage() and record.levelname == "WARNING"
 
 

@@ -60,8 +60,8 @@ def case(kind: Kind, *words: str) -> Callable[[Make], Make]:
 
 
 def build(directory: Path, tiny_model: Path, *names: str) -> list[Case]:
-    """Make all cases below `directory`, or those whose names begin with one of `names`, from a sound
-    model with a tokenizer and a template."""
+    """Make all cases below `directory`, or those whose names begin with one of `names`, from a
+    sound model with a tokenizer and a template."""
     config = json.loads((tiny_model / "config.json").read_text())
     cases = []
     for recipe in RECIPES:
@@ -87,7 +87,7 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory)
 
 
-# -- what the recipes are made of ----------------------------------------------------------------------
+# -- what the recipes are made of ----------------------------------------------------------------
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -125,7 +125,9 @@ def one_tensor(path: Path, entry: dict[str, Any], name: str = "model.norm.weight
 LAYER = "model.layers.0.self_attn.o_proj"
 
 
-def save_adapter(path: Path, hidden: int, layers: tuple[str, ...] = (LAYER,), **config: Any) -> None:
+def save_adapter(
+    path: Path, hidden: int, layers: tuple[str, ...] = (LAYER,), **config: Any
+) -> None:
     """A sound adapter of PEFT's for square layers, rank 4."""
     header, data = dict[str, Any](), b""
     for layer in layers:
@@ -145,7 +147,7 @@ def hidden_of(path: Path) -> int:
     return int(next(iter(header.values()))["shape"][1])
 
 
-# -- configs -------------------------------------------------------------------------------------------
+# -- configs -------------------------------------------------------------------------------------
 
 
 @case("model", "config.json", "nested too deeply")
@@ -239,7 +241,8 @@ def config_value(name: str, key: str, value: Any, *words: str) -> None:
     def make(path: Path) -> None:
         edit(path / "config.json", **{key: value})
 
-    unused = isinstance(value, dict) and "bits" in value  # No weight of the sound model is quantized.
+    # No weight of the sound model is quantized.
+    unused = isinstance(value, dict) and "bits" in value
     named = () if unused else words or (f"config_{name}",)
     RECIPES.append(_Recipe(f"config_{name}", "model", named, make))
 
@@ -299,7 +302,7 @@ def generation_config_fifo(path: Path) -> None:
     os.mkfifo(path / "generation_config.json")
 
 
-# -- weights -------------------------------------------------------------------------------------------
+# -- weights -------------------------------------------------------------------------------------
 
 
 @case("model", "model.safetensors", "truncated")
@@ -426,7 +429,7 @@ def index_deep(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(DEEP)
 
 
-# -- tokenizers ----------------------------------------------------------------------------------------
+# -- tokenizers ----------------------------------------------------------------------------------
 
 
 @case("model", "tokenizer")
@@ -464,25 +467,42 @@ def template_fifo(path: Path) -> None:
 @case("model")
 def tokenizer_strings_of_a_megabyte(path: Path) -> None:
     model = json.loads((path / "tokenizer.json").read_text())["model"]
-    vocabulary = {key + "x" * 2**20 * (index < 8): index for index, key in enumerate(model["vocab"])}
+    vocabulary = {
+        key + "x" * 2**20 * (index < 8): index for index, key in enumerate(model["vocab"])
+    }
     tokenizer(path, model={**model, "vocab": vocabulary})
 
 
 @case("model", "tokenizer.json", "added")
 def tokenizer_million_added_tokens(path: Path) -> None:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
-    tokenizer(path, added_tokens=[{"id": n, "content": f"<{n}>", **flags} for n in range(1_000_000)])
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": True,
+        "special": True,
+    }
+    tokenizer(
+        path, added_tokens=[{"id": n, "content": f"<{n}>", **flags} for n in range(1_000_000)]
+    )
 
 
 @case("model", "tokenizer")
 def tokenizer_ids_of_2_32(path: Path) -> None:
     model = json.loads((path / "tokenizer.json").read_text())["model"]
-    tokenizer(path, model={**model, "vocab": {key: 2**32 - 1 - n for n, key in enumerate(model["vocab"])}})
+    tokenizer(
+        path, model={**model, "vocab": {key: 2**32 - 1 - n for n, key in enumerate(model["vocab"])}}
+    )
 
 
 @case("model", "tokenizer")
 def tokenizer_splits_without_end(path: Path) -> None:
-    split = {"type": "Split", "pattern": {"Regex": BACKTRACKS}, "behavior": "Isolated", "invert": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": BACKTRACKS},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     tokenizer(path, pre_tokenizer=split)
 
 
@@ -511,7 +531,7 @@ def tokenizer_unigram_nonsense(path: Path) -> None:
     tokenizer(path, model={"type": "Unigram", "unk_id": 7, "vocab": [["a", 1e308], ["b", -1e308]]})
 
 
-# -- chat templates ------------------------------------------------------------------------------------
+# -- chat templates ------------------------------------------------------------------------------
 
 
 def template_case(name: str, source: str, *words: str) -> None:
@@ -533,7 +553,9 @@ template_case(
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(30) }}",
     *ENDLESS,
 )
-template_case("doubles_text", "{% set s = 'aaaaaaaa' %}" + "{% set s = s ~ s %}" * 60 + "{{ s }}", *ENDLESS)
+template_case(
+    "doubles_text", "{% set s = 'aaaaaaaa' %}" + "{% set s = s ~ s %}" * 60 + "{{ s }}", *ENDLESS
+)
 template_case("multiplies_text", "{{ 'a' * 10**10 }}", *ENDLESS)
 template_case("power", "{{ 10**(10**10) }}", *ENDLESS)
 template_case("power_of_variables", "{% set a = 10 %}{{ a ** (a ** a) }}", *ENDLESS)
@@ -543,12 +565,17 @@ template_case("pads", "{{ 'a'.ljust(10**11) }}", *ENDLESS)
 template_case("formats", "{{ '%999999999999d' % 1 }}")
 template_case("lipsum", "{{ lipsum(n=10**8) }}", *ENDLESS)
 template_case(
-    "lists_of_lists", "{% set l = ['aaaaaaaa'] %}" + "{% set l = [l, l] %}" * 60 + "{{ l | tojson }}", *ENDLESS
+    "lists_of_lists",
+    "{% set l = ['aaaaaaaa'] %}" + "{% set l = [l, l] %}" * 60 + "{{ l | tojson }}",
+    *ENDLESS,
 )
 template_case("escapes", "{{ raise_exception('\x1b]0;owned\x07\\n' ~ messages) }}")
 template_case("raises_odd_things", "{{ messages.nothing.at.all() / 0 }}")
 template_case("includes", "{% include '/etc/passwd' %}{% import 'os' as os %}{% extends 'x' %}")
-template_case("leaves_the_sandbox", "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__ }}")
+template_case(
+    "leaves_the_sandbox",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__ }}",
+)
 template_case("deep_parentheses", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
 template_case("deep_blocks", "{% if 1 %}" * 3000 + "{% endif %}" * 3000)
 template_case("of_10_mb", "{# x #}{{ messages }}" * 500_000, *ENDLESS)
@@ -559,7 +586,7 @@ def template_is_a_number(path: Path) -> None:
     edit(path / "tokenizer_config.json", chat_template=7)
 
 
-# -- adapters ------------------------------------------------------------------------------------------
+# -- adapters ------------------------------------------------------------------------------------
 
 
 def adapter_config(name: str, words: tuple[str, ...], **changes: Any) -> None:
@@ -707,7 +734,7 @@ def adapter_of_mlx_lm_nonsense(path: Path) -> None:
     replace(path / "adapter_config.json", json.dumps(nonsense))
 
 
-# -- GGUF ----------------------------------------------------------------------------------------------
+# -- GGUF ----------------------------------------------------------------------------------------
 
 
 def gguf_case(name: str, content: bytes) -> None:

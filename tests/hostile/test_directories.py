@@ -71,7 +71,9 @@ def test_a_scan_lists_them_as_damaged_in_one_line_each(made: list[Case]) -> None
     [("template_power", "template_multiplies", "tokenizer_splits", "template_escapes")],
     indirect=True,
 )
-def test_templates_and_tokenizers_without_end_are_refused(made: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_and_tokenizers_without_end_are_refused(
+    made: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenizer_trial, "CPU_S", 1)
     for case in made:
         if case.words:
@@ -128,7 +130,9 @@ def test_the_first_pattern_that_matches_decides() -> None:
     assert (patterns.value_for(LAYER, 1), patterns.value_for("x.k_proj", 1)) == (3, 2)
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+!", "a*a*!", "(q|k)_proj", ".*q_proj", "a{9}", r"\w+\w+", r"(a)\1", "[^a]"])
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+!", "a*a*!", "(q|k)_proj", ".*q_proj", "a{9}", r"\w+\w+", r"(a)\1", "[^a]"]
+)
 def test_patterns_that_may_match_in_several_ways_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="may match in several ways"):
         LayerPatterns({pattern: 3})

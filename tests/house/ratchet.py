@@ -16,10 +16,9 @@ from tests.house import figures, source_tree, words
 from tests.house.source_tree import Module
 
 FILE = Path(__file__).with_suffix(".json")
-TREES = ("trouper", "tests", "benchmarks", "examples")
 
 Faults = dict[str, dict[str, Any]]
-"""Counts by tree (`wide_lines`), and by tree and word (`words`, as `tests: told`); lists of names
+"""Counts by tree and word (`words`, as `tests: told`); lists of names
 by module (`foreign_names`) and of packages by package (`pairs`)."""
 
 
@@ -30,7 +29,6 @@ def measure_faults(root: Path, modules: Mapping[str, Module] | None = None) -> F
     for one, other in source_tree.list_pairs(modules, source_tree.graph_imports(modules)):
         pairs.setdefault(one, []).append(other)
     return {
-        "wide_lines": {tree: _count_wide_lines(root / tree) for tree in TREES},
         "words": {
             **_count_words(figures.PACKAGE, (module.nodes for module in modules.values())),
             **_count_words("tests", map(ast.walk, _parse_files(root / "tests"))),
@@ -38,10 +36,6 @@ def measure_faults(root: Path, modules: Mapping[str, Module] | None = None) -> F
         "foreign_names": figures.list_foreign_elsewhere(modules),
         "pairs": pairs,
     }
-
-
-def _count_wide_lines(directory: Path) -> int:
-    return sum(figures.count_wide_lines(text) for text in _read_texts(directory))
 
 
 def _read_texts(directory: Path) -> Iterator[str]:

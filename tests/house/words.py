@@ -7,13 +7,26 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-OLD_WORDS = frozenset({
-    *("voice", "speech", "said", "told", "pulse", "pace", "ledger", "foretold", "fleet"),
-    *("journal", "onlooker", "aside", "outlive", "showing", "looked", "choosing", "withdrawn"),
-    *("gone", "hoped", "unplanned", "adopt", "disown", "orphan", "reunite", "disinherit"),
-    *("doubted", "leap", "fades", "troupe", "facts", "place", "asked", "wanted", "most", "least"),
-    *("beside", "whole"),
-})  # fmt: skip
+OLD_WORDS = frozenset(
+    {
+        *("voice", "speech", "said", "told", "pulse", "pace", "ledger", "foretold", "fleet"),
+        *("journal", "onlooker", "aside", "outlive", "showing", "looked", "choosing", "withdrawn"),
+        *("gone", "hoped", "unplanned", "adopt", "disown", "orphan", "reunite", "disinherit"),
+        *(
+            "doubted",
+            "leap",
+            "fades",
+            "troupe",
+            "facts",
+            "place",
+            "asked",
+            "wanted",
+            "most",
+            "least",
+        ),
+        *("beside", "whole"),
+    }
+)
 """The left column of the glossary of renamed words, and nouns that stood for the field's."""
 VAGUE_NAMES = frozenset({"found", "parts", "known", "given"})
 """As a name alone; `found_models` says of what."""

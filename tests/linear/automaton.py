@@ -26,13 +26,22 @@ import attrs
 
 Use = Literal["match", "fullmatch", "search"]
 Chars = frozenset[str]
-ASCII, DOTALL, IGNORECASE, MULTILINE = int(re.ASCII), int(re.DOTALL), int(re.IGNORECASE), int(re.MULTILINE)
+ASCII, DOTALL, IGNORECASE, MULTILINE = (
+    int(re.ASCII),
+    int(re.DOTALL),
+    int(re.IGNORECASE),
+    int(re.MULTILINE),
+)
 EXPANDED = 8
 """Repetitions up to this number are written out; more are taken for any number."""
 CATEGORIES = {
-    sre.CATEGORY_DIGIT: r"\d", sre.CATEGORY_NOT_DIGIT: r"\D", sre.CATEGORY_SPACE: r"\s", sre.CATEGORY_NOT_SPACE: r"\S",
-    sre.CATEGORY_WORD: r"\w", sre.CATEGORY_NOT_WORD: r"\W",
-}  # fmt: skip
+    sre.CATEGORY_DIGIT: r"\d",
+    sre.CATEGORY_NOT_DIGIT: r"\D",
+    sre.CATEGORY_SPACE: r"\s",
+    sre.CATEGORY_NOT_SPACE: r"\S",
+    sre.CATEGORY_WORD: r"\w",
+    sre.CATEGORY_NOT_WORD: r"\W",
+}
 SAMPLES = [
     *map(chr, range(0x80)),
     "\x85",
@@ -98,7 +107,9 @@ class Automaton:
             whole = self._joined(self._anywhere([*tree]), whole)
         for way in whole.firsts:
             self._edge(Way(self._start), way)
-        self.accepting = set() if use == "fullmatch" else {way.at for way in whole.lasts if way.sure}
+        self.accepting = (
+            set() if use == "fullmatch" else {way.at for way in whole.lasts if way.sure}
+        )
         if use != "fullmatch" and any(way.sure for way in whole.empty):
             self.accepting.add(self._start)
 
@@ -110,12 +121,14 @@ class Automaton:
                 return self._either([NOTHING, self._joined(every, self._one(frozenset("\n")))])
             case [(sre.AT, sre.AT_BEGINNING | sre.AT_BEGINNING_STRING)]:
                 return NOTHING
-            case [(sre.ASSERT_NOT, (-1, inner))] if (single := self._single([*inner], self._flags)) is not None:
+            case [(sre.ASSERT_NOT, (-1, inner))] if (
+                single := self._single([*inner], self._flags)
+            ) is not None:
                 before = self._one(frozenset(self._alphabet) - single)
                 return self._either([NOTHING, self._joined(every, before)])
         return every
 
-    # -- from the parsed expression to the automaton ---------------------------------------------------
+    # -- from the parsed expression to the automaton ----------------------------------------------
 
     def _position(self, chars: Chars) -> int:
         self._chars.append(chars)
@@ -134,15 +147,22 @@ class Automaton:
         for last, first in product(left.lasts, right.firsts):
             self._edge(last, first)
         return Part(
-            left.firsts + tuple(empty.then(first, first.at) for empty in left.empty for first in right.firsts),
-            right.lasts + tuple(last.then(empty, last.at) for last in left.lasts for empty in right.empty),
+            left.firsts
+            + tuple(empty.then(first, first.at) for empty in left.empty for first in right.firsts),
+            right.lasts
+            + tuple(last.then(empty, last.at) for last in left.lasts for empty in right.empty),
             tuple(a.then(b, -1) for a in left.empty for b in right.empty),
         )
 
     @staticmethod
     def _either(parts: Iterable[Part]) -> Part:
         parts = [*parts]
-        return Part(*(sum((getattr(part, name) for part in parts), ()) for name in ("firsts", "lasts", "empty")))
+        return Part(
+            *(
+                sum((getattr(part, name) for part in parts), ())
+                for name in ("firsts", "lasts", "empty")
+            )
+        )
 
     def _loop(self, part: Part) -> Part:
         """Any number of repetitions, also none."""
@@ -153,7 +173,8 @@ class Automaton:
     def _sequence(self, items: Iterable[Any], flags: int) -> Part:
         return reduce(self._joined, (self._part(op, av, flags) for op, av in items), NOTHING)
 
-    def _part(self, op: Any, av: Any, flags: int) -> Part:  # noqa: PLR0911 - one for each kind of part.
+    # One for each kind of part.
+    def _part(self, op: Any, av: Any, flags: int) -> Part:  # noqa: PLR0911
         if (chars := self._single([(op, av)], flags)) is not None:
             return self._one(chars)
         match op, av:
@@ -179,7 +200,9 @@ class Automaton:
         if high is sre.MAXREPEAT or high > EXPANDED:
             if low > 2 and make().empty:
                 raise TooHard("many repetitions of what may be nothing")
-            return reduce(self._joined, [make() for _ in range(min(low, 2))] + [self._loop(make())], NOTHING)
+            return reduce(
+                self._joined, [make() for _ in range(min(low, 2))] + [self._loop(make())], NOTHING
+            )
         rest = NOTHING
         for _ in range(high - low):
             rest = self._either([self._joined(make(), rest), NOTHING])
@@ -202,22 +225,34 @@ class Automaton:
             case [(sre.LITERAL | sre.NOT_LITERAL | sre.ANY | sre.IN as op, av)]:
                 key = str(op), str(av), flags
                 if key not in self._singles:
-                    self._singles[key] = frozenset(char for char in self._alphabet if _reads(op, av, char, flags))
+                    self._singles[key] = frozenset(
+                        char for char in self._alphabet if _reads(op, av, char, flags)
+                    )
                 return self._singles[key]
         return None
 
-    # -- what makes it more than linear ----------------------------------------------------------------
+    # -- what makes it more than linear -----------------------------------------------------------
 
     def faults(self) -> list[str]:
         """Say where the paths are more than in proportion to the text."""
         reached = {p: self._reached(p) for p in range(len(self._chars))}
         cyclic = [p for p in reached if p in reached[p]]
         found = [
-            f"{_shown(self._chars[p])} is read in two ways, exponential" for p in cyclic if self._two_ways(p, reached)
+            f"{_shown(self._chars[p])} is read in two ways, exponential"
+            for p in cyclic
+            if self._two_ways(p, reached)
         ]
         for p, q in product(cyclic, cyclic):
-            if p != q and q not in self.accepting and q in reached[p] and self._one_after_other(p, q, reached):
-                found.append(f"{_shown(self._chars[p])} and {_shown(self._chars[q])} read the same, polynomial")
+            if (
+                p != q
+                and q not in self.accepting
+                and q in reached[p]
+                and self._one_after_other(p, q, reached)
+            ):
+                found.append(
+                    f"{_shown(self._chars[p])} and {_shown(self._chars[q])} read the same, "
+                    "polynomial"
+                )
         return found
 
     def _reached(self, begin: int) -> set[int]:
@@ -236,7 +271,9 @@ class Automaton:
         seen, waiting = set[tuple[int, int, bool]](), deque([(q, q, False)])
         while waiting:
             a, b, apart = waiting.popleft()
-            for (i, (c, with_c)), (j, (d, with_d)) in product(enumerate(self.edges[a]), enumerate(self.edges[b])):
+            for (i, (c, with_c)), (j, (d, with_d)) in product(
+                enumerate(self.edges[a]), enumerate(self.edges[b])
+            ):
                 further = apart or (a, i) != (b, j)
                 state = (c, d, further)
                 if (
@@ -260,7 +297,12 @@ class Automaton:
         while waiting:
             x, y, z = waiting.popleft()
             for (a, with_a), (c, with_c) in product(self.edges[x], self.edges[z]):
-                if not (both := with_a & with_c) or p not in reached[a] or q not in reached[c] or c in barred:
+                if (
+                    not (both := with_a & with_c)
+                    or p not in reached[a]
+                    or q not in reached[c]
+                    or c in barred
+                ):
                     continue
                 for b, with_b in self.edges[y]:
                     if not both & with_b or q not in reached[b] or b in barred:

@@ -29,9 +29,16 @@ from trouper.web.output.tool_calls import Tools
 
 PACKAGE = Path(trouper.__file__).parent
 FUNCTIONS: Mapping[str, Use] = {
-    "compile": "search", "match": "match", "fullmatch": "fullmatch", "search": "search", "sub": "search",
-    "subn": "search", "split": "search", "findall": "search", "finditer": "search",
-}  # fmt: skip
+    "compile": "search",
+    "match": "match",
+    "fullmatch": "fullmatch",
+    "search": "search",
+    "sub": "search",
+    "subn": "search",
+    "split": "search",
+    "findall": "search",
+    "finditer": "search",
+}
 
 
 @attrs.frozen
@@ -45,13 +52,21 @@ class Expression:
 def _answers() -> Iterator[MarkedAnswer]:
     for form in FORMATS.values():
         for thinking in THINKING.values():
-            yield MarkedAnswer(TextSource(), CallSink(Tools(), lambda _outcome: None), thinking, form)
+            yield MarkedAnswer(
+                TextSource(), CallSink(Tools(), lambda _outcome: None), thinking, form
+            )
 
 
 MADE: Mapping[tuple[str, str], Any] = {
-    ("web/output/formats/marked_answer.py", "_stops"): lambda: [("search", answer._stops) for answer in _answers()],
-    ("web/output/formats/marked_answer.py", "_words"): lambda: [("match", answer._words) for answer in _answers()],
-    ("web/output/formats/marked_answer.py", "_blanks"): lambda: [("match", answer._blanks) for answer in _answers()],
+    ("web/output/formats/marked_answer.py", "_stops"): lambda: [
+        ("search", answer._stops) for answer in _answers()
+    ],
+    ("web/output/formats/marked_answer.py", "_words"): lambda: [
+        ("match", answer._words) for answer in _answers()
+    ],
+    ("web/output/formats/marked_answer.py", "_blanks"): lambda: [
+        ("match", answer._blanks) for answer in _answers()
+    ],
     ("web/output/formats/json_calls.py", "_plain_text"): lambda: [
         ("match", json_calls._plain_text(first)) for first in ("", "<", "[")
     ],
@@ -61,10 +76,14 @@ MADE: Mapping[tuple[str, str], Any] = {
     ("engine/loading/layer_patterns.py", "__init__"): lambda: [
         ("fullmatch", expression)
         for *_, expression, _ in LayerPatterns(
-            dict.fromkeys([r"^model\.layers\.[0-5]\.mlp", r"layers\.\d+\.[a-z]+.down_proj$", r"[0-9]\.\d"], 8)
+            dict.fromkeys(
+                [r"^model\.layers\.[0-5]\.mlp", r"layers\.\d+\.[a-z]+.down_proj$", r"[0-9]\.\d"], 8
+            )
         )._others
     ],
-    ("web/output/formats/text_source.py", "_several"): lambda: [("match", text_source._several(SPACE + "[],;"))],
+    ("web/output/formats/text_source.py", "_several"): lambda: [
+        ("match", text_source._several(SPACE + "[],;"))
+    ],
 }
 """Expressions that a function makes, with what they are made for: all that there are, or some that
 stand for all."""
@@ -73,7 +92,9 @@ stand for all."""
 @cache
 def _trees() -> Mapping[str, ast.Module]:
     paths = sorted(PACKAGE.rglob("*.py"))
-    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in paths}
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in paths
+    }
 
 
 def _calls(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Call]]:
@@ -87,7 +108,9 @@ def _calls(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Call]]:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             name = target.id if isinstance(target, ast.Name) else within
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=attr)) if attr in FUNCTIONS:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=attr)) if (
+                attr in FUNCTIONS
+            ):
                 yield name, node
         yield from _calls(node, name)
 
@@ -99,16 +122,24 @@ def _uses() -> Mapping[tuple[str, str], set[Use]]:
     found: dict[tuple[str, str], set[Use]] = {}
     for where, tree in _trees().items():
         imported = {
-            name.name: f"{node.module}.py".removeprefix("trouper.").replace(".", "/", node.module.count(".") - 1)
+            name.name: f"{node.module}.py".removeprefix("trouper.").replace(
+                ".", "/", node.module.count(".") - 1
+            )
             for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("trouper.")
+            if isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("trouper.")
             for name in node.names
         }
         called = {
             id(name): FUNCTIONS.get(node.attr, "search")
             for node in ast.walk(tree)
             if isinstance(node, ast.Attribute)
-            for name in ([node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value])
+            for name in (
+                [node.value.body, node.value.orelse]
+                if isinstance(node.value, ast.IfExp)
+                else [node.value]
+            )
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id.isupper():
@@ -130,7 +161,9 @@ def _has_flags(call: ast.Call, function: str) -> bool:
 def _expressions() -> Iterator[Expression]:
     for where, tree in _trees().items():
         for name, call in _calls(tree):
-            module = import_module("trouper." + where.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+            module = import_module(
+                "trouper." + where.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            )
             argument = call.args[0]
             function: str = call.func.attr  # type: ignore[attr-defined]
             constant = getattr(module, name, None)
@@ -147,7 +180,10 @@ def _expressions() -> Iterator[Expression]:
                     yield Expression(f"{where}: {name}", pattern.pattern, pattern.flags, use)
             else:
                 yield Expression(
-                    f"{where}: {name} in line {call.lineno} is made: add it to MADE", "(?:a|a)*b", 0, "match"
+                    f"{where}: {name} in line {call.lineno} is made: add it to MADE",
+                    "(?:a|a)*b",
+                    0,
+                    "match",
                 )
 
 
@@ -169,9 +205,10 @@ def test_nobody_hides_expressions() -> None:
     for where, tree in _trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                assert not any(name.name == "regex" or (name.name == "re" and name.asname) for name in node.names), (
-                    where
-                )
+                assert not any(
+                    name.name == "regex" or (name.name == "re" and name.asname)
+                    for name in node.names
+                ), where
             if isinstance(node, ast.ImportFrom) and node.module in ("re", "regex"):
                 assert {name.name for name in node.names} <= {"Pattern", "Match"}, where
 
@@ -179,11 +216,20 @@ def test_nobody_hides_expressions() -> None:
 @pytest.mark.parametrize(
     ("pattern", "use"),
     [
-        (r"(a+)+b", "match"), (r"(a|a)*b", "match"), (r"(a*)*b", "match"), (r"(a?){20}b", "match"),
-        (r"\s*\s*x", "match"), (r"\s*(?:b)?\s*x", "match"), (r"a+b", "search"), (r"(.*) - at (.*)", "fullmatch"),
-        (r"(?:/\*.*?\*/|[/*])*", "match"), (r"(?=a*b)c", "match"), (r"(a+)\1", "match"), (r"^\s*\S[^\n]*:", "search"),
+        (r"(a+)+b", "match"),
+        (r"(a|a)*b", "match"),
+        (r"(a*)*b", "match"),
+        (r"(a?){20}b", "match"),
+        (r"\s*\s*x", "match"),
+        (r"\s*(?:b)?\s*x", "match"),
+        (r"a+b", "search"),
+        (r"(.*) - at (.*)", "fullmatch"),
+        (r"(?:/\*.*?\*/|[/*])*", "match"),
+        (r"(?=a*b)c", "match"),
+        (r"(a+)\1", "match"),
+        (r"^\s*\S[^\n]*:", "search"),
     ],
-)  # fmt: skip
+)
 def test_what_backtracks_is_found(pattern: str, use: Use) -> None:
     assert faults_of(pattern, re.MULTILINE, use)
 
@@ -191,10 +237,15 @@ def test_what_backtracks_is_found(pattern: str, use: Use) -> None:
 @pytest.mark.parametrize(
     ("pattern", "use"),
     [
-        (r"a+", "search"), (r"\s*+\s*x", "match"), (r"\s*+(?:b\s*+)?x", "match"), (r"(?<!\w)\w++x", "search"),
-        (r"[\w-]+(?:\.[\w-]+)*", "fullmatch"), (r'"(?:[^"\\]|\\.)*"', "match"), (r"(?: ++|/\*[^*]*\*+(?:[^*/][^*]*\*+)*/)*", "match"),
+        (r"a+", "search"),
+        (r"\s*+\s*x", "match"),
+        (r"\s*+(?:b\s*+)?x", "match"),
+        (r"(?<!\w)\w++x", "search"),
+        (r"[\w-]+(?:\.[\w-]+)*", "fullmatch"),
+        (r'"(?:[^"\\]|\\.)*"', "match"),
+        (r"(?: ++|/\*[^*]*\*+(?:[^*/][^*]*\*+)*/)*", "match"),
         (r"(.*\S)\s+(\w+)=(\S*)", "fullmatch"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_is_not(pattern: str, use: Use) -> None:
     assert not faults_of(pattern, re.DOTALL, use)

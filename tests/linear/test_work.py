@@ -50,9 +50,13 @@ PIECE = 4
 MORE = 1.5
 """How much more work a character of the longest text may be than one of the shortest."""
 MADE_OF = {
-    "deepseek_v3": "headers", "glm": "tags without lines", "harmony": "messages", "hermes": "objects",
-    "qwen3_coder": "tags on lines", "gemma4": "complete calls",
-}  # fmt: skip
+    "deepseek_v3": "headers",
+    "glm": "tags without lines",
+    "harmony": "messages",
+    "hermes": "objects",
+    "qwen3_coder": "tags on lines",
+    "gemma4": "complete calls",
+}
 """One format of each kind. The short version plays no others; the long one only these with the
 longest texts, and whole."""
 
@@ -79,7 +83,8 @@ def answers_of(name: str) -> Iterator[tuple[str, str, str]]:
     yield "lines in a value", value, "\n" * 30 + "x"
     yield "space in a header", start, " "
     yield "names in a header", start, "edit "
-    if '"options": ' in call and (LONG or name == "hermes"):  # The same code reads them in each format.
+    # The same code reads them in each format.
+    if '"options": ' in call and (LONG or name == "hermes"):
         options = call.split('"options": ')[0] + '"options": '
         yield "opened", options, "["
         yield "wrong brackets", options + '{"a":' * 60, "]"
@@ -119,12 +124,17 @@ def check_linear(work: Callable[[int], object], sizes: tuple[int, ...] = SIZES) 
     """`work` is done with a text of so many characters."""
     work(8)  # What is made once is made here.
     fixed = steps(lambda: work(8))
-    counts = [max(1, steps(lambda length=length: work(length)) - fixed) / length for length in sizes]  # type: ignore[misc]
+    counts = [
+        max(1, steps(lambda length=length: work(length)) - fixed) / length
+        for length in sizes  # type: ignore[misc]
+    ]
     assert counts[-1] <= MORE * max(counts[0], 0.1), counts
 
 
 FORMATS = [
-    pytest.param(name, begin, unit, piece, id=f"{name}: {what}, {'whole' if piece > PIECE else 'in pieces'}")
+    pytest.param(
+        name, begin, unit, piece, id=f"{name}: {what}, {'whole' if piece > PIECE else 'in pieces'}"
+    )
     for name in NAMES
     for what, begin, unit in answers_of(name)
     for piece in (PIECE, 10**6)
@@ -172,43 +182,102 @@ def _refused(work: Callable[[str], object], text: str) -> None:
 
 
 SCANNERS: list[tuple[str, Any, str, str, str]] = [
-    ("brackets", completed, '{"a":' * 200, "]", ""), ("pairs of brackets", completed, "", "[{", ""),
-    ("a bare word", completed, "[", "a", ""), ("space behind a quote", completed, '["a"', " ", "x"),
+    ("brackets", completed, '{"a":' * 200, "]", ""),
+    ("pairs of brackets", completed, "", "[{", ""),
+    ("a bare word", completed, "[", "a", ""),
+    ("space behind a quote", completed, '["a"', " ", "x"),
     ("values", lambda text: converted(text, ANY), "[", "'a',", ""),
-    ("input: space", _freeform, "", " ", ""), ("input: another shape", _freeform, "{", '"a":1,', ""),
-    ("input: a text", _freeform, '{"input":"', "a\\n", ""), ("input: behind it", _freeform, '{"input":"a"', " ", ""),
-    ("a stop string that almost comes", partial(_stops, stops=("a" * 511 + "b",)), "", "a" * 510 + "c", ""),
-    ("stop strings", partial(_stops, stops=("ab" * 255, "ba" * 200 + "c")), "", "ab" * 190 + "b", ""),
-    ("blank content", _blank, "", " ", ""), ("drafts", _drafts, "", "a", ""), ("drafts of two", _drafts, "", "abc", ""),
-    ("comments", jsonc.loads, "[", "/*/ */", "1]"), ("an open comment", jsonc.loads, "[", "/*", ""),
-    ("lines of comments", jsonc.loads, "[", "//\n", "1]"), ("items", jsonc.loads, "[", "1 ,", "1]"),
-    ("a text", jsonc.loads, '["', "\\u", ""), ("deep", jsonc.loads, "", "[", ""),
-    ("lists", _has_deeper_lists, "a:\n", " #\n", ""), ("blank lines", _has_deeper_lists, "", "\n", ""),
-    ("keys", _has_deeper_lists, "", "a:a:", ""), ("secrets", _masked_line, "", "key", ""),
-    ("secrets with dashes", _masked_line, "", "key-key=", ""), ("space behind a secret", _masked_line, "key", " ", ""),
+    ("input: space", _freeform, "", " ", ""),
+    ("input: another shape", _freeform, "{", '"a":1,', ""),
+    ("input: a text", _freeform, '{"input":"', "a\\n", ""),
+    ("input: behind it", _freeform, '{"input":"a"', " ", ""),
+    (
+        "a stop string that almost comes",
+        partial(_stops, stops=("a" * 511 + "b",)),
+        "",
+        "a" * 510 + "c",
+        "",
+    ),
+    (
+        "stop strings",
+        partial(_stops, stops=("ab" * 255, "ba" * 200 + "c")),
+        "",
+        "ab" * 190 + "b",
+        "",
+    ),
+    ("blank content", _blank, "", " ", ""),
+    ("drafts", _drafts, "", "a", ""),
+    ("drafts of two", _drafts, "", "abc", ""),
+    ("comments", jsonc.loads, "[", "/*/ */", "1]"),
+    ("an open comment", jsonc.loads, "[", "/*", ""),
+    ("lines of comments", jsonc.loads, "[", "//\n", "1]"),
+    ("items", jsonc.loads, "[", "1 ,", "1]"),
+    ("a text", jsonc.loads, '["', "\\u", ""),
+    ("deep", jsonc.loads, "", "[", ""),
+    ("lists", _has_deeper_lists, "a:\n", " #\n", ""),
+    ("blank lines", _has_deeper_lists, "", "\n", ""),
+    ("keys", _has_deeper_lists, "", "a:a:", ""),
+    ("secrets", _masked_line, "", "key", ""),
+    ("secrets with dashes", _masked_line, "", "key-key=", ""),
+    ("space behind a secret", _masked_line, "key", " ", ""),
     ("paths", lambda text: without_directories({"a": text}, {}), "", "/a", ":"),
     ("slashes", lambda text: without_directories({"a": text}, {}), "", "/~/", ""),
     ("escapes", lambda text: with_replacements(text.encode()), "", "\\\\ud83d", ""),
-    ("bases", meant_path, "", "/v1/api", ""), ("more bases", meant_path, "", "/v1", "/x"),
-    ("a host", Host.parse, "", "a", ":"), ("an address", Host.parse, "[", ":", ""),
-    ("an origin", Origin.parse, "", "a+", ""), ("domains", host_pattern, "", "a.", "!"),
-    ("options", lambda text: split_options(text, "a"), "k", " a", "="), ("space", ByteSize, "1", " ", "x"),
+    ("bases", meant_path, "", "/v1/api", ""),
+    ("more bases", meant_path, "", "/v1", "/x"),
+    ("a host", Host.parse, "", "a", ":"),
+    ("an address", Host.parse, "[", ":", ""),
+    ("an origin", Origin.parse, "", "a+", ""),
+    ("domains", host_pattern, "", "a.", "!"),
+    ("options", lambda text: split_options(text, "a"), "k", " a", "="),
+    ("space", ByteSize, "1", " ", "x"),
     ("digits", ByteSize, "", "1", "x"),
-    *((f"{name}: starts", parse, "", {"gemma4": "call:a{", "function_gemma": "call:a", "kimi_k3": "<|open|>call",
-        "minicpm5": '<param name="a">', "muse_spark": "<atem:invoke ", "pythonic": "[a("}[name], "")
-      for name, parse in PARSERS.items()),
-    *((f"{name}: parameters", parse, begin, unit, "") for name, parse, begin, unit in (
-        ("gemma4", PARSERS["gemma4"], "call:a{", '<|"|>{'), ("gemma4", PARSERS["gemma4"], "call:a{", "{a:"),
-        ("kimi_k3", PARSERS["kimi_k3"], '<|open|>call tool="a"<|sep|>', '<|open|>argument key="a"<|sep|>'),
-        ("minicpm5", PARSERS["minicpm5"], "a>", '<param name="a">a'),
-        ("muse_spark", PARSERS["muse_spark"], '<atem:invoke name="a">', '<atem:parameter name="a">'),
-        ("pythonic", PARSERS["pythonic"], "[a(", "a=\"'a"), ("pythonic", PARSERS["pythonic"], "[a(", "aa"),
-    )),
-]  # fmt: skip
+    *(
+        (
+            f"{name}: starts",
+            parse,
+            "",
+            {
+                "gemma4": "call:a{",
+                "function_gemma": "call:a",
+                "kimi_k3": "<|open|>call",
+                "minicpm5": '<param name="a">',
+                "muse_spark": "<atem:invoke ",
+                "pythonic": "[a(",
+            }[name],
+            "",
+        )
+        for name, parse in PARSERS.items()
+    ),
+    *(
+        (f"{name}: parameters", parse, begin, unit, "")
+        for name, parse, begin, unit in (
+            ("gemma4", PARSERS["gemma4"], "call:a{", '<|"|>{'),
+            ("gemma4", PARSERS["gemma4"], "call:a{", "{a:"),
+            (
+                "kimi_k3",
+                PARSERS["kimi_k3"],
+                '<|open|>call tool="a"<|sep|>',
+                '<|open|>argument key="a"<|sep|>',
+            ),
+            ("minicpm5", PARSERS["minicpm5"], "a>", '<param name="a">a'),
+            (
+                "muse_spark",
+                PARSERS["muse_spark"],
+                '<atem:invoke name="a">',
+                '<atem:parameter name="a">',
+            ),
+            ("pythonic", PARSERS["pythonic"], "[a(", "a=\"'a"),
+            ("pythonic", PARSERS["pythonic"], "[a(", "aa"),
+        )
+    ),
+]
 """Each with the beginning of a text, what comes again and again, and its end."""
 
 
-@pytest.mark.parametrize(("work", "begin", "unit", "end"), [pytest.param(*each[1:], id=each[0]) for each in SCANNERS])
+@pytest.mark.parametrize(
+    ("work", "begin", "unit", "end"), [pytest.param(*each[1:], id=each[0]) for each in SCANNERS]
+)
 def test_scanners(work: Callable[[str], object], begin: str, unit: str, end: str) -> None:
     check_linear(lambda length: _refused(work, begin + repeated(unit, length) + end))
 
@@ -223,7 +292,9 @@ class Compared(str):
         return str.__eq__(self, other)
 
 
-@pytest.mark.parametrize(("begin", "unit"), [("[", "}"), ('{"a":', "]"), ("[", "]"), ('[{"a":', "]")])
+@pytest.mark.parametrize(
+    ("begin", "unit"), [("[", "}"), ('{"a":', "]"), ("[", "]"), ('[{"a":', "]")]
+)
 def test_brackets_are_not_searched(begin: str, unit: str) -> None:
     """As many closing ones as there are open."""
 
@@ -250,11 +321,20 @@ def test_many_tools_cost_a_call_nothing() -> None:
 
     def calls(tools: int) -> int:
         offered: Any = tuple(
-            {"type": "function", "function": {"name": f"Tool_{n}", "parameters": {"properties": {str(key): {} for key in range(tools)}}}}
+            {
+                "type": "function",
+                "function": {
+                    "name": f"Tool_{n}",
+                    "parameters": {"properties": {str(key): {} for key in range(tools)}},
+                },
+            }
             for n in range(tools)
-        )  # fmt: skip
+        )
         reading = parser("qwen3_coder", tools=Tools(offered))
-        call = "<tool_call>\n<function=tool_1>\n<parameter=1>\n<\n</parameter>\n</function>\n</tool_call>\n"
+        call = (
+            "<tool_call>\n<function=tool_1>\n<parameter=1>\n<\n</parameter>\n</function>\n"
+            "</tool_call>\n"
+        )
         reading.push(call)
         thought = parser("qwen3_coder", tools=Tools(offered), thinks=True)
         return steps(lambda: (reading.push(call * 5), thought.push(call * 5)))
@@ -307,7 +387,11 @@ def test_pieces_are_copied_a_bounded_number_of_times(back: int) -> None:
 
 
 def test_a_sink_names_tools_that_are_alike() -> None:
-    tools = ({"function": {"name": "Bash"}}, {"function": {"name": "read"}}, {"function": {"name": "READ"}})
+    tools = (
+        {"function": {"name": "Bash"}},
+        {"function": {"name": "read"}},
+        {"function": {"name": "READ"}},
+    )
     sink = CallSink(Tools(tools), lambda _outcome: None)
     assert sink.name_of(" functions.bash") == "Bash" and sink.name_of("READ") == "READ"
     with pytest.raises(NotACall):

@@ -40,7 +40,12 @@ async def test_what_scans_find_comes_and_goes(autojump_clock: object, tmp_path: 
         await trio.sleep(1)
         assert [entry.names for entry in manager.entries()] == [("small",), ("large",), ("middle",)]
         entry = manager.entries()[2]
-        assert (entry.state, entry.ttl_s, entry.weights_bytes, entry.fits) == ("unloaded", 60.0, 20, True)
+        assert (entry.state, entry.ttl_s, entry.weights_bytes, entry.fits) == (
+            "unloaded",
+            60.0,
+            20,
+            True,
+        )
         assert entry.created == 1_600_000_000, "the date of its config"
         assert entry.is_unused and not manager.entries()[0].is_unused
         lease = await manager.lease("large")
@@ -155,7 +160,9 @@ async def test_drafts_of_the_default_model_are_not_those_of_a_found_one(
 
     async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
         default = manager.models[0]
-        default.settings = attrs.evolve(default.settings, draft_model="tiny", speculation=speculation)
+        default.settings = attrs.evolve(
+            default.settings, draft_model="tiny", speculation=speculation
+        )
         nursery.start_soon(keep_found, manager, scan, 60.0)
         await trio.sleep(1)
         settings = manager.find("middle").settings
@@ -169,7 +176,9 @@ async def test_a_model_of_a_directory_is_served_on_request(tmp_path: Path) -> No
     default = str(save("llama", tmp_path / "default"))
     server = ServerSettings(models_from=(str(tmp_path / "shelf"),), port=0)
     async with trio.open_nursery() as nursery:
-        manager: ModelManager = await nursery.start(run_models, [Settings(model=default, no_ssd=True)], server)
+        manager: ModelManager = await nursery.start(
+            run_models, [Settings(model=default, no_ssd=True)], server
+        )
         with trio.fail_after(60):
             while len(manager.entries()) < 2:  # noqa: ASYNC110 - a scan does not announce itself
                 await trio.sleep(0.01)
@@ -186,11 +195,22 @@ async def test_a_model_of_a_directory_is_served_on_request(tmp_path: Path) -> No
             served = Served(port, runtime, None, trio.Event())  # type: ignore[arg-type]
             _, _, metrics = await exchange(served, get("/metrics"))
             assert b"owner/vectors" not in metrics, "one that nobody uses costs no series"
-            wish = {"model": "owner/vectors", "prompt": [1, 2, 3], "max_tokens": 3, "ignore_eos": True}
+            wish = {
+                "model": "owner/vectors",
+                "prompt": [1, 2, 3],
+                "max_tokens": 3,
+                "ignore_eos": True,
+            }
             status, body = await ask(served, wish)
-            assert (status, body["model"], body["usage"]["completion_tokens"]) == (200, "owner/vectors", 3)
+            assert (status, body["model"], body["usage"]["completion_tokens"]) == (
+                200,
+                "owner/vectors",
+                3,
+            )
             assert (await ask(served, wish | {"model": "owner/nobody"}))[0] == 404
-            assert manager.entries()[1].names == ("owner/vectors",), "its directory is no name that a key could match"
+            assert manager.entries()[1].names == ("owner/vectors",), (
+                "its directory is no name that a key could match"
+            )
         assert await manager.drain(10)
 
 

@@ -1,4 +1,5 @@
-"""What 8 bits a value cost the embedded model, in bytes and in nats. `python -m benchmarks.kv_bits` says more."""
+"""What 8 bits a value cost the embedded model, in bytes and in nats. `python -m benchmarks.kv_bits`
+says more."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Three nested pydantic models, two of them recursive, as a forced tool and as a response format, in three dialects, by the
-official clients, streamed and not, on the embedded model. A schema of pydantic's has `$ref` and `$defs`."""
+"""Three nested pydantic models, two of them recursive, as a forced tool and as a response format,
+in three dialects, by the official clients, streamed and not, on the embedded model. A schema of
+pydantic's has `$ref` and `$defs`."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ def chat_tool(client: openai.OpenAI, *, stream: bool, choice: Any = "required") 
 
 
 def chat_named_tool(client: openai.OpenAI, *, stream: bool) -> Trip | Weather:
-    return chat_tool(client, stream=stream, choice={"type": "function", "function": {"name": "Trip"}})
+    return chat_tool(
+        client, stream=stream, choice={"type": "function", "function": {"name": "Trip"}}
+    )
 
 
 def chat_format(client: openai.OpenAI, *, stream: bool) -> Trip | Weather:
@@ -109,7 +112,13 @@ def chat_format(client: openai.OpenAI, *, stream: bool) -> Trip | Weather:
 def responses_tool(client: openai.OpenAI, *, stream: bool) -> Trip | Weather:
     tools = [openai.pydantic_function_tool(kind)["function"] for kind in (Trip, Weather)]
     flat: Any = [{"type": "function", **tool} for tool in tools]
-    asked: Any = {"model": MODEL, "input": said(CALL), "max_output_tokens": TOKENS, "temperature": 0, "tools": flat}
+    asked: Any = {
+        "model": MODEL,
+        "input": said(CALL),
+        "max_output_tokens": TOKENS,
+        "temperature": 0,
+        "tools": flat,
+    }
     if stream:
         *_, last = client.responses.create(tool_choice="required", stream=True, **asked)
         assert last.type == "response.completed"
@@ -137,12 +146,21 @@ def responses_format(client: openai.OpenAI, *, stream: bool) -> Trip | Weather:
     return parsed
 
 
-def messages_tool(client: anthropic.Anthropic, *, stream: bool, choice: Any = None) -> Trip | Weather:
-    tools = [{"name": kind.__name__, "input_schema": kind.model_json_schema()} for kind in (Trip, Weather)]
+def messages_tool(
+    client: anthropic.Anthropic, *, stream: bool, choice: Any = None
+) -> Trip | Weather:
+    tools = [
+        {"name": kind.__name__, "input_schema": kind.model_json_schema()}
+        for kind in (Trip, Weather)
+    ]
     asked: Any = {
-        "model": MODEL, "max_tokens": TOKENS, "messages": said(CALL), "tools": tools,
-        "tool_choice": choice or {"type": "any"}, "extra_body": {"temperature": 0},
-    }  # fmt: skip
+        "model": MODEL,
+        "max_tokens": TOKENS,
+        "messages": said(CALL),
+        "tools": tools,
+        "tool_choice": choice or {"type": "any"},
+        "extra_body": {"temperature": 0},
+    }
     if stream:
         with client.messages.stream(**asked) as events:
             whole = events.get_final_message()
@@ -159,9 +177,12 @@ def messages_named_tool(client: anthropic.Anthropic, *, stream: bool) -> Trip | 
 
 def messages_format(client: anthropic.Anthropic, *, stream: bool) -> Trip | Weather:
     asked: Any = {
-        "model": MODEL, "max_tokens": TOKENS, "messages": said(ARGUMENTS),
-        "output_format": Trip, "extra_body": {"temperature": 0},
-    }  # fmt: skip
+        "model": MODEL,
+        "max_tokens": TOKENS,
+        "messages": said(ARGUMENTS),
+        "output_format": Trip,
+        "extra_body": {"temperature": 0},
+    }
     if stream:
         with client.messages.stream(**asked) as events:
             parsed = events.get_final_message().parsed_output
@@ -171,23 +192,37 @@ def messages_format(client: anthropic.Anthropic, *, stream: bool) -> Trip | Weat
     return parsed
 
 
-BY_OPENAI = (chat_tool, chat_format, responses_tool, responses_format, *((chat_named_tool,) if LONG else ()))
+BY_OPENAI = (
+    chat_tool,
+    chat_format,
+    responses_tool,
+    responses_format,
+    *((chat_named_tool,) if LONG else ()),
+)
 BY_ANTHROPIC = (messages_tool, messages_format, *((messages_named_tool,) if LONG else ()))
 
 
 async def test_in_three_dialects_by_the_official_clients() -> None:
-    """All at once: they are rows of one batch. Greedy, so a stream says the same as a whole answer."""
+    """All at once: they are rows of one batch. Greedy, so a stream says the same as a whole
+    answer."""
     answers: dict[tuple[str, bool], Trip | Weather] = {}
 
     async def ask(client: Any, way: Callable[..., Trip | Weather], *, stream: bool) -> None:
-        answers[way.__name__, stream] = await trio.to_thread.run_sync(partial(way, client, stream=stream))
+        answers[way.__name__, stream] = await trio.to_thread.run_sync(
+            partial(way, client, stream=stream)
+        )
 
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(run_runtime, Settings(no_ssd=True))
-        [url] = await nursery.start(partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown))
+        [url] = await nursery.start(
+            partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown)
+        )
         common: Any = {"api_key": "none", "max_retries": 0, "timeout": 300}
-        with openai.OpenAI(base_url=f"{url}/v1", **common) as one, anthropic.Anthropic(base_url=url, **common) as other:
+        with (
+            openai.OpenAI(base_url=f"{url}/v1", **common) as one,
+            anthropic.Anthropic(base_url=url, **common) as other,
+        ):
             async with trio.open_nursery() as asking:
                 for stream in (False, True):
                     for client, ways in ((one, BY_OPENAI), (other, BY_ANTHROPIC)):
@@ -198,4 +233,6 @@ async def test_in_three_dialects_by_the_official_clients() -> None:
     assert len(answers) == 2 * len((*BY_OPENAI, *BY_ANTHROPIC))
     for way in (*BY_OPENAI, *BY_ANTHROPIC):
         assert answers[way.__name__, True] == answers[way.__name__, False], way
-    assert any(isinstance(answer, Trip) and answer.then is not None for answer in answers.values()), "it went deeper"
+    assert any(
+        isinstance(answer, Trip) and answer.then is not None for answer in answers.values()
+    ), "it went deeper"

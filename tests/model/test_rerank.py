@@ -1,4 +1,5 @@
-"""Rerank with the embedded model: the scores are those of the model's own pass over each pair's prompt, alone and together."""
+"""Rerank with the embedded model: the scores are those of the model's own pass over each pair's
+prompt, alone and together."""
 
 from __future__ import annotations
 
@@ -32,8 +33,14 @@ def direct(document: str) -> float:
     yes, no = answer_tokens(smollm().tokenizer)
     [generate] = pairs_to_generate([Pair(QUERY, document)], ScoringParameters(), "", (yes, no))
     assert isinstance(generate.prompt, ChatPrompt)
-    prompt = smollm().tokenizer.encode_chat(generate.prompt.messages, **generate.prompt.template_kwargs)
-    logits = smollm().model(mx.array([prompt]), cache=make_prompt_cache(smollm().model))[0, -1].astype(mx.float32)
+    prompt = smollm().tokenizer.encode_chat(
+        generate.prompt.messages, **generate.prompt.template_kwargs
+    )
+    logits = (
+        smollm()
+        .model(mx.array([prompt]), cache=make_prompt_cache(smollm().model))[0, -1]
+        .astype(mx.float32)
+    )
     return 1 / (1 + math.exp(float(logits[no] - logits[yes])))
 
 
@@ -43,7 +50,10 @@ def post(url: str, documents: list[str]) -> Any:
 
 
 def by_index(said: Any) -> list[float]:
-    return [score for _, score in sorted((one["index"], one["relevance_score"]) for one in said["results"])]
+    return [
+        score
+        for _, score in sorted((one["index"], one["relevance_score"]) for one in said["results"])
+    ]
 
 
 async def test_scores_are_those_of_a_direct_pass() -> None:
@@ -56,8 +66,13 @@ async def test_scores_are_those_of_a_direct_pass() -> None:
         [url] = await nursery.start(start)
         together = await trio.to_thread.run_sync(post, url, DOCUMENTS)
         assert by_index(together) == pytest.approx(wanted, abs=CLOSE)
-        alone = [by_index(await trio.to_thread.run_sync(post, url, [document]))[0] for document in DOCUMENTS]
+        alone = [
+            by_index(await trio.to_thread.run_sync(post, url, [document]))[0]
+            for document in DOCUMENTS
+        ]
         assert alone == pytest.approx(wanted, abs=CLOSE)
-        assert together["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "they share the query"
+        assert together["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, (
+            "they share the query"
+        )
         shutdown.set()
         await runtime.drain(5)

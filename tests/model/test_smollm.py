@@ -1,4 +1,5 @@
-"""The embedded model: a real vocabulary, real weights. Eight prompts, sixteen in the long version, each alone, all together, joining and leaving."""
+"""The embedded model: a real vocabulary, real weights. Eight prompts, sixteen in the long version,
+each alone, all together, joining and leaving."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def alone(kind: str) -> list[tuple[Request, list[int]]]:
     samplings = [GREEDY] if kind == "greedy" else list(SAMPLINGS)
     cases = []
     for place, prompt in enumerate(played()):
-        sampling, answer = certain_answer(smollm().model, prompt, samplings[place % len(samplings)], TOKENS)
+        sampling, answer = certain_answer(
+            smollm().model, prompt, samplings[place % len(samplings)], TOKENS
+        )
         cases.append((Request(prompt, TOKENS, sampling), answer))
     return cases
 
@@ -116,7 +119,9 @@ async def test_paris() -> None:
     async with trio.open_nursery() as nursery:
         runtime = await nursery.start(run_runtime, Settings(no_ssd=True))
         with await runtime.submit(wish) as answer:
-            assert "".join([delta.text async for delta in answer]) == "The capital of France is Paris."
+            assert (
+                "".join([delta.text async for delta in answer]) == "The capital of France is Paris."
+            )
         assert answer.finished is not None
         assert answer.finished.reason == "stop"
         await runtime.drain(10)

@@ -1,7 +1,8 @@
-"""Grammars over a real vocabulary, row by row in one batch: every answer follows its own, and no row changes another.
+"""Grammars over a real vocabulary, row by row in one batch: every answer follows its own, and no
+row changes another.
 
-A step of this model takes a tenth of a second for one row or for all, so everything is played together and few tokens
-long; tests/real compares with rows alone, and has the many cases.
+A step of this model takes a tenth of a second for one row or for all, so everything is played
+together and few tokens long; tests/real compares with rows alone, and has the many cases.
 """
 
 from __future__ import annotations
@@ -43,13 +44,25 @@ def engine() -> StepEngine:
 
 
 def requests() -> list[Request]:
-    """Each grammar greedy and hot, between rows of other kinds. Plain texts as prompts: they are short."""
+    """Each grammar greedy and hot, between rows of other kinds. Plain texts as prompts: they are
+    short."""
     free = [
         Request(prompts()[8], 8, HOT),
-        Request(prompts()[9], 8, attrs.evolve(GREEDY, logit_bias=((260, 4.0),)), min_tokens=6, ends=(0, 2)),
+        Request(
+            prompts()[9],
+            8,
+            attrs.evolve(GREEDY, logit_bias=((260, 4.0),)),
+            min_tokens=6,
+            ends=(0, 2),
+        ),
     ]
     bound = [
-        Request(prompts()[10 + len(GRAMMARS) * hot // 2 + n // 2], length, HOT if hot else GREEDY, grammar=grammar)
+        Request(
+            prompts()[10 + len(GRAMMARS) * hot // 2 + n // 2],
+            length,
+            HOT if hot else GREEDY,
+            grammar=grammar,
+        )
         for hot in (False, True)
         for n, (grammar, length) in enumerate(zip(GRAMMARS, LENGTHS, strict=True))
     ]
@@ -69,7 +82,11 @@ def text(tokens: list[int]) -> str:
 
 
 def test_each_row_follows_its_grammar() -> None:
-    said = [text(tokens) for request, tokens in zip(requests(), together(), strict=True) if request.grammar]
+    said = [
+        text(tokens)
+        for request, tokens in zip(requests(), together(), strict=True)
+        if request.grammar
+    ]
     for answer in said[::4]:
         animal = json.loads(answer)
         assert set(animal) == set(SCHEMA["properties"])  # type: ignore[call-overload]
@@ -81,16 +98,27 @@ def test_each_row_follows_its_grammar() -> None:
 
 def test_the_grammar_makes_the_difference() -> None:
     """A negative control: the same requests without their grammars do not happen to follow them."""
-    free = [attrs.evolve(request, grammar=None, tokens=3) for request in requests() if request.grammar]
-    bound = [tokens for request, tokens in zip(requests(), together(), strict=True) if request.grammar]
-    assert all(tokens[:3] != other for tokens, other in zip(bound, answers(engine(), free), strict=True))
+    free = [
+        attrs.evolve(request, grammar=None, tokens=3) for request in requests() if request.grammar
+    ]
+    bound = [
+        tokens for request, tokens in zip(requests(), together(), strict=True) if request.grammar
+    ]
+    assert all(
+        tokens[:3] != other for tokens, other in zip(bound, answers(engine(), free), strict=True)
+    )
 
 
 def test_d1_d3_d5_joining_and_leaving_changes_nobody() -> None:
     """One after another, and two of them gone before their end."""
     gone = {0: 7, 5: 6}
-    script = [attrs.evolve(request, join=place % 5, leave=gone.get(place)) for place, request in enumerate(requests())]
-    for place, (mine, wanted) in enumerate(zip(answers(engine(), script, 16), together(), strict=True)):
+    script = [
+        attrs.evolve(request, join=place % 5, leave=gone.get(place))
+        for place, request in enumerate(requests())
+    ]
+    for place, (mine, wanted) in enumerate(
+        zip(answers(engine(), script, 16), together(), strict=True)
+    ):
         assert mine == (wanted[: len(mine)] if place in gone else wanted), script[place]
         assert len(mine) > 2
 
@@ -99,7 +127,9 @@ def test_min_tokens_keeps_the_end_away() -> None:
     """The model would say that the capital of France is Paris, and end."""
     words = smollm().tokenizer
     ends = tuple(sorted(words.eos_token_ids))
-    plain, held = answers(engine(), [Request(prompts()[0], 12, min_tokens=least, ends=ends) for least in (0, 10)])
+    plain, held = answers(
+        engine(), [Request(prompts()[0], 12, min_tokens=least, ends=ends) for least in (0, 10)]
+    )
     first = next(place for place, token in enumerate(plain) if token in ends)
     assert first < 10, "it would have ended"
     assert not set(held[:10]) & set(ends)

@@ -1,4 +1,5 @@
-"""Two real models in one process, each on a thread of its own: neither waits for the other, and both are right."""
+"""Two real models in one process, each on a thread of its own: neither waits for the other, and
+both are right."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from pathlib import Path
 import trio
 
 from tests.families import prompts, reference, save
-from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, run_models
+from trouper import (
+    Generate,
+    ModelManager,
+    Runtime,
+    Sampling,
+    ServerSettings,
+    Settings,
+    TokenPrompt,
+    run_models,
+)
 from trouper.engine.loading.model_loading import load
 
 EMBEDDED = "SmolLM2-135M-Instruct"
@@ -15,7 +25,13 @@ QUESTION = TokenPrompt((1, 28, 30, 34, 40))
 
 
 async def tokens(runtime: Runtime, prompt: TokenPrompt, count: int) -> list[int]:
-    wish = Generate(request_id="a", prompt=prompt, max_tokens=count, ignore_eos=True, sampling=Sampling(temperature=0))
+    wish = Generate(
+        request_id="a",
+        prompt=prompt,
+        max_tokens=count,
+        ignore_eos=True,
+        sampling=Sampling(temperature=0),
+    )
     with await runtime.submit(wish) as answer:
         return [token async for delta in answer for token in delta.tokens]
 

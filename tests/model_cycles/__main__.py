@@ -1,4 +1,5 @@
-"""`python -m tests.model_cycles [CYCLES]`: figures of load, unload, sleep and wake in a loop under load of another model."""
+"""`python -m tests.model_cycles [CYCLES]`: figures of load, unload, sleep and wake in a loop under
+load of another model."""
 
 # ruff: noqa: T201 - what it prints is what it is for
 from __future__ import annotations
@@ -14,7 +15,8 @@ import trio
 from tests.model_cycles.cycles import Seen, run_cycles
 
 WARM = 100
-"""Cycles before those whose memory is compared: by then caches of libraries have filled, and heaps are as large as they get."""
+"""Cycles before those whose memory is compared: by then caches of libraries have filled, and heaps
+are as large as they get."""
 STALL_MS = 300
 """The bound on a pause (--decode-stall-ms)."""
 
@@ -22,7 +24,8 @@ STALL_MS = 300
 def report(index: int, seen: Seen) -> None:
     if index % 20 == 19:
         print(
-            f"{index + 1}: {seen.resident_bytes[-1] / 1e6:.1f} MB resident, {seen.active_bytes[-1] / 1e6:.2f} MB of MLX",
+            f"{index + 1}: {seen.resident_bytes[-1] / 1e6:.1f} MB resident, "
+            f"{seen.active_bytes[-1] / 1e6:.2f} MB of MLX",
             flush=True,
         )
 
@@ -37,7 +40,8 @@ def main(count: int) -> int:
         seen = trio.run(partial(run_cycles, Path(directory), WARM + count, report))
     slope = seen.slope(WARM)
     print(
-        f"{count} cycles after {WARM}: resident memory {slope.value / 1e3:+.2f} kB a cycle (95 %: {slope.low / 1e3:+.2f} to {slope.high / 1e3:+.2f}); {seen.answers} answers of the "
+        f"{count} cycles after {WARM}: resident memory {slope.value / 1e3:+.2f} kB a cycle (95 %: "
+        f"{slope.low / 1e3:+.2f} to {slope.high / 1e3:+.2f}); {seen.answers} answers of the "
         f"model that comes and goes, {seen.streams} streams of the other, {seen.lost} lost"
     )
     for name, gaps in (
@@ -46,7 +50,8 @@ def main(count: int) -> int:
         ("of which the process was busy at most", seen.busy_gaps_ms),
     ):
         print(
-            f"pauses between tokens {name}: {gaps.total()}, median {part(gaps, 0.5)} ms, 99.9 % {part(gaps, 0.999)}, longest {max(gaps)}"
+            f"pauses between tokens {name}: {gaps.total()}, median {part(gaps, 0.5)} ms, 99.9 % "
+            f"{part(gaps, 0.999)}, longest {max(gaps)}"
         )
     return int(seen.lost > 0 or slope.low > 0 or max(seen.busy_gaps_ms) > STALL_MS)
 

@@ -1,5 +1,6 @@
-"""One model is loaded, unloaded, put to sleep and woken again and again, while another one streams: what memory does, and the
-streams' longest gap. Through the model manager and real engines, without HTTP."""
+"""One model is loaded, unloaded, put to sleep and woken again and again, while another one streams:
+what memory does, and the streams' longest gap. Through the model manager and real engines, without
+HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ import trio
 
 from tests.families import save
 from tests.soak.slopes import Slope, theil_sen
-from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, heap, run_models
+from trouper import (
+    Generate,
+    ModelManager,
+    Runtime,
+    Sampling,
+    ServerSettings,
+    Settings,
+    TokenPrompt,
+    heap,
+    run_models,
+)
 from trouper.actors.runtime.model_control import Operation
 
 STREAMS = 2
@@ -35,13 +46,14 @@ class Seen:
     """After each cycle."""
     active_bytes: list[int] = attrs.field(factory=list)
     gaps_ms: Counter[int] = attrs.field(factory=Counter)
-    """Pauses between two tokens of the other model's streams while models come and go, in whole milliseconds: a list of all would grow
-    like what is looked for."""
+    """Pauses between two tokens of the other model's streams while models come and go, in whole
+    milliseconds: a list of all would grow like what is looked for."""
     quiet_gaps_ms: Counter[int] = attrs.field(factory=Counter)
-    """The same before that, and between two cycles, while no model comes or goes: what the machine does anyway."""
+    """The same before that, and between two cycles, while no model comes or goes: what the machine
+    does anyway."""
     busy_gaps_ms: Counter[int] = attrs.field(factory=Counter)
-    """The pauses while models come and go, each at most as long as the CPU time that the process took meanwhile: where others want the cores,
-    too, the rest is waiting for one."""
+    """The pauses while models come and go, each at most as long as the CPU time that the process
+    took meanwhile: where others want the cores, too, the rest is waiting for one."""
     churning: bool = False
     streams: int = 0
     answers: int = 0
@@ -60,10 +72,14 @@ class Seen:
 
 
 def settled_bytes() -> int:
-    """Resident memory without what is kept for a while only: garbage, and CPython's cache of attributes of types, whose 4,096 entries each
-    hold a name, so that models would fill it up with new ones for a thousand loads."""
+    """Resident memory without what is kept for a while only: garbage, and CPython's cache of
+    attributes of types, whose 4,096 entries each hold a name, so that models would fill it up with
+    new ones for a thousand loads."""
     gc.collect()
-    if (clear := getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)) is not None:
+    if (
+        clear := getattr(sys, "_clear_internal_caches", None)
+        or getattr(sys, "_clear_type_cache", None)
+    ) is not None:
         clear()
     return heap.resident_bytes()
 
@@ -72,11 +88,16 @@ def nothing(gap_s: float, cpu_s: float) -> None:
     """Nobody looks."""
 
 
-async def tokens(runtime: Runtime, count: int, gap: Callable[[float, float], None] = nothing) -> int:
+async def tokens(
+    runtime: Runtime, count: int, gap: Callable[[float, float], None] = nothing
+) -> int:
     wish = Generate(
-        request_id="a", prompt=TokenPrompt((1, 28, 30, 34, 40)), max_tokens=count, ignore_eos=True,
+        request_id="a",
+        prompt=TokenPrompt((1, 28, 30, 34, 40)),
+        max_tokens=count,
+        ignore_eos=True,
         sampling=Sampling(temperature=0),
-    )  # fmt: skip
+    )
     got, last, before_s = 0, 0.0, 0.0
     with await runtime.submit(wish) as answer:
         async for delta in answer:
@@ -115,14 +136,17 @@ async def cycle(manager: ModelManager, name: str, seen: Seen) -> None:
         await succeeded(manager.control.unload(name, sleep=sleeps))
 
 
-async def run_cycles(directory: Path, count: int, report: Callable[[int, Seen], None] = lambda *_: None) -> Seen:
+async def run_cycles(
+    directory: Path, count: int, report: Callable[[int, Seen], None] = lambda *_: None
+) -> Seen:
     """`count` cycles: load, unload, load (of what was unloaded), sleep; each next load wakes it."""
     models = [str(save(family, directory / family)) for family in ("llama", "qwen3")]
     settings = [Settings(model=model, ssd_cache_dir=directory / "cache") for model in models]
     seen = Seen()
     async with trio.open_nursery() as nursery:
         manager: ModelManager = await nursery.start(run_models, settings, ServerSettings())
-        while manager.entries()[1].state != "ready":  # noqa: ASYNC110 - it announces itself to requests only
+        # It announces itself to requests only
+        while manager.entries()[1].state != "ready":  # noqa: ASYNC110
             await trio.sleep(0.01)
         await succeeded(manager.control.unload(models[1]))
         gc.collect()

@@ -8,7 +8,8 @@ from tests.model_cycles.cycles import Seen, run_cycles
 
 CYCLES = 5
 MAX_GROWTH_BYTES = 4 * 2**20
-"""A model of the loop has 0.5 MB of weights, so of memory that is kept each time much would be seen only after many cycles."""
+"""A model of the loop has 0.5 MB of weights, so of memory that is kept each time much would be seen
+only after many cycles."""
 
 
 async def test_memory_of_the_device_returns_and_no_request_is_lost(tmp_path: Path) -> None:

@@ -1,1 +1,2 @@
-"""Hand-written mutants of the package: small faults, each with the tests that must notice it (`just mutants`)."""
+"""Hand-written mutants of the package: small faults, each with the tests that must notice it (`just
+mutants`)."""

@@ -1,4 +1,5 @@
-"""`python -m tests.mutants [PATTERN ...]`: play the mutants whose name or file matches one of the patterns; all without one.
+"""`python -m tests.mutants [PATTERN ...]`: play the mutants whose name or file matches one of the
+patterns; all without one.
 
 Exits 1 if less than 97 % are killed, 2 if an entry is stale or the tests fail without any mutant.
 """
@@ -35,27 +36,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     played = [mutant for mutant in chosen if not mutant.equivalent]
     results = Results(CACHE)
     keys = {mutant: results.key(mutant) for mutant in played}
-    known = {} if options.fresh else {mutant: found for mutant, key in keys.items() if (found := results.find(key))}
+    known = (
+        {}
+        if options.fresh
+        else {mutant: found for mutant, key in keys.items() if (found := results.find(key))}
+    )
     todo = [mutant for mutant in played if mutant not in known]
     if todo and not options.no_baseline and not _baseline(todo):
         return 2
     began = time.perf_counter()
     outcomes = known | _play(
-        todo, options.workers, options.limit_s, lambda mutant, outcome: results.note(keys[mutant], outcome)
+        todo,
+        options.workers,
+        options.limit_s,
+        lambda mutant, outcome: results.note(keys[mutant], outcome),
     )
     took = time.perf_counter() - began
-    return _summary(chosen, outcomes, f"{len(todo)} played in {took:.0f} s, {len(known)} known from earlier runs")
+    return _summary(
+        chosen,
+        outcomes,
+        f"{len(todo)} played in {took:.0f} s, {len(known)} known from earlier runs",
+    )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="just mutants", description=__doc__)
-    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="of names or files, as in 'engine/sampler*'")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--fresh", action="store_true", help="play also what is known from earlier runs")
     parser.add_argument(
-        "--no-baseline", action="store_true", help="take for granted that the tests pass without a mutant"
+        "patterns", nargs="*", metavar="PATTERN", help="of names or files, as in 'engine/sampler*'"
     )
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for the tests of one mutant")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--fresh", action="store_true", help="play also what is known from earlier runs"
+    )
+    parser.add_argument(
+        "--no-baseline",
+        action="store_true",
+        help="take for granted that the tests pass without a mutant",
+    )
+    parser.add_argument(
+        "--limit-s", type=float, default=LIMIT_S, help="for the tests of one mutant"
+    )
     return parser.parse_args(arguments)
 
 
@@ -92,7 +112,12 @@ def _play(
     for _ in range(min(workers, len(mutants))):
         threading.Thread(target=work, daemon=True).start()
     outcomes: dict[Mutant, Outcome] = {}
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, disable=not sys.stdout.isatty()) as progress:
         task = progress.add_task("", total=len(mutants))
         for _ in mutants:
@@ -101,7 +126,9 @@ def _play(
                 raise outcome
             outcomes[mutant] = outcome
             note(mutant, outcome)
-            progress.console.print(f"{outcome.fate:>9}  {mutant.name}", highlight=False, markup=False)
+            progress.console.print(
+                f"{outcome.fate:>9}  {mutant.name}", highlight=False, markup=False
+            )
             progress.update(task, advance=1, description=mutant.name)
     return outcomes
 
@@ -110,7 +137,8 @@ def _summary(chosen: Sequence[Mutant], outcomes: dict[Mutant, Outcome], how: str
     for mutant, outcome in outcomes.items():
         if not outcome.killed:
             print(
-                f"\n{outcome.fate}: {mutant.name}: {mutant.breaks}\n  tests: {' '.join(mutant.tests)}\n{outcome.said}"
+                f"\n{outcome.fate}: {mutant.name}: {mutant.breaks}\n  tests: "
+                f"{' '.join(mutant.tests)}\n{outcome.said}"
             )
     print()
     for mutant in chosen:

@@ -1,4 +1,5 @@
-"""The list of mutants, read from the TOML files beside this one, and what is wrong with an entry."""
+"""The list of mutants, read from the TOML files beside this one, and what is wrong with an
+entry."""
 
 from __future__ import annotations
 
@@ -20,13 +21,19 @@ ROOT = HERE.parent.parent
 PACKAGE = "trouper"
 DEFINITIONS = ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 LAYOUT = (
-    tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENDMARKER,
-)  # fmt: skip
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.COMMENT,
+    tokenize.ENDMARKER,
+)
 CLOSING = (")", "]", "}")
 
 
 class Stale(Exception):
-    """The source no longer has what a mutant replaces, or has it twice. The message says where it may be now."""
+    """The source no longer has what a mutant replaces, or has it twice. The message says where it
+    may be now."""
 
 
 @attrs.frozen(kw_only=True)
@@ -60,9 +67,15 @@ class Mutant:
         spans = _spans(source, begin, end, self.old)
         if len(spans) != 1:
             lines = [source.count("\n", 0, start) + 1 for start, _ in spans]
-            where = f"name its function: it begins in lines {lines}" if spans else _nearest(source, self.old)
-            place = f"{self.path} {self.function}".strip()
-            raise Stale(f"{self.name}: {place} has its fragment {len(spans)} times, not once; {where}")
+            where = (
+                f"name its function: it begins in lines {lines}"
+                if spans
+                else _nearest(source, self.old)
+            )
+            scope = f"{self.path} {self.function}".strip()
+            raise Stale(
+                f"{self.name}: {scope} has its fragment {len(spans)} times, not once; {where}"
+            )
         start, stop = spans[0]
         return source[:start] + self.new.strip() + source[stop:]
 
@@ -74,10 +87,12 @@ def _extent(source: str, function: str) -> tuple[int, int]:
     body: list[ast.stmt] = _statements(source)
     node: ast.stmt | None = None
     for name in function.split("."):
-        node = next((each for each in body if isinstance(each, DEFINITIONS) and each.name == name), None)
+        node = next(
+            (each for each in body if isinstance(each, DEFINITIONS) and each.name == name), None
+        )
         if node is None:
             return 0, 0
-        body = node.body  # type: ignore[attr-defined]
+        body = node.body
     lines = source.splitlines(keepends=True)
     assert node is not None and node.end_lineno is not None
     return sum(map(len, lines[: node.lineno - 1])), sum(map(len, lines[: node.end_lineno]))
@@ -87,13 +102,13 @@ def _spans(source: str, begin: int, end: int, fragment: str) -> list[tuple[int, 
     """Return where the tokens of `fragment` are; its text, for one that is a part of a token."""
     tokens = [token for token in _tokens(source) if begin <= token[1] and token[2] <= end]
     texts = [text for text, _, _ in tokens]
-    wanted = [text for text, _, _ in _tokens("\n".join(map(str.strip, fragment.splitlines())))]
-    size = len(wanted)
-    first = wanted[0] if wanted else None
+    needed = [text for text, _, _ in _tokens("\n".join(map(str.strip, fragment.splitlines())))]
+    size = len(needed)
+    first = needed[0] if needed else None
     spans = [
         (tokens[n][1], tokens[n + size - 1][2])
         for n, text in enumerate(texts[: len(texts) - size + 1])
-        if text == first and texts[n : n + size] == wanted
+        if text == first and texts[n : n + size] == needed
     ]
     if spans or not (text := fragment.strip()):
         return spans
@@ -130,7 +145,8 @@ def _nearest(source: str, fragment: str) -> str:
 
 
 def load(directory: Path = HERE) -> list[Mutant]:
-    """All of them, in the order of the files. Raises `TypeError` or `KeyError` for an entry that is not complete."""
+    """All of them, in the order of the files. Raises `TypeError` or `KeyError` for an entry that is
+    not complete."""
     return [
         _mutant(entry, section)
         for path in sorted(directory.glob("*.toml"))
@@ -143,13 +159,20 @@ def _mutant(entry: dict[str, Any], section: dict[str, Any]) -> Mutant:
     tests = entry.get("tests", section["tests"])
     file = section["file"]
     return Mutant(
-        **entry | {"tests": tuple(tests), "file": file, "name": f"{file.removesuffix('.py')}:{entry['name']}"}
+        **entry
+        | {
+            "tests": tuple(tests),
+            "file": file,
+            "name": f"{file.removesuffix('.py')}:{entry['name']}",
+        }
     )
 
 
 def faults(mutant: Mutant, root: Path = ROOT) -> list[str]:
     """What is wrong with the entry itself, without playing it."""
-    found = [f"{mutant.name}: there is no {test}" for test in mutant.tests if not _is_there(test, root)]
+    found = [
+        f"{mutant.name}: there is no {test}" for test in mutant.tests if not _is_there(test, root)
+    ]
     try:
         ast.parse(mutant.applied((root / mutant.path).read_text("utf-8")))
     except Stale as stale:
@@ -168,7 +191,9 @@ def _is_there(test: str, root: Path) -> bool:
         return False
     body = _statements(path.read_text("utf-8")) if names else []
     for name in names:
-        found = next((node for node in body if isinstance(node, DEFINITIONS) and node.name == name), None)
+        found = next(
+            (node for node in body if isinstance(node, DEFINITIONS) and node.name == name), None
+        )
         if found is None:
             return False
         body = found.body

@@ -1,9 +1,10 @@
-"""Runs selections of tests in a scratch copy of the checkout, each in a fork of this process. A script, run as such:
-`python tests/mutants/player.py`, with the copy as the working directory. A line of JSON in, {"tests", "file", "limit_s", "log"};
-a line of JSON out, {"code", "imported", "foreign"}.
+"""Runs selections of tests in a scratch copy of the checkout, each in a fork of this process. A
+script, run as such: `python tests/mutants/player.py`, with the copy as the working directory. A
+line of JSON in, {"tests", "file", "limit_s", "log"}; a line of JSON out, {"code", "imported",
+"foreign"}.
 
-What third parties bring is imported once, before the forks: it takes longer than most selections. Nothing of the package, of
-its tests or of MLX (which has threads) is.
+What third parties bring is imported once, before the forks: it takes longer than most selections.
+Nothing of the package, of its tests or of MLX (which has threads) is.
 """
 
 from __future__ import annotations
@@ -19,9 +20,26 @@ from typing import Any
 
 TIMED_OUT = -1
 PRELOADED = (
-    "attrs", "cattrs", "click", "h11", "hypercorn", "hypothesis.stateful", "hypothesis.strategies", "jinja2", "msgspec", "numpy", "prometheus_client", "pytest", "quart",
-    "rich.console", "tokenizers", "transformers", "transformers.models.auto.tokenization_auto", "trio", "xxhash",
-)  # fmt: skip
+    "attrs",
+    "cattrs",
+    "click",
+    "h11",
+    "hypercorn",
+    "hypothesis.stateful",
+    "hypothesis.strategies",
+    "jinja2",
+    "msgspec",
+    "numpy",
+    "prometheus_client",
+    "pytest",
+    "quart",
+    "rich.console",
+    "tokenizers",
+    "transformers",
+    "transformers.models.auto.tokenization_auto",
+    "trio",
+    "xxhash",
+)
 ROOT = Path.cwd()
 
 
@@ -57,7 +75,8 @@ def _run(order: dict[str, Any], writing: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         import pytest
 
-        # Some of pytest's plugins came with what was imported before; nothing is lost if they stay as they are.
+        # Some of pytest's plugins came with what was imported before; nothing is lost if they stay
+        # as they are.
         quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         options = [
             *quiet,
@@ -84,7 +103,8 @@ def _run(order: dict[str, Any], writing: int) -> None:
 
 
 def _imported(file: str) -> dict[str, Any]:
-    """Whether the mutated file was imported, and what of the package came from elsewhere than the copy."""
+    """Whether the mutated file was imported, and what of the package came from elsewhere than the
+    copy."""
     files = {
         str(getattr(module, "__file__", None) or "")
         for name, module in list(sys.modules.items())

@@ -1,4 +1,5 @@
-"""Playing mutants: a scratch copy of the checkout, one mutant applied in it at a time, its tests run against that copy."""
+"""Playing mutants: a scratch copy of the checkout, one mutant applied in it at a time, its tests
+run against that copy."""
 
 from __future__ import annotations
 
@@ -81,12 +82,19 @@ class Scratch:
         script = str(self.path / "tests" / "mutants" / "player.py")
         self._player = subprocess.Popen(
             [sys.executable, script],
-            cwd=self.path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=self.path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._player.stdin is not None and self._player.stdout is not None
         self._player.stdin.close()
@@ -127,13 +135,15 @@ class Scratch:
 
     @staticmethod
     def _put(file: Path, source: bytes) -> None:
-        """Python takes bytecode for new by its source's size and second, which two mutants may share."""
+        """Python takes bytecode for new by its source's size and second, which two mutants may
+        share."""
         file.write_bytes(source)
         Path(cache_from_source(str(file))).unlink(missing_ok=True)
 
 
 class Results:
-    """Fates of earlier runs, by what they depend on: the mutant, the file that it changes, and the files of its tests."""
+    """Fates of earlier runs, by what they depend on: the mutant, the file that it changes, and the
+    files of its tests."""
 
     def __init__(self, path: Path, root: Path = ROOT) -> None:
         self._path, self._root = path, root
@@ -144,7 +154,8 @@ class Results:
         return None if fate is None else Outcome(fate, "as in an earlier run")
 
     def note(self, key: str, outcome: Outcome) -> None:
-        """Written at once, so that a run that is stopped can go on. What did not end well is played again."""
+        """Written at once, so that a run that is stopped can go on. What did not end well is played
+        again."""
         if outcome.killed:
             self._known[key] = outcome.fate
             self._path.parent.mkdir(exist_ok=True)

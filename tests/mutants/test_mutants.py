@@ -1,4 +1,5 @@
-"""The list of mutants is true to the source, a few of them are played, and what plays them tells one fate from another."""
+"""The list of mutants is true to the source, a few of them are played, and what plays them tells
+one fate from another."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SAMPLE = Random(int(os.environ.get("TROUPER_MUTANTS_SEED", "0"))).sample(
 )
 
 
-# -- the list ----------------------------------------------------------------------------------------
+# -- the list ------------------------------------------------------------------------------------
 
 
 def test_every_fragment_occurs_once_and_every_test_is_there() -> None:
@@ -45,16 +46,21 @@ def test_few_are_equivalent_and_each_says_why() -> None:
 def test_a_few_are_played() -> None:
     """All are by `just mutants`. TROUPER_MUTANTS_SEED draws others."""
     with Scratch() as scratch:
-        whole = scratch.run([*dict.fromkeys(test for mutant in SAMPLE for test in mutant.tests)], limit_s=600)
+        whole = scratch.run(
+            [*dict.fromkeys(test for mutant in SAMPLE for test in mutant.tests)], limit_s=600
+        )
         assert whole.fate == "survived", f"these tests fail without a mutant:\n{whole.said}"
         for mutant in SAMPLE:
             outcome = scratch.play(mutant, limit_s=600)
             assert outcome.killed, f"{mutant.name} {outcome.fate}: {mutant.breaks}\n{outcome.said}"
 
 
-# -- what plays them ---------------------------------------------------------------------------------
+# -- what plays them -----------------------------------------------------------------------------
 
-SOURCE = "def double(number: int) -> int:\n    return 2 * number\n\n\ndef half(number: int) -> int:\n    return number // 2\n"
+SOURCE = (
+    "def double(number: int) -> int:\n    return 2 * number\n\n\ndef half(number: int) -> int:\n   "
+    " return number // 2\n"
+)
 TESTS = """
 from trouper.numbers import double
 
@@ -112,12 +118,16 @@ def scratch(checkout: Path) -> Iterator[Scratch]:
         yield scratch
 
 
-def test_what_a_test_notices_is_killed_and_nothing_is_left_of_it(scratch: Scratch, checkout: Path) -> None:
+def test_what_a_test_notices_is_killed_and_nothing_is_left_of_it(
+    scratch: Scratch, checkout: Path
+) -> None:
     for _ in range(2):
         outcome = scratch.play(mutant())
         assert outcome.fate == "killed" and "assert 9 == 6" in outcome.said
         assert scratch.run(["tests/test_numbers.py"]).fate == "survived"
-    assert (checkout / "trouper" / "numbers.py").read_text() == SOURCE, "the checkout itself is never touched"
+    assert (checkout / "trouper" / "numbers.py").read_text() == SOURCE, (
+        "the checkout itself is never touched"
+    )
 
 
 def test_what_no_test_notices_survives(scratch: Scratch) -> None:
@@ -135,7 +145,11 @@ def test_what_hangs_is_told_apart_from_what_fails(scratch: Scratch) -> None:
 
 
 def test_tests_that_cannot_be_run_say_nothing(scratch: Scratch) -> None:
-    for tests in (("tests/test_broken.py",), ("tests/test_nowhere.py",), ("tests/test_numbers.py::test_nobody",)):
+    for tests in (
+        ("tests/test_broken.py",),
+        ("tests/test_nowhere.py",),
+        ("tests/test_numbers.py::test_nobody",),
+    ):
         assert scratch.play(mutant(tests=tests)).fate == "broken"
     assert not Outcome("broken").killed
 
@@ -154,7 +168,9 @@ def test_a_package_from_elsewhere_is_not_the_copy(scratch: Scratch) -> None:
         ("€€€€", "no line is like it"),
     ],
 )
-def test_a_stale_fragment_says_where_it_may_be(scratch: Scratch, checkout: Path, old: str, said: str) -> None:
+def test_a_stale_fragment_says_where_it_may_be(
+    scratch: Scratch, checkout: Path, old: str, said: str
+) -> None:
     one = mutant(old=old)
     with pytest.raises(Stale, match="has its fragment") as caught:
         scratch.play(one)
@@ -163,14 +179,19 @@ def test_a_stale_fragment_says_where_it_may_be(scratch: Scratch, checkout: Path,
 
 
 def test_neither_layout_nor_comments_matter() -> None:
-    source = "def both(\n    first,  # One.\n    second,\n):\n    return [\n        first,\n        second,\n    ]\n"
+    source = (
+        "def both(\n    first,  # One.\n    second,\n):\n    return [\n        first,\n        "
+        "second,\n    ]\n"
+    )
     mutated = mutant(old="return [first, second]", new="return []").applied(source)
     assert mutated.endswith("):\n    return []\n")
 
 
 def test_a_fragment_counts_in_its_function_alone() -> None:
     source = "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 1\n"
-    assert mutant(old="1", new="2", function="A.g").applied(source) == "return 2".join(source.rsplit("return 1", 1))
+    assert mutant(old="1", new="2", function="A.g").applied(source) == "return 2".join(
+        source.rsplit("return 1", 1)
+    )
     with pytest.raises(Stale, match=r"numbers.py A.h has its fragment 0 times"):
         mutant(old="1", new="2", function="A.h").applied(source)
 

@@ -1,5 +1,5 @@
-"""Random texts in each format, cut at random: streamed = complete, and every call has valid arguments.
-`python -m tests.output.campaign [TEXTS] [SEED]`"""
+"""Random texts in each format, cut at random: streamed = complete, and every call has valid
+arguments. `python -m tests.output.campaign [TEXTS] [SEED]`"""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ def check(name: str, seed: int) -> str | None:
 def main(texts: int = 1000, first_seed: int = 0) -> int:
     faults = 0
     for name in NAMES:
-        found = [fault for seed in range(first_seed, first_seed + texts) if (fault := check(name, seed))]
-        print(f"{name}: {texts} texts, {len(found)} faults", *found[:3], sep="\n  ")  # noqa: T201 - a command's output
+        found = [
+            fault for seed in range(first_seed, first_seed + texts) if (fault := check(name, seed))
+        ]
+        # A command's output
+        print(f"{name}: {texts} texts, {len(found)} faults", *found[:3], sep="\n  ")  # noqa: T201
         faults += len(found)
     return 1 if faults else 0
 

@@ -1,4 +1,5 @@
-"""Answers in each format: how each family writes the same reasoning, text and calls; and texts made of its parts at random."""
+"""Answers in each format: how each family writes the same reasoning, text and calls; and texts made
+of its parts at random."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ TOOL: dict[str, Any] = {
         "name": "edit",
         "parameters": {
             "type": "object",
-            "properties": {"path": {"type": "string"}, "line": {"type": "integer"}, "options": {"type": "object"}},
+            "properties": {
+                "path": {"type": "string"},
+                "line": {"type": "integer"},
+                "options": {"type": "object"},
+            },
         },
     },
 }
@@ -38,7 +43,10 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
     call = json.dumps({"name": "edit", "arguments": arguments}, ensure_ascii=False)
 
     def tagged(before: str, behind: str) -> str:
-        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in arguments.items()
+        }
         return "".join(before.replace("NAME", name) + text + behind for name, text in texts.items())
 
     return {
@@ -47,7 +55,9 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
         "qwen3_coder": "<tool_call>\n<function=edit>\n"
         + tagged("<parameter=NAME>\n", "\n</parameter>\n")
         + "</function>\n</tool_call>",
-        "glm": "<tool_call>edit\n" + tagged("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n") + "</tool_call>",
+        "glm": "<tool_call>edit\n"
+        + tagged("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n")
+        + "</tool_call>",
         "laguna": "<tool_call>edit\n"
         + tagged("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n")
         + "</tool_call>",
@@ -99,12 +109,16 @@ class FormatTokenizer(ByteTokenizer):
         ]
 
 
-def parser(name: str, *, tools: Tools = TOOLS, thinks: bool = False, report: Report | None = None) -> OutputParser:
+def parser(
+    name: str, *, tools: Tools = TOOLS, thinks: bool = False, report: Report | None = None
+) -> OutputParser:
     reported = report or (lambda _outcome: None)
     return OutputParser(tools, FormatTokenizer.of(name), thinks=thinks, report=reported)
 
 
-def played(name: str, pieces: list[str], *, cut: bool = False, thinks: bool = False) -> list[tuple[str, str]]:
+def played(
+    name: str, pieces: list[str], *, cut: bool = False, thinks: bool = False
+) -> list[tuple[str, str]]:
     """Parse an answer that comes in pieces: kinds and texts, neighbours of one kind joined."""
     reading = parser(name, thinks=thinks)
     deltas = [delta for piece in pieces for delta in reading.push(piece)] + reading.end(cut=cut)
@@ -139,7 +153,24 @@ def random_text(name: str, drawn: random.Random) -> str:
     """Calls and markers, whole and broken, among text and reasoning."""
     call = CALLS[name]
     thinking = THINKING[str(FormatTokenizer.of(name).reasoning_parser)]
-    parts = [*thinking, "a", " ", "\n", "\n\n", "<", '{"', "}", "]", "```", "edit", '"', "\\", "'", ",", ":"]
+    parts = [
+        *thinking,
+        "a",
+        " ",
+        "\n",
+        "\n\n",
+        "<",
+        '{"',
+        "}",
+        "]",
+        "```",
+        "edit",
+        '"',
+        "\\",
+        "'",
+        ",",
+        ":",
+    ]
     text = ""
     for _ in range(drawn.randrange(1, 9)):
         match drawn.randrange(5):

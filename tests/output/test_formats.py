@@ -1,4 +1,5 @@
-"""Every format: the call it was made for, cut anywhere; half-right calls; calls in reasoning; detection by the template."""
+"""Every format: the call it was made for, cut anywhere; half-right calls; calls in reasoning;
+detection by the template."""
 
 from __future__ import annotations
 
@@ -46,8 +47,13 @@ def test_every_streamed_format_has_a_parser_a_sample_and_its_markers() -> None:
 def test_a_call_cut_at_every_position(name: str, before: str) -> None:
     text = before + CALLS[name]
     complete = played(name, [text])
-    expected = [("Content", "Now.")] if before and name != HARMONY else complete[:1] if before else []
-    assert complete[len(expected) :: 3] == [("CallStarted", "edit")] and complete[: len(expected)] == expected
+    expected = (
+        [("Content", "Now.")] if before and name != HARMONY else complete[:1] if before else []
+    )
+    assert (
+        complete[len(expected) :: 3] == [("CallStarted", "edit")]
+        and complete[: len(expected)] == expected
+    )
     assert json.loads(complete[len(expected) + 1][1]) == ARGUMENTS
     for place in range(len(text) + 1):
         assert played(name, [text[:place], text[place:]]) == complete
@@ -76,7 +82,12 @@ def test_a_call_in_reasoning_that_was_never_closed(name: str) -> None:
     start, end = THINKING[str(FormatTokenizer.of(name).reasoning_parser)]
     for text in (f"{start}\nhm\n{CALLS[name]}", f"{start}\nhm\n{CALLS[name]}\n{end}"):
         found = played(name, [text])
-        assert [kind for kind, _ in found] == ["Reasoning", "CallStarted", "CallArguments", "CallEnded"]
+        assert [kind for kind, _ in found] == [
+            "Reasoning",
+            "CallStarted",
+            "CallArguments",
+            "CallEnded",
+        ]
         assert found[0] == ("Reasoning", "hm")
     if name not in {"mistral", "llama3_json"}:
         considered = played(name, [f"{start}\nhm {CALLS[name]} or not{end}No."])
@@ -110,15 +121,30 @@ MALFORMED = {
         {"options": {"a": True, "b": None}},
     ),
     "a trailing comma": ('{"name": "edit", "arguments": {"line": 1,},}', {"line": 1}),
-    "a missing comma": ('{"name": "edit", "arguments": {"line": 1 "path": "x"}}', {"line": 1, "path": "x"}),
+    "a missing comma": (
+        '{"name": "edit", "arguments": {"line": 1 "path": "x"}}',
+        {"line": 1, "path": "x"},
+    ),
     "bare keys": ('{"name": "edit", "arguments": {line: 1}}', {"line": 1}),
     "a raw newline": ('{"name": "edit", "arguments": {"path": "a\nb"}}', {"path": "a\nb"}),
-    "quotes in a string": ('{"name": "edit", "arguments": {"path": "say "hi" now"}}', {"path": 'say "hi" now'}),
+    "quotes in a string": (
+        '{"name": "edit", "arguments": {"path": "say "hi" now"}}',
+        {"path": 'say "hi" now'},
+    ),
     "a wrong escape": ('{"name": "edit", "arguments": {"path": "\\d+"}}', {"path": "\\d+"}),
-    "half a surrogate pair": ('{"name": "edit", "arguments": {"path": "\\ud83dx"}}', {"path": "\ufffdx"}),
+    "half a surrogate pair": (
+        '{"name": "edit", "arguments": {"path": "\\ud83dx"}}',
+        {"path": "\ufffdx"},
+    ),
     "a wrong bracket": ('{"name": "edit", "arguments": {"options": [1, 2}}', {"options": [1, 2]}),
-    "a bracket that closes nothing": ('{"name": "edit", "arguments": {]"path": "x"}}', {"path": "x"}),
-    "a string of JSON that lacks a brace": ('{"name": "edit", "arguments": "{\\"line\\": 1"}', {"line": 1}),
+    "a bracket that closes nothing": (
+        '{"name": "edit", "arguments": {]"path": "x"}}',
+        {"path": "x"},
+    ),
+    "a string of JSON that lacks a brace": (
+        '{"name": "edit", "arguments": "{\\"line\\": 1"}',
+        {"line": 1},
+    ),
 }
 
 
@@ -175,7 +201,9 @@ def test_a_call_that_was_cut_stays_incomplete() -> None:
 def test_a_call_that_was_cut_has_no_end(name: str) -> None:
     text = CALLS[name]
     found = played(name, [text[: text.index("line") + 2]], cut=True)
-    assert [kind for kind, _ in found][:1] == ["CallStarted"] and "CallEnded" not in [kind for kind, _ in found]
+    assert [kind for kind, _ in found][:1] == ["CallStarted"] and "CallEnded" not in [
+        kind for kind, _ in found
+    ]
 
 
 def test_a_call_in_reasoning_that_was_cut_is_reasoning() -> None:
@@ -185,12 +213,19 @@ def test_a_call_in_reasoning_that_was_cut_is_reasoning() -> None:
 
 def test_an_object_in_the_middle_of_content_is_no_call() -> None:
     written = json.dumps({"name": "edit", "parameters": ARGUMENTS})
-    assert [kind for kind, _ in played("llama3_json", [written])] == ["CallStarted", "CallArguments", "CallEnded"]
+    assert [kind for kind, _ in played("llama3_json", [written])] == [
+        "CallStarted",
+        "CallArguments",
+        "CallEnded",
+    ]
     assert played("llama3_json", [f"as in {written}"]) == [("Content", f"as in {written}")]
 
 
 def test_harmony_separates_channels() -> None:
-    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi <b>.<|return|>"
+    text = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi "
+        "<b>.<|return|>"
+    )
     assert played(HARMONY, [text]) == [("Reasoning", "hm"), ("Content", "Hi <b>.")]
     assert played(HARMONY, ["plain"]) == [("Content", "plain")]
     assert played(HARMONY, ["<|channel|>fin"]) == [], "a header is no text"
@@ -213,7 +248,9 @@ def test_the_template_says_the_format(template: str, tmp_path: Path) -> None:
     """Detected by what the template writes for a call of an earlier turn."""
     import attrs
 
-    markers: tuple[str, ...] = ("<think>", "</think>") if template.startswith(("qwen", "glm")) else ()
+    markers: tuple[str, ...] = (
+        ("<think>", "</think>") if template.startswith(("qwen", "glm")) else ()
+    )
     if template == "gpt_oss":
         markers = CALL_MARKERS[HARMONY]
     family = attrs.evolve(FAMILIES["qwen3"], name=template, template=template, markers=markers)

@@ -25,16 +25,24 @@ def test_any_text_in_any_pieces(text: str, size: int, ascii_only: bool) -> None:
 
 def test_it_is_decoded_while_it_comes() -> None:
     reading = FreeformInput()
-    assert [reading.push(piece) for piece in ('{"input": "a', "b\\", "nc", '"}')] == ["a", "b"[:1], "\nc", ""]
+    assert [reading.push(piece) for piece in ('{"input": "a', "b\\", "nc", '"}')] == [
+        "a",
+        "b"[:1],
+        "\nc",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"patch": "x"}, "x"), ({}, ""), ({"other": 1, "input": "x"}, "x"), ({"a": 1, "b": 2}, '{"a": 1, "b": 2}'),
+        ({"patch": "x"}, "x"),
+        ({}, ""),
+        ({"other": 1, "input": "x"}, "x"),
+        ({"a": 1, "b": 2}, '{"a": 1, "b": 2}'),
         ({"input": ["x"]}, '["x"]'),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_another_shape(arguments: Any, text: str) -> None:
     assert decoded(json.dumps(arguments), 3) == text
 

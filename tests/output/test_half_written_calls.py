@@ -1,4 +1,5 @@
-"""Calls of which a model has left out a part, or wrote it in another family's way; values that are no JSON; and what long runs cost."""
+"""Calls of which a model has left out a part, or wrote it in another family's way; values that are
+no JSON; and what long runs cost."""
 
 from __future__ import annotations
 
@@ -54,23 +55,44 @@ def test_objects_and_tags_are_read_in_each_others_place() -> None:
     assert played("qwen3_coder", [CALLS["hermes"]]) == played("hermes", [CALLS["hermes"]])
     assert played("hermes", [CODER]) == played("qwen3_coder", [CODER])
     both = f"{CALLS['hermes']}\n{CODER}"
-    assert [kind for kind, _ in played("hermes", [both])] == ["CallStarted", "CallArguments", "CallEnded"] * 2
+    assert [kind for kind, _ in played("hermes", [both])] == [
+        "CallStarted",
+        "CallArguments",
+        "CallEnded",
+    ] * 2
 
 
 def test_a_value_without_its_end_ends_where_another_parameter_begins() -> None:
     for name, text in (
-        ("qwen3_coder", "<tool_call>\n<function=edit>\n<parameter=path>\n{}\n<parameter=line>\n7\n</parameter>\n</function>\n</tool_call>"),
-        ("glm", "<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>{}\n<arg_key>line</arg_key>\n<arg_value>7</arg_value>\n</tool_call>"),
-    ):  # fmt: skip
+        (
+            "qwen3_coder",
+            (
+                "<tool_call>\n<function=edit>\n<parameter=path>\n{}\n<parameter=line>\n7\n"
+                "</parameter>\n</function>\n</tool_call>"
+            ),
+        ),
+        (
+            "glm",
+            (
+                "<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>{}\n<arg_key>line</arg_key>\n"
+                "<arg_value>7</arg_value>\n</tool_call>"
+            ),
+        ),
+    ):
         for value in ("x", "", "a\n\n<b>\nc"):
             for pieces in ([text.format(value)], [*text.format(value)]):
                 [arguments] = arguments_of(played(name, pieces))
                 assert json.loads(arguments) == {"path": value, "line": 7}
 
 
-@pytest.mark.parametrize("inner", ["<parameter=other>", "<parameter=path>", "<parameter=", "<parameter=line"])
+@pytest.mark.parametrize(
+    "inner", ["<parameter=other>", "<parameter=path>", "<parameter=", "<parameter=line"]
+)
 def test_a_tag_of_no_other_parameter_is_text_of_the_value(inner: str) -> None:
-    text = f"<tool_call>\n<function=edit>\n<parameter=path>\na\n{inner}\nb\n</parameter>\n</function>\n</tool_call>"
+    text = (
+        f"<tool_call>\n<function=edit>\n<parameter=path>\na\n{inner}\nb\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
     for pieces in ([text], [*text]):
         [arguments] = arguments_of(played("qwen3_coder", pieces))
         assert json.loads(arguments) == {"path": f"a\n{inner}\nb"}
@@ -81,7 +103,12 @@ def test_a_tool_by_its_name_in_another_case(name: str) -> None:
     """Otherwise it would be text, and the agent's turn would end with it."""
     text = CALLS[name].replace("edit", "Edit")
     assert played(name, [text]) == played(name, [*text]) == played(name, [CALLS[name]])
-    both = Tools(tuple({**TOOL, "function": {**TOOL["function"], "name": written}} for written in ("EDIT", "edit")))
+    both = Tools(
+        tuple(
+            {**TOOL, "function": {**TOOL["function"], "name": written}}
+            for written in ("EDIT", "edit")
+        )
+    )
     output = parser(name, tools=both).parse_all(text, "stop")
     assert output.calls == (), "which of the two is meant, nobody knows"
 
@@ -99,7 +126,12 @@ def test_arguments_as_an_object_behind_the_name_are_those_of_the_call(name: str,
     text = text.format(json.dumps(ARGUMENTS))
     for pieces in ([text + "Done."], [*text, "Done."]):
         found = played(name, pieces)
-        assert [kind for kind, _ in found] == ["CallStarted", "CallArguments", "CallEnded", "Content"]
+        assert [kind for kind, _ in found] == [
+            "CallStarted",
+            "CallArguments",
+            "CallEnded",
+            "Content",
+        ]
         assert (json.loads(found[1][1]), found[3][1]) == (ARGUMENTS, "Done.")
     cut = played(name, [text[: text.index("line")]], cut=True)
     assert [kind for kind, _ in cut] == ["CallStarted", "CallArguments"]
@@ -110,13 +142,23 @@ def test_arguments_as_an_object_behind_the_name_are_those_of_the_call(name: str,
 
 def test_kimis_section_by_its_other_name() -> None:
     text = CALLS["kimi_k2"].replace("tool_calls_section", "tool_call_section")
-    assert played("kimi_k2", [text + "Done."]) == [*played("kimi_k2", [CALLS["kimi_k2"]]), ("Content", "Done.")]
+    assert played("kimi_k2", [text + "Done."]) == [
+        *played("kimi_k2", [CALLS["kimi_k2"]]),
+        ("Content", "Done."),
+    ]
 
 
 def test_a_header_of_mistral_without_its_marker_behind() -> None:
-    for text in ('[TOOL_CALLS]edit{"line": 1}', '[TOOL_CALLS]edit{"line": 1}[TOOL_CALLS]edit{"line": 1}'):
+    for text in (
+        '[TOOL_CALLS]edit{"line": 1}',
+        '[TOOL_CALLS]edit{"line": 1}[TOOL_CALLS]edit{"line": 1}',
+    ):
         found = played("mistral", [text])
-        assert found[:3] == [("CallStarted", "edit"), ("CallArguments", '{"line": 1}'), ("CallEnded", "")]
+        assert found[:3] == [
+            ("CallStarted", "edit"),
+            ("CallArguments", '{"line": 1}'),
+            ("CallEnded", ""),
+        ]
         assert len(found) == 3 * text.count("edit")
         assert played("mistral", [*text]) == found
 
@@ -127,7 +169,11 @@ HEADER = "<|channel|>commentary to=functions.edit <|constrain|>json<|message|>"
 @pytest.mark.parametrize("ending", ["<|call|>", "", "\n<|end|>"])
 def test_a_call_of_harmony_without_text_has_no_arguments(ending: str) -> None:
     for pieces in ([HEADER + ending], [*HEADER, *ending]):
-        assert played(HARMONY, pieces) == [("CallStarted", "edit"), ("CallArguments", "{}"), ("CallEnded", "")]
+        assert played(HARMONY, pieces) == [
+            ("CallStarted", "edit"),
+            ("CallArguments", "{}"),
+            ("CallEnded", ""),
+        ]
     assert played(HARMONY, [HEADER], cut=True) == []
     assert played(HARMONY, [f"{HEADER}no object<|call|>"]) == [("Content", "no object")]
 
@@ -137,15 +183,22 @@ def test_reasoning_that_the_prompt_and_the_model_have_opened(opened: str) -> Non
     text = f"{opened}hm</think>Yes."
     assert played("hermes", [text], thinks=True) == [("Reasoning", "hm"), ("Content", "Yes.")]
     assert played("hermes", [*text], thinks=True) == [("Reasoning", "hm"), ("Content", "Yes.")]
-    assert played("hermes", ["\n <thin</think>Yes."], thinks=True) == [("Reasoning", " <thin"), ("Content", "Yes.")]
+    assert played("hermes", ["\n <thin</think>Yes."], thinks=True) == [
+        ("Reasoning", " <thin"),
+        ("Content", "Yes."),
+    ]
 
 
 def test_a_marker_of_special_tokens_opens_reasoning_anywhere() -> None:
     text = "Hi.<|channel>thought\nhm<channel|>Yes."
-    assert played("gemma4", [text]) == [("Content", "Hi."), ("Reasoning", "hm"), ("Content", "Yes.")]
+    assert played("gemma4", [text]) == [
+        ("Content", "Hi."),
+        ("Reasoning", "hm"),
+        ("Content", "Yes."),
+    ]
 
 
-# -- values that are no JSON -----------------------------------------------------------------------------------
+# -- values that are no JSON ---------------------------------------------------------------------
 
 
 def value_of(written: str, schema: dict[str, Any]) -> Any:
@@ -153,7 +206,10 @@ def value_of(written: str, schema: dict[str, Any]) -> Any:
     parameters = {"type": "object", "properties": {"x": schema}}
     tools = Tools(({"type": "function", "function": {"name": "edit", "parameters": parameters}},))
     reading = parser("qwen3_coder", tools=tools)
-    text = f"<tool_call>\n<function=edit>\n<parameter=x>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    text = (
+        f"<tool_call>\n<function=edit>\n<parameter=x>\n{written}\n</parameter>\n</function>\n"
+        "</tool_call>"
+    )
     [arguments] = arguments_of(joined(reading.push(text) + reading.end()))
     return json.loads(arguments, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["x"]
 
@@ -167,9 +223,13 @@ def test_what_json_lacks_is_never_written(word: str) -> None:
 
 
 def test_a_value_deeper_than_python_reads_ends_no_answer() -> None:
-    """A model that repeats one bracket for ever: what it wrote is completed, and the others of its answer are read."""
+    """A model that repeats one bracket for ever: what it wrote is completed, and the others of its
+    answer are read."""
     reading = parser("qwen3_coder")
-    text = f'<tool_call>\n<function=edit>\n<parameter=options>\n{{"a":{"[" * 50_000}\n</parameter>\n</function>\n</tool_call>Done.'
+    text = (
+        f'<tool_call>\n<function=edit>\n<parameter=options>\n{{"a":{"[" * 50_000}\n</parameter>\n'
+        "</function>\n</tool_call>Done."
+    )
     found = joined(reading.push(text) + reading.end())
     assert [kind for kind, _ in found] == ["CallStarted", "CallArguments", "CallEnded", "Content"]
     assert found[1][1].count("[") == found[1][1].count("]") == 50_000
@@ -182,7 +242,7 @@ def test_arguments_before_the_name_that_python_does_not_read_are_text(value: str
     assert (output.content, output.calls) == (text, ())
 
 
-# -- what long runs cost -----------------------------------------------------------------------------------------
+# -- what long runs cost -------------------------------------------------------------------------
 
 
 class Counted(TextSource):
@@ -211,13 +271,20 @@ RUNS = {
         "</tool_call>",
         '"}}',
     ),
-    "ends in Kimi's string": ("kimi_k2", CALLS["kimi_k2"].partition("<b>")[0], "<|tool_call_end|>", "x"),
+    "ends in Kimi's string": (
+        "kimi_k2",
+        CALLS["kimi_k2"].partition("<b>")[0],
+        "<|tool_call_end|>",
+        "x",
+    ),
     "ends in harmony's": (HARMONY, CALLS[HARMONY].partition("<b>")[0], "<|call|> ", "x"),
 }
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_long_run_is_not_read_again_for_each_of_its_characters(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_is_not_read_again_for_each_of_its_characters(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise 10,000 newlines of one model would stop the streams of all for a minute."""
     monkeypatch.setattr("trouper.web.output.output_parser.TextSource", Counted)
     name, before, unit, after = RUNS[run]
@@ -257,7 +324,9 @@ def test_words_are_not_read_by_the_character(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("before", ["a", "<think>a"])
-def test_a_long_run_of_space_that_comes_at_once_is_read_at_once(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_of_space_that_comes_at_once_is_read_at_once(
+    before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To find no word in it takes a look at all of it."""
     monkeypatch.setattr("trouper.web.output.output_parser.TextSource", Counted)
     counts = []
@@ -274,18 +343,24 @@ def test_the_arguments_of_a_long_run_are_those_that_were_written() -> None:
     arguments = ARGUMENTS | {"path": "\n" * 40 + "</tool_call>\n" * 3 + "x"}
     text = f"<tool_call>{json.dumps({'name': 'edit', 'arguments': arguments})}</tool_call>"
     for pieces in ([text], [*text]):
-        assert [json.loads(written) for written in arguments_of(played("hermes", pieces))] == [arguments]
+        assert [json.loads(written) for written in arguments_of(played("hermes", pieces))] == [
+            arguments
+        ]
 
 
 def two_calls(before: str, end: str, between: str, behind: str) -> tuple[str, str, str]:
-    """What is before and behind a value of the first call, and its end; the second one has the value `second`."""
+    """What is before and behind a value of the first call, and its end; the second one has the
+    value `second`."""
     return before, end, f"{between}{before}second{end}{behind}"
 
 
 FUNCTION = "<function=edit>\n<parameter=path>\n"
 TWO_CALLS = {
     "qwen3_coder": two_calls(
-        f"<tool_call>\n{FUNCTION}", "\n</parameter>", "\n</function>\n</tool_call>\n", "\n</function>\n</tool_call>"
+        f"<tool_call>\n{FUNCTION}",
+        "\n</parameter>",
+        "\n</function>\n</tool_call>\n",
+        "\n</function>\n</tool_call>",
     ),
     "one section": (
         f"<tool_call>\n{FUNCTION}",
@@ -293,10 +368,16 @@ TWO_CALLS = {
         f"\n</function>\n{FUNCTION}second\n</parameter>\n</function>\n</tool_call>",
     ),
     "no end of the function": two_calls(
-        f"<tool_call>\n{FUNCTION}", "\n</parameter>", "\n</tool_call>\n", "\n</function>\n</tool_call>"
+        f"<tool_call>\n{FUNCTION}",
+        "\n</parameter>",
+        "\n</tool_call>\n",
+        "\n</function>\n</tool_call>",
     ),
     "glm": two_calls(
-        "<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>", "</arg_value>", "</tool_call>\n", "\n</tool_call>"
+        "<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>",
+        "</arg_value>",
+        "</tool_call>\n",
+        "\n</tool_call>",
     ),
     "minimax_m2": two_calls(
         '<minimax:tool_call>\n<invoke name="edit">\n<parameter name="path">',
@@ -305,7 +386,10 @@ TWO_CALLS = {
         "\n</invoke>\n</minimax:tool_call>",
     ),
     "hermes": two_calls(
-        '<tool_call>\n{"name": "edit", "arguments": {"path": "', '"}}', "\n</tool_call>\n", "\n</tool_call>"
+        '<tool_call>\n{"name": "edit", "arguments": {"path": "',
+        '"}}',
+        "\n</tool_call>\n",
+        "\n</tool_call>",
     ),
 }
 """Two calls of `edit`: what is before a value of the first, the value's end, and all the rest."""
@@ -335,13 +419,18 @@ def test_a_value_without_its_end_swallows_no_second_call(name: str, value: str) 
     ],
 )
 def test_what_begins_no_call_of_a_tool_is_text_of_the_value(inner: str) -> None:
-    text = f"<tool_call>\n<function=edit>\n<parameter=path>\na\n{inner}\nb\n</parameter>\n</function>\n</tool_call>"
+    text = (
+        f"<tool_call>\n<function=edit>\n<parameter=path>\na\n{inner}\nb\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
     for pieces in ([text], [*text]):
         [arguments] = arguments_of(played("qwen3_coder", pieces))
         assert json.loads(arguments) == {"path": f"a\n{inner}\nb"}
 
 
-@pytest.mark.parametrize("inner", ["</tool_call> <tool_call>", '</tool_call><tool_call>{\\"name\\"', "</tool_call>{"])
+@pytest.mark.parametrize(
+    "inner", ["</tool_call> <tool_call>", '</tool_call><tool_call>{\\"name\\"', "</tool_call>{"]
+)
 def test_markers_in_a_string_are_its_text(inner: str) -> None:
     text = f'<tool_call>{{"name": "edit", "arguments": {{"path": "a{inner}b"}}}}</tool_call>'
     for pieces in ([text], [*text]):

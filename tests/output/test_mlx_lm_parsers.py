@@ -24,8 +24,8 @@ PARSERS = {
 }
 """Modules of mlx_lm.tool_parsers, with the markers that its server takes away."""
 STRIPPING = ("glm", "minimax_m2")
-"""Formats in which mlx-lm strips strings. Here strings of GLM keep their whitespace; those of MiniMax lose a line break at
-either end, as models write one there."""
+"""Formats in which mlx-lm strips strings. Here strings of GLM keep their whitespace; those of
+MiniMax lose a line break at either end, as models write one there."""
 WORDS = st.text("abcäß\n {}[]:,'\"\\", max_size=30)
 VALUES = st.fixed_dictionaries(
     {},
@@ -33,7 +33,9 @@ VALUES = st.fixed_dictionaries(
         "path": WORDS,
         "line": st.integers(-(2**53), 2**53),
         "options": st.dictionaries(
-            st.text("ab c", min_size=1), st.none() | st.booleans() | st.integers() | WORDS, max_size=3
+            st.text("ab c", min_size=1),
+            st.none() | st.booleans() | st.integers() | WORDS,
+            max_size=3,
         ),
     },
 )
@@ -64,7 +66,11 @@ def test_the_same_arguments(name: str, arguments: dict[str, Any]) -> None:
 
 def _gemma(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key.strip() or 'k'}:{_gemma(inner)}" for key, inner in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(f"{key.strip() or 'k'}:{_gemma(inner)}" for key, inner in value.items())
+            + "}"
+        )
     return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
 
 
@@ -82,7 +88,8 @@ BUFFERED: dict[str, Any] = {
     "function_gemma": lambda given: (
         "call:edit{"
         + ",".join(
-            f"{key}:{json.dumps(v) if isinstance(v, int) else f'<escape>{v}<escape>'}" for key, v in given.items()
+            f"{key}:{json.dumps(v) if isinstance(v, int) else f'<escape>{v}<escape>'}"
+            for key, v in given.items()
         )
         + "}"
     ),
@@ -92,14 +99,20 @@ BUFFERED: dict[str, Any] = {
         + "<|close|>call<|sep|>"
     ),
     "minicpm5": lambda given: (
-        '"edit">' + "".join(f'<param name="{key}">{_text(value)}</param>' for key, value in given.items())
+        '"edit">'
+        + "".join(f'<param name="{key}">{_text(value)}</param>' for key, value in given.items())
     ),
     "muse_spark": lambda given: (
         '<atem:invoke name="edit">'
-        + "".join(f'<atem:parameter name="{key}">{_text(value)}</atem:parameter>' for key, value in given.items())
+        + "".join(
+            f'<atem:parameter name="{key}">{_text(value)}</atem:parameter>'
+            for key, value in given.items()
+        )
         + "</atem:invoke>"
     ),
-    "pythonic": lambda given: f"[edit({', '.join(f'{key}={_text(value)!r}' for key, value in given.items())})]",
+    "pythonic": lambda given: (
+        f"[edit({', '.join(f'{key}={_text(value)!r}' for key, value in given.items())})]"
+    ),
 }
 """How each format that is read at the end of a call writes one."""
 
@@ -110,12 +123,17 @@ def outcome_of(parse: Any, text: str) -> Any:
         found = parse(text, [TOOL])
     except Exception:  # noqa: BLE001 - mlx-lm's parsers refuse by exceptions of any kind.
         return []
-    return [(call["name"], call["arguments"]) for call in (found if isinstance(found, list) else [found])]
+    return [
+        (call["name"], call["arguments"])
+        for call in (found if isinstance(found, list) else [found])
+    ]
 
 
 @pytest.mark.parametrize("name", BUFFERED)
 @given(arguments=VALUES, calls=st.integers(1, 2), cut=st.integers(0, 200))
-def test_the_same_calls_where_mlx_lm_takes_longer(name: str, arguments: Any, calls: int, cut: int) -> None:
+def test_the_same_calls_where_mlx_lm_takes_longer(
+    name: str, arguments: Any, calls: int, cut: int
+) -> None:
     """Complete texts, two calls in one text, and texts that end in the middle."""
     text = BUFFERED[name](arguments) * (1 if name in ("minicpm5", "pythonic") else calls)
     theirs = importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call
@@ -125,7 +143,12 @@ def test_the_same_calls_where_mlx_lm_takes_longer(name: str, arguments: Any, cal
 
 @pytest.mark.parametrize(
     "text",
-    ["[edit(path='a\nb', line=7)]", "[edit(path=it's, line=7)]", '[edit(path="a"b", line=[1)]', "[edit(a=1, b = 2)"],
+    [
+        "[edit(path='a\nb', line=7)]",
+        "[edit(path=it's, line=7)]",
+        '[edit(path="a"b", line=[1)]',
+        "[edit(a=1, b = 2)",
+    ],
 )
 def test_the_same_of_what_is_nearly_python(text: str) -> None:
     theirs = importlib.import_module("mlx_lm.tool_parsers.pythonic").parse_tool_call

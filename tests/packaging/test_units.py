@@ -54,9 +54,16 @@ def test_a_folder_is_made_before_anything_is_written_there() -> None:
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     """With a program that is there. Unknown keys and values are warnings, which count."""
     unit = tmp_path / UNIT.name
-    unit.write_text(UNIT.read_text().replace("/opt/trouper/bin/trouper", str(Path(sys.executable).resolve())))
-    run = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert (run.returncode, [line for line in run.stderr.splitlines() if unit.name in line]) == (0, [])
+    unit.write_text(
+        UNIT.read_text().replace("/opt/trouper/bin/trouper", str(Path(sys.executable).resolve()))
+    )
+    run = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, [line for line in run.stderr.splitlines() if unit.name in line]) == (
+        0,
+        [],
+    )
 
 
 def test_launchd_waits_for_the_drain() -> None:

@@ -31,17 +31,33 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Beside the dependencies of this environment, and found before the checkout."""
     target, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("empty")
-    command = ["uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(target)]
+    command = [
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--python",
+        sys.executable,
+        "--target",
+        str(target),
+    ]
     subprocess.run([*command, str(wheel)], check=True)
     return Installed(
-        (sys.executable, "-c", "from trouper.cli import main; main()"), folder, {"PYTHONPATH": str(target)}
+        (sys.executable, "-c", "from trouper.cli import main; main()"),
+        folder,
+        {"PYTHONPATH": str(target)},
     )
 
 
 def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     """Every file that git knows of - pages and their scripts, too."""
-    listed = subprocess.run(["git", "ls-files", "trouper"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    known = set(listed.stdout.split()) or {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")}
+    listed = subprocess.run(
+        ["git", "ls-files", "trouper"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    known = set(listed.stdout.split()) or {
+        str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")
+    }
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert known <= held
     assert all(name.startswith("trouper/") for name in held)
@@ -64,8 +80,12 @@ def test_it_serves_from_an_empty_folder(installed: Installed, tmp_path: Path) ->
     model = str(save("llama", tmp_path / "tiny"))
     where = subprocess.run(
         [sys.executable, "-c", "import trouper; print(trouper.__file__)"],
-        cwd=installed.folder, env=installed.environment(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=installed.folder,
+        env=installed.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert where.stdout.startswith(installed.more["PYTHONPATH"])
     said = installed.run("doctor", "--port", "0", "--model", model)
     assert "fail" not in said

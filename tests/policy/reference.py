@@ -1,4 +1,5 @@
-"""What an answer's text must be, computed in the most naive way: all bytes so far, every stop, every place."""
+"""What an answer's text must be, computed in the most naive way: all bytes so far, every stop,
+every place."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ def shown_so_far(data: bytes) -> str:
 
 
 def stopped(text: str, stops: Sequence[str], begin: int = 0) -> tuple[str, str] | None:
-    """(text before it, stop) for the stop that completes first, the longest of those that complete together."""
+    """(text before it, stop) for the stop that completes first, the longest of those that complete
+    together."""
     for end in range(begin + 1, len(text) + 1):
         complete = [stop for stop in stops if text.endswith(stop, 0, end)]
         if complete:

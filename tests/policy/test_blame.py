@@ -65,7 +65,7 @@ def tried(blame: Blame, guilty: set[Standing], now: float = 0.0) -> list[Verdict
     return verdicts
 
 
-# -- contents ----------------------------------------------------------------------------------------
+# -- contents ------------------------------------------------------------------------------------
 
 
 def test_a_request_that_is_sent_again_has_the_same_content_whatever_seed_is_drawn() -> None:
@@ -86,11 +86,15 @@ def test_what_makes_other_code_run_is_another_content() -> None:
         {"presence_penalty": 1.0},
     ]
     assert len({digests_of(admitted(1, 2, 3, **kind))[0] for kind in kinds}) == len(kinds)
-    assert digests_of(admitted(1, temperature=0.5))[0] == digests_of(admitted(1, temperature=0.6))[0]
+    assert (
+        digests_of(admitted(1, temperature=0.5))[0] == digests_of(admitted(1, temperature=0.6))[0]
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30))), st.integers(1, 4))
-def test_contents_are_bounded_in_number_and_time(additions: list[tuple[int, int]], most: int) -> None:
+def test_contents_are_bounded_in_number_and_time(
+    additions: list[tuple[int, int]], most: int
+) -> None:
     contents, added, now = Contents(ttl_s=20, max_size=most), dict[Content, float](), 0.0
     for name, later in additions:
         now += later
@@ -105,7 +109,7 @@ def test_contents_are_bounded_in_number_and_time(additions: list[tuple[int, int]
         assert contents.left_s(content, now) == 20
 
 
-# -- trials ------------------------------------------------------------------------------------------
+# -- trials --------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 8), st.integers(0, 7), st.sets(st.integers(0, 7)))
@@ -168,16 +172,20 @@ def test_an_answer_of_the_same_content_that_is_beyond_the_place_goes_on() -> Non
     blame.crashed(HERE, rows(guilty, tokens=5), 0)
     blame.crashed(HERE, rows(guilty, tokens=5), 0)
     twin, other_draws = standing("guilty"), attrs.evolve(standing("guilty"), draws=b"other")
-    assert blame.condemns(twin, 0, 1) and blame.condemns(other_draws, 0, 1), "nothing of them was said yet"
+    assert blame.condemns(twin, 0, 1) and blame.condemns(other_draws, 0, 1), (
+        "nothing of them was said yet"
+    )
     assert blame.condemns(twin, 7, 1)
     assert not blame.condemns(twin, 8, 1)
     assert not blame.condemns(other_draws, 3, 1)
 
 
-# -- in company --------------------------------------------------------------------------------------
+# -- in company ----------------------------------------------------------------------------------
 
 
-def in_company(blame: Blame, now: float, *standings: Standing, fresh: Sequence[Standing] = ()) -> Verdict:
+def in_company(
+    blame: Blame, now: float, *standings: Standing, fresh: Sequence[Standing] = ()
+) -> Verdict:
     verdict = blame.crashed(HERE, rows(*standings, fresh=fresh), now)
     assert tried(blame, set(), now) == []
     return verdict
@@ -209,11 +217,15 @@ def test_rows_are_apart_longer_each_time_and_another_cause_begins_anew() -> None
     assert blame.crashed(ELSEWHERE, rows(one, other), now).counts
     forgotten = Blame()
     in_company(forgotten, 0, one, other)
-    assert in_company(forgotten, SUSPICION_S, one, other).counts, "so long ago that it may be chance"
+    assert in_company(forgotten, SUSPICION_S, one, other).counts, (
+        "so long ago that it may be chance"
+    )
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=4, unique=True), st.integers(0, 30))
-def test_a_fault_of_companies_is_answered_by_isolation_and_never_by_blame(members: list[int], repeats: int) -> None:
+def test_a_fault_of_companies_is_answered_by_isolation_and_never_by_blame(
+    members: list[int], repeats: int
+) -> None:
     """However often it comes, at most its first crash counts."""
     blame, all_of = Blame(), [standing(str(n)) for n in members]
     counted = 0
@@ -226,7 +238,7 @@ def test_a_fault_of_companies_is_answered_by_isolation_and_never_by_blame(member
     assert not any(blame.refuses(one, 0) for one in all_of)
 
 
-# -- who may enter -----------------------------------------------------------------------------------
+# -- who may enter -------------------------------------------------------------------------------
 
 
 @attrs.frozen

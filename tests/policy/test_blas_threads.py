@@ -1,4 +1,5 @@
-"""How many BLAS threads decode steps use, on machines of which only the times of steps are known."""
+"""How many BLAS threads decode steps use, on machines of which only the times of steps are
+known."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_times_that_scatter_cost_little(seed: int) -> None:
     dice, tuner = Random(seed), ThreadTuner(2, 2)
 
     def times(threads: int) -> float:
-        return {1: 0.05, 2: 0.03}[threads] * dice.uniform(0.9, 1.1) * (3 if dice.random() < 0.1 else 1)
+        return (
+            {1: 0.05, 2: 0.03}[threads] * dice.uniform(0.9, 1.1) * (3 if dice.random() < 0.1 else 1)
+        )
 
     used = run(tuner, 3000, times)
     assert used.count(2) > 0.9 * len(used)

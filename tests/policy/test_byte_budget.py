@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from trouper import RequestFailed, ServerSettings
 from trouper.web.http.body_complexity import parsed_bytes
-from trouper.web.http.byte_budget import BODIES, LITTLE, MAX_DEFAULT, STEP, ByteBudget, Holding, default_bytes
+from trouper.web.http.byte_budget import (
+    BODIES,
+    LITTLE,
+    MAX_DEFAULT,
+    STEP,
+    ByteBudget,
+    Holding,
+    default_bytes,
+)
 
 MB = 2**20
 
@@ -78,7 +86,9 @@ def test_the_default_has_room_for_large_bodies() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["[]", '{"":{}}', '{"":0}', "[0]", "1000", "1.5", '"a"', '"\U0001f600"', '{"a":{"b":[1,2]}}'], ids=str
+    "part",
+    ["[]", '{"":{}}', '{"":0}', "[0]", "1000", "1.5", '"a"', '"\U0001f600"', '{"a":{"b":[1,2]}}'],
+    ids=str,
 )
 @pytest.mark.parametrize("count", [300, 20_000])
 def test_what_is_parsed_takes_no_more_than_is_held(part: str, count: int) -> None:

@@ -34,7 +34,10 @@ def test_what_a_pass_dequantizes_and_rings_hold_beyond_their_window_counts(
     assert fitting is not None and kv.row_bytes(fitting) <= 10**8 < kv.row_bytes(fitting + 1)
 
 
-@given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 9))), st.sampled_from((None, 0, 64, 512)))
+@given(
+    st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 9))),
+    st.sampled_from((None, 0, 64, 512)),
+)
 def test_rows_together_count_what_the_banks_of_their_lengths_may_hold(
     rows: list[tuple[int, int]], first: int | None
 ) -> None:
@@ -57,14 +60,20 @@ def test_rows_together_count_what_the_banks_of_their_lengths_may_hold(
 
 
 LAYOUTS = st.builds(
-    KvLayout, token_bytes=st.just(1000), first_bank=st.sampled_from((None, 0, 64, 512)), lead_tokens=st.sampled_from((0, 16)),
+    KvLayout,
+    token_bytes=st.just(1000),
+    first_bank=st.sampled_from((None, 0, 64, 512)),
+    lead_tokens=st.sampled_from((0, 16)),
     capacity_step=st.sampled_from((16, 256)),
-)  # fmt: skip
+)
 
 
 @given(LAYOUTS, st.integers(1, 40_000), st.integers(0, 9), st.data())
-def test_a_usage_stays_the_same_while_it_lasts(kv: KvLayout, tokens: int, more: int, data: st.DataObject) -> None:
-    """Whatever of its tokens were in flight: the engine knows them later than the plans that sample them."""
+def test_a_usage_stays_the_same_while_it_lasts(
+    kv: KvLayout, tokens: int, more: int, data: st.DataObject
+) -> None:
+    """Whatever of its tokens were in flight: the engine knows them later than the plans that sample
+    them."""
     usage = kv.usage(tokens, tokens + more)
     grown = data.draw(st.integers(0, max(usage.lasts - 1, 0)))
     known = data.draw(st.integers(tokens, tokens + more + grown))
@@ -73,7 +82,9 @@ def test_a_usage_stays_the_same_while_it_lasts(kv: KvLayout, tokens: int, more: 
         assert later[:2] == usage[:2]
         assert kv.row_bytes(later.reserved) == kv.row_bytes(usage.reserved)
         after = kv.usage(tokens + usage.lasts, tokens + more + usage.lasts)
-        assert after[:2] != usage[:2] or kv.row_bytes(after.reserved) != kv.row_bytes(usage.reserved), "it lasts longer"
+        assert after[:2] != usage[:2] or kv.row_bytes(after.reserved) != kv.row_bytes(
+            usage.reserved
+        ), "it lasts longer"
 
 
 @given(TOKENS)
@@ -86,11 +97,19 @@ def test_there_are_few_capacities() -> None:
     assert len({kv_capacity(tokens) for tokens in range(1, 131_073)}) < 50
 
 
-@given(st.integers(0, 10**9), STEPS, st.integers(1, 5000), st.integers(0, 10**6), st.sampled_from([0, 72]))
+@given(
+    st.integers(0, 10**9),
+    STEPS,
+    st.integers(1, 5000),
+    st.integers(0, 10**6),
+    st.sampled_from([0, 72]),
+)
 def test_what_fits_is_the_longest_that_fits(
     nbytes: int, step: int, token_bytes: int, snapshot_bytes: int, lead: int
 ) -> None:
-    kv = KvLayout(token_bytes=token_bytes, snapshot_bytes=snapshot_bytes, capacity_step=step, lead_tokens=lead)
+    kv = KvLayout(
+        token_bytes=token_bytes, snapshot_bytes=snapshot_bytes, capacity_step=step, lead_tokens=lead
+    )
     fitting = kv.max_tokens(nbytes)
     assert fitting is not None
     assert not fitting or kv.row_bytes(fitting) <= nbytes
@@ -107,7 +126,9 @@ def test_fixed_memory_is_the_smaller_of_two_looks_in_a_row_without_rows() -> Non
 
     def look(active: int, rows: int = 0, cached: int = 0) -> int:
         stats = SchedulerStats(active_sequences=rows, cache=CacheStats(bytes=cached))
-        return fixed.measured(MemoryStats(active_bytes=active, spare_bytes=0, limit_bytes=100), stats)
+        return fixed.measured(
+            MemoryStats(active_bytes=active, spare_bytes=0, limit_bytes=100), stats
+        )
 
     assert look(50) == 0, "a row may have left a moment ago"
     assert look(40, cached=10) == 30
@@ -126,4 +147,6 @@ def test_adapters_are_no_fixed_memory() -> None:
 
     assert [look(50, held), look(50, held)] == [0, 43]
     loading = AdapterStats(held_bytes=7, reserved_bytes=5)
-    assert [look(20, loading), look(20, held), look(52, held)] == [43, 43, 13], "not while one is loaded"
+    assert [look(20, loading), look(20, held), look(52, held)] == [43, 43, 13], (
+        "not while one is loaded"
+    )

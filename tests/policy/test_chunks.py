@@ -21,7 +21,9 @@ COSTS = st.floats(1e-6, 0.01)
 
 
 @given(fixed_s=st.floats(0, 0.15), per_token_s=COSTS, most=st.integers(1, 4096))
-def test_d6_the_stall_bound_is_met_and_nearly_used(fixed_s: float, per_token_s: float, most: int) -> None:
+def test_d6_the_stall_bound_is_met_and_nearly_used(
+    fixed_s: float, per_token_s: float, most: int
+) -> None:
     """For any device whose step costs something fixed (decode, launch) and something per token."""
     sizer = ChunkSizer(0.2, most)
     for _ in range(100):
@@ -30,13 +32,19 @@ def test_d6_the_stall_bound_is_met_and_nearly_used(fixed_s: float, per_token_s: 
     settled = fixed_s + per_token_s * sizer.tokens
     assert settled <= 0.2 * 1.01 or sizer.tokens == sizer.min_tokens
     one_more = sizer.tokens / (sizer.tokens + 1)
-    assert sizer.tokens == most or settled >= 0.2 * 0.9 * one_more * 0.999, "nine tenths of the bound, up to one token"
+    assert sizer.tokens == most or settled >= 0.2 * 0.9 * one_more * 0.999, (
+        "nine tenths of the bound, up to one token"
+    )
 
 
-@given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 100)), max_size=50), st.integers(1, 4096))
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 100)), max_size=50), st.integers(1, 4096)
+)
 @example([(1, 1.0)], 1)
 @example([], 4)
-def test_it_never_starves_and_never_exceeds_the_most(steps: list[tuple[int, float]], most: int) -> None:
+def test_it_never_starves_and_never_exceeds_the_most(
+    steps: list[tuple[int, float]], most: int
+) -> None:
     sizer = ChunkSizer(0.2, most)
     assert 1 <= sizer.tokens <= most
     for tokens, seconds in steps:
@@ -70,8 +78,8 @@ def test_one_step_halves_a_chunk_at_most(tokens: int, seconds: float) -> None:
 
 
 def test_one_slow_step_is_not_believed_and_two_are() -> None:
-    """On an H200 one step that prepared a new shape (7 s) halved chunks again and again, until each had a shape of its own
-    and was slow for that: 32 prompts of 50 tokens took 50 s."""
+    """On an H200 one step that prepared a new shape (7 s) halved chunks again and again, until each
+    had a shape of its own and was slow for that: 32 prompts of 50 tokens took 50 s."""
     sizer = ChunkSizer(0.2, 4096, tokens=1000)
     for seconds in (0.15, 7.0, 0.15, 7.0):
         sizer.measured(1000, seconds)
@@ -88,16 +96,23 @@ def test_r1_every_prompt_gets_on(wanted: list[int], budget: int, most: int) -> N
     rows = [(RowId(n), tokens) for n, tokens in enumerate(wanted)]
     chunks = share_chunks(rows, budget, most)
     assert [chunk.row for chunk in chunks] == [row for row, _ in rows]
-    assert all(1 <= chunk.tokens <= min(tokens, most) for chunk, (_, tokens) in zip(chunks, rows, strict=True))
+    assert all(
+        1 <= chunk.tokens <= min(tokens, most)
+        for chunk, (_, tokens) in zip(chunks, rows, strict=True)
+    )
     assert sum(chunk.tokens for chunk in chunks) <= max(budget, len(rows))
 
 
 @given(REMAINING, st.integers(0, 4096))
 def test_the_budget_is_used_in_equal_parts(wanted: list[int], budget: int) -> None:
     """What is left of it is less than one token for each row that wants more."""
-    chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, max_tokens=4096)
+    chunks = share_chunks(
+        [(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, max_tokens=4096
+    )
     left = min(max(budget, len(wanted)), sum(wanted)) - sum(chunk.tokens for chunk in chunks)
-    unfinished = [chunk.tokens for chunk, tokens in zip(chunks, wanted, strict=True) if chunk.tokens < tokens]
+    unfinished = [
+        chunk.tokens for chunk, tokens in zip(chunks, wanted, strict=True) if chunk.tokens < tokens
+    ]
     assert 0 <= left < max(1, len(unfinished))
     assert len(set(unfinished)) <= 1, "the others would be padded"
 
@@ -105,7 +120,9 @@ def test_the_budget_is_used_in_equal_parts(wanted: list[int], budget: int) -> No
 @given(REMAINING, st.integers(0, 4096))
 def test_a_short_prompt_does_not_wait_behind_a_long_one(wanted: list[int], budget: int) -> None:
     """Whoever gets less than another has got all that it wanted, up to rounding."""
-    chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, max_tokens=4096)
+    chunks = share_chunks(
+        [(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, max_tokens=4096
+    )
     largest = max(chunk.tokens for chunk in chunks)
     for chunk, tokens in zip(chunks, wanted, strict=True):
         assert chunk.tokens == tokens or chunk.tokens >= largest - 1
@@ -113,8 +130,11 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one(wanted: list[int], budge
 
 @given(REMAINING, st.integers(0, 4096), st.integers(-1, 12))
 def test_lone_passes_are_few(wanted: list[int], budget: int, last: int) -> None:
-    """Each chosen row gets a chunk of a useful size, or all that it wants; one row always gets on."""
-    chosen = take_turns([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, RowId(last))
+    """Each chosen row gets a chunk of a useful size, or all that it wants; one row always gets
+    on."""
+    chosen = take_turns(
+        [(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, RowId(last)
+    )
     chunks = share_chunks(chosen, budget, max_tokens=4096)
     assert chunks
     if len(chunks) > 1:
@@ -124,7 +144,11 @@ def test_lone_passes_are_few(wanted: list[int], budget: int, last: int) -> None:
 @given(REMAINING, st.integers(0, 1000))
 def test_every_row_has_its_turn(wanted: list[int], budget: int) -> None:
     """Within as many steps as there are rows each row gets a chunk."""
-    rows, last, served = [(RowId(n), tokens) for n, tokens in enumerate(wanted)], RowId(-1), set[RowId]()
+    rows, last, served = (
+        [(RowId(n), tokens) for n, tokens in enumerate(wanted)],
+        RowId(-1),
+        set[RowId](),
+    )
     for _ in rows:
         chosen = take_turns(rows, budget, last)
         served |= {row for row, _ in chosen}
@@ -136,17 +160,23 @@ SMALL = st.integers(0, 40)
 
 
 @given(SMALL, SMALL, st.integers(1, 40), st.integers(1, 8))
-def test_rows_enter_while_there_is_room(admitted: int, prefilling: int, rows: int, prefill_rows: int) -> None:
+def test_rows_enter_while_there_is_room(
+    admitted: int, prefilling: int, rows: int, prefill_rows: int
+) -> None:
     assume(prefilling <= admitted)
     free = free_rows(admitted, prefilling, rows, prefill_rows, under_pressure=False)
     assert 0 <= free <= prefill_rows
     assert free == 0 or admitted + free <= rows
     assert free == 0 or prefilling + free <= prefill_rows
-    assert free_rows(0, 0, rows, prefill_rows, under_pressure=False) >= 1, "an empty batch always takes one"
+    assert free_rows(0, 0, rows, prefill_rows, under_pressure=False) >= 1, (
+        "an empty batch always takes one"
+    )
 
 
 @given(SMALL, SMALL)
-def test_r14_under_pressure_one_row_at_a_time_makes_progress(admitted: int, prefilling: int) -> None:
+def test_r14_under_pressure_one_row_at_a_time_makes_progress(
+    admitted: int, prefilling: int
+) -> None:
     assert free_rows(admitted, prefilling, 8, 4, under_pressure=True) == (admitted == 0)
 
 
@@ -161,7 +191,8 @@ def test_chunks_end_where_those_of_other_prompts_do(start: int, tokens: int, ste
 
 
 def test_lengths_of_a_long_prompt_recur() -> None:
-    """Whatever the controller allows: 60,000 tokens in chunks of odd sizes end at multiples of 512 only."""
+    """Whatever the controller allows: 60,000 tokens in chunks of odd sizes end at multiples of 512
+    only."""
     dice, at, ends = random.Random(1), 77, set[int]()
     while at < 60_000:
         at += round_chunk(at, dice.randrange(1100, 2049), 512)

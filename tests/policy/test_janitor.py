@@ -27,7 +27,9 @@ def test_r14_pressure_is_relative_to_the_devices_own_limit(
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 10**9))
-def test_r14_the_same_judgement_on_a_small_and_a_large_device(active: int, spare: int, scale: int) -> None:
+def test_r14_the_same_judgement_on_a_small_and_a_large_device(
+    active: int, spare: int, scale: int
+) -> None:
     small = judge(memory(active, spare), MemoryStatus(), 0.9)
     large = judge(memory(active * scale, spare * scale, 100 * scale), MemoryStatus(), 0.9)
     assert (small.under_pressure, small.releases) == (large.under_pressure, large.releases)
@@ -60,23 +62,32 @@ class TestProcessMemory:
 
     def test_after_a_burst_beside_a_stream(self) -> None:
         assert self.played((100, 1), (100, 1), (180, 32), (180, 1), (101, 1), (101, 1)) == [
-            False, False, False, True, False, False,
-        ]  # fmt: skip
+            False,
+            False,
+            False,
+            True,
+            False,
+            False,
+        ]
 
     def test_a_burst_between_two_looks(self) -> None:
         assert self.played((100, 1), (180, 1)) == [False, True]
 
     def test_not_while_the_rows_are_there(self) -> None:
-        """Those that are left would fault their pages in again: with half of them that paused streams for over a second."""
+        """Those that are left would fault their pages in again: with half of them that paused
+        streams for over a second."""
         assert not any(self.played((100, 0), (180, 64), (180, 32), (190, 9)))
         assert self.played((100, 0), (180, 64), (180, 8)) == [False, False, True]
 
     def test_what_is_not_given_back_is_asked_for_later_and_later(self) -> None:
-        asked = [look for look, asked in enumerate(self.played((100, 1), *[(180, 1)] * 40)) if asked]
+        asked = [
+            look for look, asked in enumerate(self.played((100, 1), *[(180, 1)] * 40)) if asked
+        ]
         assert asked == [1, 2, 4, 8, 16, 24, 32, 40]
 
     def test_what_a_long_row_needs_is_asked_back_after_its_end(self) -> None:
-        """While it runs nothing can be given back; that must not be taken for what the process always needs."""
+        """While it runs nothing can be given back; that must not be taken for what the process
+        always needs."""
         process = ProcessMemory()
         for rows in (1, *[2] * 40):
             process.is_worth_releasing(100 if rows == 1 else 180, rows)
@@ -85,12 +96,24 @@ class TestProcessMemory:
 
     def test_a_release_that_gains_something_is_followed_by_another_at_once(self) -> None:
         assert self.played((100, 1), (300, 1), (300, 1), (300, 1), (300, 1), (200, 1)) == [
-            False, True, True, False, True, False,
-        ]  # fmt: skip
-        assert self.played((100, 1), (300, 1), (250, 1), (200, 1), (150, 1)) == [False, True, True, True, True]
+            False,
+            True,
+            True,
+            False,
+            True,
+            False,
+        ]
+        assert self.played((100, 1), (300, 1), (250, 1), (200, 1), (150, 1)) == [
+            False,
+            True,
+            True,
+            True,
+            True,
+        ]
 
     def test_little_creeping_is_not_taken_for_what_the_process_needs(self) -> None:
-        """Seen: 755, 795, 822, 843, 869 MB, each time called settled after two releases that had gained nothing."""
+        """Seen: 755, 795, 822, 843, 869 MB, each time called settled after two releases that had
+        gained nothing."""
         process = ProcessMemory()
         for resident in (755, *[795] * 9, *[822] * 9, *[869] * 20):
             process.is_worth_releasing(resident, 1)
@@ -98,7 +121,13 @@ class TestProcessMemory:
         assert any(process.is_worth_releasing(869, 1) for _ in range(MAX_LOOKS + 1))
 
     def test_a_release_that_comes_late_was_not_in_vain(self) -> None:
-        assert self.played((100, 1), (180, 1), (180, 1), (102, 1), (180, 1)) == [False, True, True, False, True]
+        assert self.played((100, 1), (180, 1), (180, 1), (102, 1), (180, 1)) == [
+            False,
+            True,
+            True,
+            False,
+            True,
+        ]
 
     def test_a_burst_before_the_next_look(self) -> None:
         """What it had before the first burst is not forgotten for the second one."""

@@ -31,7 +31,8 @@ def play(
 
 
 def test_a_dear_kind_of_work_begins_small_whatever_was_learnt_of_a_cheap_one() -> None:
-    """`echo` with log-probabilities on 7,000 tokens made a gap of 0.9 s: its first chunk was as large as one without."""
+    """`echo` with log-probabilities on 7,000 tokens made a gap of 0.9 s: its first chunk was as
+    large as one without."""
     one = pace()
     cheap = play(one, "text", 0.001)
     assert cheap[-1][0] > 10 * FIRST_CHUNK_TOKENS

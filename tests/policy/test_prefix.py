@@ -1,4 +1,5 @@
-"""The prefix cache as the scheduler uses it: what a prompt need not compute, what goes to the disk, and whose cache it is."""
+"""The prefix cache as the scheduler uses it: what a prompt need not compute, what goes to the disk,
+and whose cache it is."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ Tokens = tuple[int, ...]
 NAMESPACE = "fa4e" * 16
 
 
-# -- whose cache it is -------------------------------------------------------------------------------
+# -- whose cache it is ---------------------------------------------------------------------------
 
 
 CARD = card(kv=KvLayout(token_bytes=100, description="100 bytes a token"))
@@ -39,14 +40,19 @@ OTHERS: dict[str, tuple[ModelCard, Settings]] = {
     "no fingerprint": (attrs.evolve(CARD, fingerprint=""), Settings()),
     "architecture": (attrs.evolve(CARD, architecture="other"), Settings()),
     "dtype": (attrs.evolve(CARD, dtype="bfloat16"), Settings()),
-    "description of KV": (attrs.evolve(CARD, kv=attrs.evolve(CARD.kv, description="8 bits")), Settings()),
+    "description of KV": (
+        attrs.evolve(CARD, kv=attrs.evolve(CARD.kv, description="8 bits")),
+        Settings(),
+    ),
     "shapes of blocks": (attrs.evolve(CARD, kv=attrs.evolve(CARD.kv, shapes="others")), Settings()),
     "bytes of a token": (attrs.evolve(CARD, kv=attrs.evolve(CARD.kv, token_bytes=50)), Settings()),
     "block size": (CARD, Settings(block_size=32)),
 }
 
 
-def test_f9_whatever_changes_kv_or_its_blocks_is_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f9_whatever_changes_kv_or_its_blocks_is_another_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = cache_namespace(CARD, Settings())
     names = {what: cache_namespace(*other) for what, other in OTHERS.items()}
     monkeypatch.setattr("trouper.actors.scheduling.cache_namespace.FORMAT", 10**6)
@@ -56,17 +62,23 @@ def test_f9_whatever_changes_kv_or_its_blocks_is_another_namespace(monkeypatch: 
 
 def test_f9_what_changes_no_kv_is_the_same_namespace() -> None:
     """Restarts with other limits find what was stored."""
-    same = [Settings(max_queue_size=1), Settings(cache_memory=ByteSize(2**30)), Settings(seed=7), Settings(gather_ms=0)]
+    same = [
+        Settings(max_queue_size=1),
+        Settings(cache_memory=ByteSize(2**30)),
+        Settings(seed=7),
+        Settings(gather_ms=0),
+    ]
     renamed = attrs.evolve(CARD, id="another name", device="another", created=1)
     assert {cache_namespace(renamed, each) for each in same} == {cache_namespace(CARD, Settings())}
 
 
-# -- what is found -----------------------------------------------------------------------------------
+# -- what is found -------------------------------------------------------------------------------
 
 
 @attrs.define
 class Played:
-    """A cache whose plans are carried out on tokens instead of KV, so that a wrong restore is seen at once."""
+    """A cache whose plans are carried out on tokens instead of KV, so that a wrong restore is seen
+    at once."""
 
     cache: PrefixCache
     blocks: dict[BlockId, Tokens] = attrs.field(factory=dict)
@@ -138,7 +150,9 @@ class Played:
 
 
 def shared(a: Tokens, b: Tokens) -> int:
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=9).flatmap(
@@ -149,10 +163,14 @@ TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=9).flatmap(
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.tuples(TEXTS, st.sampled_from(["", "tenant"]), st.booleans()), max_size=8), st.sampled_from([4, 20, 64])
+    st.lists(st.tuples(TEXTS, st.sampled_from(["", "tenant"]), st.booleans()), max_size=8),
+    st.sampled_from([4, 20, 64]),
 )
-def test_all_that_a_prompt_shares_with_others_is_found(texts: list[tuple[Tokens, str, bool]], block_size: int) -> None:
-    """With rows that left and with rows that still run, to the token, and never with another tenant's."""
+def test_all_that_a_prompt_shares_with_others_is_found(
+    texts: list[tuple[Tokens, str, bool]], block_size: int
+) -> None:
+    """With rows that left and with rows that still run, to the token, and never with another
+    tenant's."""
     played, before = Played.of(block_size=block_size), list[tuple[Tokens, str]]()
     for place, (text, salt, leaves) in enumerate(texts):
         best = max((shared(text, other) for other, theirs in before if theirs == salt), default=0)
@@ -182,7 +200,10 @@ def test_who_prefills_is_waited_for_as_far_as_its_prompt_goes() -> None:
 
 
 def test_without_memory_nothing_is_kept_or_found() -> None:
-    for played in (Played.of(cache_memory="0"), Played.of(KvLayout(cached=False, description="alone"))):
+    for played in (
+        Played.of(cache_memory="0"),
+        Played.of(KvLayout(cached=False, description="alone")),
+    ):
         for _ in range(2):
             assert played.begin((1,) * 30).tokens == 0
         played.leave(RowId(0))
@@ -204,7 +225,7 @@ def test_salts_that_nothing_is_kept_for_are_forgotten() -> None:
     assert len(played.cache.tree._roots) == 1
 
 
-# -- the disk ----------------------------------------------------------------------------------------
+# -- the disk ------------------------------------------------------------------------------------
 
 
 def saving(**more: Any) -> Played:
@@ -223,7 +244,9 @@ def test_a_chain_goes_to_the_disk_once_in_runs_of_bounded_size() -> None:
         assert saved.nbytes <= 5 * 400
         assert sum(node.size for node in saved.nodes) * CUTTABLE.token_bytes == saved.nbytes
         runs.append(saved)
-    assert b"".join(piece.tokens for run in runs for piece in run.run.blocks) == token_bytes(text[:42])
+    assert b"".join(piece.tokens for run in runs for piece in run.run.blocks) == token_bytes(
+        text[:42]
+    )
     assert [run.run.parent for run in runs[1:]] == [run.run.blocks[-1].key for run in runs[:-1]]
     played.begin((*text, 50))
     played.leave(RowId(1))

@@ -1,4 +1,5 @@
-"""Rows and cached blocks get less where the system says that memory is short, and all again when it is not."""
+"""Rows and cached blocks get less where the system says that memory is short, and all again when it
+is not."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ LEAST = LIMIT // 1024
 
 
 def stats(pressure: MemoryPressure, swapped: int = 0) -> MemoryStats:
-    return MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=LIMIT, pressure=pressure, swapped_bytes=swapped)
+    return MemoryStats(
+        active_bytes=0, spare_bytes=0, limit_bytes=LIMIT, pressure=pressure, swapped_bytes=swapped
+    )
 
 
 def bounds(bound: PressureBound, *looks: tuple[MemoryPressure, int]) -> list[int]:
@@ -29,8 +32,16 @@ def bounds(bound: PressureBound, *looks: tuple[MemoryPressure, int]) -> list[int
 
 
 def test_a_warning_takes_a_tenth_of_what_is_in_use_and_a_critical_state_a_third() -> None:
-    looks: tuple[tuple[MemoryPressure, int], ...] = (("warning", GIB), ("warning", GIB), ("critical", GIB // 2))
-    assert bounds(PressureBound(), *looks) == [GIB * 9 // 10, int(GIB * 9 // 10 * 0.9), int(GIB // 2 * 0.67)]
+    looks: tuple[tuple[MemoryPressure, int], ...] = (
+        ("warning", GIB),
+        ("warning", GIB),
+        ("critical", GIB // 2),
+    )
+    assert bounds(PressureBound(), *looks) == [
+        GIB * 9 // 10,
+        int(GIB * 9 // 10 * 0.9),
+        int(GIB // 2 * 0.67),
+    ]
 
 
 def test_it_is_never_so_small_that_it_returns_late() -> None:
@@ -48,8 +59,17 @@ def test_without_pressure_there_is_no_bound_and_it_ends_slowly() -> None:
     assert seen == [*sorted(seen[:-1]), 0] and 3 < len(seen) < 20
 
 
-@given(st.lists(st.tuples(st.sampled_from(("normal", "warning", "critical", "unknown")), st.integers(0, LIMIT)), max_size=30))  # fmt: skip
-def test_it_is_below_what_is_in_use_while_memory_is_short(looks: list[tuple[MemoryPressure, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("normal", "warning", "critical", "unknown")), st.integers(0, LIMIT)
+        ),
+        max_size=30,
+    )
+)
+def test_it_is_below_what_is_in_use_while_memory_is_short(
+    looks: list[tuple[MemoryPressure, int]],
+) -> None:
     bound = PressureBound()
     for pressure, used in looks:
         bound.look(stats(pressure), used)
@@ -59,7 +79,8 @@ def test_it_is_below_what_is_in_use_while_memory_is_short(looks: list[tuple[Memo
 
 
 def test_swap_that_grows_is_a_warning_and_swap_that_is_there_is_none() -> None:
-    """An M5 had 40.0 of 40.9 GB of swap in use while its kernel said normal (CambrianTech/continuum#3877): what was swapped stays."""
+    """An M5 had 40.0 of 40.9 GB of swap in use while its kernel said normal
+    (CambrianTech/continuum#3877): what was swapped stays."""
     bound = PressureBound()
     swapped = 40 * 10**9
     assert bound.look(stats("normal", swapped), 1000) == "normal"

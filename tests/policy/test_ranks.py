@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.protocol.ranks import Digest, RankDiffers, compare, ids_of, joined, pairs, parted, sequence, set_hash
+from trouper.protocol.ranks import (
+    Digest,
+    RankDiffers,
+    compare,
+    ids_of,
+    joined,
+    pairs,
+    parted,
+    sequence,
+    set_hash,
+)
 
 IDS = st.lists(st.integers(0, 2**40), unique=True, max_size=40)
 

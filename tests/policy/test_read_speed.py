@@ -1,4 +1,5 @@
-"""F8: the disk is asked when it is expected to be faster than computing, and is not written off for ever."""
+"""F8: the disk is asked when it is expected to be faster than computing, and is not written off for
+ever."""
 
 from __future__ import annotations
 
@@ -34,14 +35,21 @@ def test_f8_a_slow_disk_is_asked_seldom() -> None:
 
 
 def test_slow_reads_are_forgiven() -> None:
-    """A busy machine's. Before, no load was ever asked for again, so that nothing was measured either."""
+    """A busy machine's. Before, no load was ever asked for again, so that nothing was measured
+    either."""
     speed = slow()
     assert not speed.worth(10 * MB, 0.2, 30)
     assert speed.worth(10 * MB, 0.2, 30 + 300)
 
 
-@given(st.lists(st.tuples(st.integers(0, 100 * MB), st.floats(1e-4, 10), st.floats(0, 1e4)), max_size=50))
-def test_it_is_never_taken_for_faster_than_it_was_seen(reads: list[tuple[int, float, float]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 100 * MB), st.floats(1e-4, 10), st.floats(0, 1e4)), max_size=50
+    )
+)
+def test_it_is_never_taken_for_faster_than_it_was_seen(
+    reads: list[tuple[int, float, float]],
+) -> None:
     speed, best, now = ReadSpeed(), FIRST_BYTES_PER_S, 0.0
     for nbytes, seconds, later in reads:
         now += later

@@ -1,4 +1,5 @@
-"""What a program may ask for: each value that would crash an actor or the engine, or mean something else, is refused by name."""
+"""What a program may ask for: each value that would crash an actor or the engine, or mean something
+else, is refused by name."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ import attrs
 import numpy as np
 import pytest
 
-from trouper import Generate, InfillPrompt, RequestFailed, Sampling, TextPrompt, Timeouts, TokenPrompt
+from trouper import (
+    Generate,
+    InfillPrompt,
+    RequestFailed,
+    Sampling,
+    TextPrompt,
+    Timeouts,
+    TokenPrompt,
+)
 from trouper.engine.sampling.sampler import CANDIDATES
 from trouper.protocol.request_bounds import MAX_LOGPROBS, OF_REQUEST, OF_SAMPLING, check_bounds
 from trouper.protocol.requests import BATCH_PRIORITY, UNBOUNDED
@@ -18,7 +27,14 @@ NAN = float("nan")
 
 def request(**more: Any) -> Generate:
     sampling = {name: more.pop(name) for name in tuple(more) if name in attrs.fields_dict(Sampling)}
-    return Generate(**{"request_id": "1", "prompt": TokenPrompt((1, 2)), "sampling": Sampling(**sampling), **more})
+    return Generate(
+        **{
+            "request_id": "1",
+            "prompt": TokenPrompt((1, 2)),
+            "sampling": Sampling(**sampling),
+            **more,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,9 +46,19 @@ def request(**more: Any) -> Generate:
         {"prompt": InfillPrompt((1, 2), "b")},
         {"max_tokens": UNBOUNDED, "as_room_allows": True, "priority": BATCH_PRIORITY},
         {"seed": -(10**400), "temperature": 0, "top_p": 0, "repetition_penalty": 100},
-        {"stop": ["a"], "stop_token_ids": [3], "logprobs": 0, "prompt_logprobs": 0, "thinking_tokens": 0},
+        {
+            "stop": ["a"],
+            "stop_token_ids": [3],
+            "logprobs": 0,
+            "prompt_logprobs": 0,
+            "thinking_tokens": 0,
+        },
         {"logit_bias": ((5, -float("inf")), [6, 1])},
-        {"timeouts": Timeouts(queue_s=0, request_s=1.5), "speculation": "off", "dry_penalty_last_n": -1},
+        {
+            "timeouts": Timeouts(queue_s=0, request_s=1.5),
+            "speculation": "off",
+            "dry_penalty_last_n": -1,
+        },
     ],
 )
 def test_what_has_a_meaning_is_let_in(more: dict[str, Any]) -> None:
@@ -112,5 +138,9 @@ def test_as_many_log_probabilities_may_be_requested_as_are_computed() -> None:
 
 def test_every_number_has_bounds() -> None:
     numbers = (int, float, int | None)
-    assert sorted(OF_REQUEST) == sorted(name for name, kind in get_type_hints(Generate).items() if kind in numbers)
-    assert sorted(OF_SAMPLING) == sorted(name for name, kind in get_type_hints(Sampling).items() if kind in numbers)
+    assert sorted(OF_REQUEST) == sorted(
+        name for name, kind in get_type_hints(Generate).items() if kind in numbers
+    )
+    assert sorted(OF_SAMPLING) == sorted(
+        name for name, kind in get_type_hints(Sampling).items() if kind in numbers
+    )

@@ -17,19 +17,28 @@ from trouper.actors.runtime.submission import open_submission
 from trouper.actors.scheduling.block_keys import Chain, token_bytes
 from trouper.actors.scheduling.crash_attribution import Standing, digests
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
+from trouper.actors.scheduling.sequence_state import (
+    QUEUED,
+    TRANSITIONS,
+    IllegalTransitionError,
+    State,
+)
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.plans import RowId
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Failed, Finished, TokenLogprobs
 
 
-def a_row(max_tokens: int = 100, *, stream_interval: int = 1, **more: Any) -> tuple[Sequence, Replies]:
+def a_row(
+    max_tokens: int = 100, *, stream_interval: int = 1, **more: Any
+) -> tuple[Sequence, Replies]:
     submission, answer = open_submission(generate(max_tokens=max_tokens, **more), Settings())
     chain = Chain(Node(b"", None, b"", 0), token_bytes((1, 2, 3)), 16)
     prepared = attrs.evolve(submission, prompt=(1, 2, 3), max_tokens=max_tokens)
     standing = Standing(*digests(prepared, b""))
-    sequence = Sequence.of(prepared, standing, ByteTokenizer(), chain, stream_interval=stream_interval)
+    sequence = Sequence.of(
+        prepared, standing, ByteTokenizer(), chain, stream_interval=stream_interval
+    )
     sequence.enter(RowId(0))
     return sequence, answer
 
@@ -97,7 +106,8 @@ def test_a_stop_string_ends_nothing_before_min_tokens() -> None:
 
 
 def test_kv_is_what_plans_have_run() -> None:
-    """A prompt chunk by chunk, then one token less than were planned: the newest was not fed yet."""
+    """A prompt chunk by chunk, then one token less than were planned: the newest was not fed
+    yet."""
     row, _ = a_row()
     seen = [row.num_computed_tokens]
     for chunk in (1, 2):
@@ -130,7 +140,9 @@ def test_a_transition_that_the_table_does_not_have_raises(before: State, after: 
 
 def test_every_state_can_be_reached_and_left_for_the_end() -> None:
     assert set(TRANSITIONS) == set(State) == QUEUED.union(*TRANSITIONS.values())
-    assert [state for state in State if State.FINISHED not in TRANSITIONS[state]] == [State.FINISHED]
+    assert [state for state in State if State.FINISHED not in TRANSITIONS[state]] == [
+        State.FINISHED
+    ]
 
 
 def test_what_a_preempted_sequence_has_to_compute_again() -> None:
@@ -141,7 +153,11 @@ def test_what_a_preempted_sequence_has_to_compute_again() -> None:
         row.schedule_token()
     row.preempt()
     row.enter(RowId(7))
-    assert (row.num_unscheduled_tokens, row.num_resumed_tokens, row.num_computed_tokens) == (5, 2, 0)
+    assert (row.num_unscheduled_tokens, row.num_resumed_tokens, row.num_computed_tokens) == (
+        5,
+        2,
+        0,
+    )
     row.schedule_chunk(5)
     assert (row.state, row.num_scheduled_tokens, row.room) == (State.DECODING, 3, 1)
     row.schedule_token()
@@ -185,16 +201,21 @@ def test_f4_f16_one_end_with_the_right_text_and_count(
 
 
 def test_a_delta_has_as_many_tokens_as_the_interval() -> None:
-    """The first has one, so that the time to the first token is what it was; the last has what is left."""
+    """The first has one, so that the time to the first token is what it was; the last has what is
+    left."""
     row, answer = a_row(max_tokens=9, stream_interval=3)
     assert take(row, [*b"abcdefghi"]) == Finished("length", 9)
     assert [delta.text for delta in spoken(answer)] == ["a", "bcd", "efg", "hi"]
 
 
 @given(
-    st.integers(1, 5), st.binary(min_size=1, max_size=20), st.lists(st.text("abc", min_size=1, max_size=3), max_size=2)
+    st.integers(1, 5),
+    st.binary(min_size=1, max_size=20),
+    st.lists(st.text("abc", min_size=1, max_size=3), max_size=2),
 )
-def test_an_interval_changes_neither_text_nor_tokens_nor_logprobs(size: int, data: bytes, stops: list[str]) -> None:
+def test_an_interval_changes_neither_text_nor_tokens_nor_logprobs(
+    size: int, data: bytes, stops: list[str]
+) -> None:
     """An answer that ends by a stop string, by its length, or by the end of its text."""
     answers: list[object] = []
     for interval in (1, size):
@@ -217,7 +238,8 @@ def test_tokens_that_wait_for_their_delta_are_progress() -> None:
     row, answer = a_row(stream_interval=50)
     row.append_token(97, None, 1.0)
     row.append_token(98, None, 2.5)
-    assert row.client.progress.latest.at == 2.5  # type: ignore[attr-defined]  # The client is a Submission.
+    # The client is a Submission.
+    assert row.client.progress.latest.at == 2.5  # type: ignore[attr-defined]
     answer.close()
 
 

@@ -25,7 +25,9 @@ def flag(name: str) -> str:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize(("cls", "name"), REAL, ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.parametrize(
+    ("cls", "name"), REAL, ids=lambda part: part if isinstance(part, str) else ""
+)
 def test_a_number_is_finite(cls: Any, name: str, value: float) -> None:
     """0 says that there is no limit, where there can be none."""
     with pytest.raises(SettingsInvalid, match=f"^{flag(name)} must be .*not {value:g}$") as raised:
@@ -33,7 +35,9 @@ def test_a_number_is_finite(cls: Any, name: str, value: float) -> None:
     assert raised.value.flag == flag(name)
 
 
-@pytest.mark.parametrize(("cls", "name"), NUMBERS, ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.parametrize(
+    ("cls", "name"), NUMBERS, ids=lambda part: part if isinstance(part, str) else ""
+)
 def test_a_text_that_is_no_number_is_refused_by_name(cls: Any, name: str) -> None:
     with pytest.raises(SettingsInvalid, match=f"^{flag(name)}"):
         cls(**{name: "some"})
@@ -42,7 +46,11 @@ def test_a_text_that_is_no_number_is_refused_by_name(cls: Any, name: str) -> Non
 def test_a_program_may_give_a_size_as_text() -> None:
     given: Any = {"ssd_max_bytes": "1GB", "cache_memory": "4GiB", "ssd_keep_free": 5}
     settings = Settings(**given)
-    assert (settings.ssd_max_bytes, settings.cache_memory, settings.ssd_keep_free) == (10**9, 2**32, 5)
+    assert (settings.ssd_max_bytes, settings.cache_memory, settings.ssd_keep_free) == (
+        10**9,
+        2**32,
+        5,
+    )
     assert isinstance(settings.ssd_keep_free, ByteSize)
 
 
@@ -61,7 +69,10 @@ def test_what_is_no_size(text: str) -> None:
         ({"decode_stall_ms": 1e9}, "--decode-stall-ms must be between 1 and 60000, not 1e"),
         ({"kv_group_size": 33}, "--kv-group-size must be 32, 64 or 128, not 33"),
         ({"speculation": "draft_model"}, "--speculation draft_model needs --draft-model"),
-        ({"speculation": "on"}, "--speculation must be auto, ngram, draft_model, mtp or off, not on"),
+        (
+            {"speculation": "on"},
+            "--speculation must be auto, ngram, draft_model, mtp or off, not on",
+        ),
         ({"spec_ngram_min": 9}, "--spec-ngram-min must not be more than --spec-ngram-max"),
     ],
 )

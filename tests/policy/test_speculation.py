@@ -1,4 +1,5 @@
-"""It pays or it parks: on simulated devices, whatever a step with drafts costs there and however many drafts are right."""
+"""It pays or it parks: on simulated devices, whatever a step with drafts costs there and however
+many drafts are right."""
 
 from __future__ import annotations
 
@@ -25,8 +26,11 @@ Cost = Callable[[int, int], float]
 
 
 def device(per_row: float, per_token: float, fixed: float = 0.2) -> Cost:
-    """A pass costs something for itself, for each row, and for each token that is verified, padding among them."""
-    return lambda rows, drafted: 1 + per_row * rows + (fixed + per_token * rows * drafted if drafted else 0)
+    """A pass costs something for itself, for each row, and for each token that is verified, padding
+    among them."""
+    return lambda rows, drafted: (
+        1 + per_row * rows + (fixed + per_token * rows * drafted if drafted else 0)
+    )
 
 
 Load = Callable[[], float]
@@ -55,8 +59,8 @@ class Busy:
 
 @attrs.define(eq=False)
 class SimRow:
-    """`repeats`: how often it has something to draft; `right`: how often the next drafted token is, and how often that of a draft
-    model and of a head."""
+    """`repeats`: how often it has something to draft; `right`: how often the next drafted token is,
+    and how often that of a draft model and of a head."""
 
     records: dict[ProposerName, Record]
     repeats: float
@@ -81,8 +85,8 @@ class Simulated:
     """And one of a head."""
     load: Load = steady
     prepares: bool = False
-    """Whether the device prepares kernels and a graph in the first two steps of each size, which take longer then: on an H100 from
-    twice as long to 80 times."""
+    """Whether the device prepares kernels and a graph in the first two steps of each size, which
+    take longer then: on an H100 from twice as long to 80 times."""
     prepared: Counter[tuple[int, int]] = attrs.field(factory=Counter)
     step: int = 0
     tokens: int = 0
@@ -94,27 +98,40 @@ class Simulated:
     watched: int = 0
 
     @classmethod
-    def of(cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0, seed: int = 7) -> Simulated:
+    def of(
+        cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0, seed: int = 7
+    ) -> Simulated:
         policy = Speculation(MOST, 3, SpeculationStats())
         rows = [SimRow(policy.records(["ngram"]), repeats, right) for repeats, right in kinds]
         return cls(cost, rows, policy, random.Random(seed), noise)
 
     @classmethod
-    def with_model(cls, cost: Cost, kinds: Sequence[tuple[float, float, float]], part: float) -> Simulated:
+    def with_model(
+        cls, cost: Cost, kinds: Sequence[tuple[float, float, float]], part: float
+    ) -> Simulated:
         """With a draft model besides, a pass of which takes `part` of a plain step."""
         batch = cls.of(cost, [kind[:2] for kind in kinds])
         batch.draft_pass = lambda rows: part * cost(rows, 0)
         for row, (_, _, model_right) in zip(batch.rows, kinds, strict=True):
-            row.records, row.model_right = batch.policy.records(["ngram", "draft_model"]), model_right
+            row.records, row.model_right = (
+                batch.policy.records(["ngram", "draft_model"]),
+                model_right,
+            )
         return batch
 
     @classmethod
-    def with_head(cls, cost: Cost, kinds: Sequence[tuple[float, float]], part: float, model_part: float) -> Simulated:
-        """With a head, a pass of which takes `part` of a plain step, and a draft model besides. Rows never repeat themselves."""
+    def with_head(
+        cls, cost: Cost, kinds: Sequence[tuple[float, float]], part: float, model_part: float
+    ) -> Simulated:
+        """With a head, a pass of which takes `part` of a plain step, and a draft model besides.
+        Rows never repeat themselves."""
         batch = cls.with_model(cost, [(0, 0, model_right) for _, model_right in kinds], model_part)
         batch.head_pass = lambda rows: part * cost(rows, 0)
         for row, (head_right, _) in zip(batch.rows, kinds, strict=True):
-            row.records, row.head_right = batch.policy.records(["ngram", "draft_model", "mtp"]), head_right
+            row.records, row.head_right = (
+                batch.policy.records(["ngram", "draft_model", "mtp"]),
+                head_right,
+            )
         return batch
 
     def run(self, steps: int) -> None:
@@ -149,12 +166,22 @@ class Simulated:
         self.plain += len(ids) * seconds / self.cost(len(ids), 0)
         self.drafting += bool(drafts)
         self.watched += watch
-        matched = tuple((row, 20) for row in ids if self.dice.random() < self.rows[row].repeats) if watch else ()
+        matched = (
+            tuple((row, 20) for row in ids if self.dice.random() < self.rows[row].repeats)
+            if watch
+            else ()
+        )
         slower = self.load() * (1 + self.noise * self.dice.random() ** 4)
         stepped = Stepped(
-            plan.step, ids, (1,) * len(ids), seconds=seconds * slower, drafted=drafted, matched=matched,
-            draft_s=draft_s * slower, preparing=preparing,
-        )  # fmt: skip
+            plan.step,
+            ids,
+            (1,) * len(ids),
+            seconds=seconds * slower,
+            drafted=drafted,
+            matched=matched,
+            draft_s=draft_s * slower,
+            preparing=preparing,
+        )
         self.policy.answered(plan, stepped, {row: self.rows[row] for row in ids})
 
     def _drafted(self, row: SimRow, most: int, name: ProposerName) -> tuple[int, int]:
@@ -184,8 +211,9 @@ def test_it_never_costs_much(cost: Cost, kinds: list[tuple[float, float]], noise
 @settings(max_examples=300 if LONG else 5)
 @given(devices, st.integers(1, 16), st.floats(0.6, 1), st.floats(0.5, 1))
 def test_it_pays_where_it_can(cost: Cost, rows: int, right: float, repeats: float) -> None:
-    """Near the best size that whoever knew all costs and chances would take, if that is worth anything. On the average of some dice: by the
-    luck of the first drafts one of 600 devices had 0.79 of the best with one of them, and 0.93 over eight."""
+    """Near the best size that whoever knew all costs and chances would take, if that is worth
+    anything. On the average of some dice: by the luck of the first drafts one of 600 devices had
+    0.79 of the best with one of them, and 0.93 over eight."""
     batches = [Simulated.of(cost, [(repeats, right)] * rows, seed=seed) for seed in (7, 8, 9)]
     for batch in batches:
         batch.run(1500)
@@ -207,7 +235,11 @@ spells = st.sampled_from([1.5, 5, 50, 500])
 @settings(max_examples=300 if LONG else 5)
 @given(devices, kinds, st.floats(1.2, 4), st.tuples(spells, spells), st.booleans())
 def test_nor_on_a_busy_machine(
-    cost: Cost, kinds: list[tuple[float, float]], factor: float, spell: tuple[float, float], leave: bool
+    cost: Cost,
+    kinds: list[tuple[float, float]],
+    factor: float,
+    spell: tuple[float, float],
+    leave: bool,
 ) -> None:
     """Whatever else it does, and whoever leaves and comes again."""
     batch = Simulated.of(cost, kinds, 0.5)
@@ -234,7 +266,8 @@ def test_what_plain_steps_took_in_a_busy_moment_is_not_believed_for_long() -> No
 
 
 def test_steps_for_which_the_device_prepares_do_not_count() -> None:
-    """Eight rows, then 32, copy a text in short answers, on a device where drafts cost next to nothing."""
+    """Eight rows, then 32, copy a text in short answers, on a device where drafts cost next to
+    nothing."""
     cost = device(0, 0.0005, 0.07)
     batch = Simulated.of(cost, [(1, 1)] * 8)
     batch.prepares = True
@@ -337,14 +370,18 @@ def test_counters_by_position() -> None:
     assert [size_of(tokens) for tokens in (0, 1, 2, 3, 8, 9)] == [0, 1, 2, 4, 8, 16]
 
 
-both = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20)
+both = st.lists(
+    st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20
+)
 parts = st.floats(0.02, 1)
 """A pass of a draft model, in plain steps of the target."""
 
 
 @settings(max_examples=300 if LONG else 5)
 @given(devices, both, parts)
-def test_a_draft_model_never_costs_much(cost: Cost, kinds: list[tuple[float, float, float]], part: float) -> None:
+def test_a_draft_model_never_costs_much(
+    cost: Cost, kinds: list[tuple[float, float, float]], part: float
+) -> None:
     batch = Simulated.with_model(cost, kinds, part)
     batch.run(1500)
     assert batch.gain() > 0.95
@@ -358,14 +395,17 @@ def test_a_draft_model_pays_where_it_can(cost: Cost, rows: int, right: float, pa
 
     def known(drafted: int) -> float:
         expected = sum(right**place for place in range(1, drafted + 1))
-        return (1 + expected) * cost(rows, 0) / (cost(rows, drafted) + drafted * part * cost(rows, 0))
+        return (
+            (1 + expected) * cost(rows, 0) / (cost(rows, drafted) + drafted * part * cost(rows, 0))
+        )
 
     best = max(known(size) for size in (1, 2, 4, 8, 16))
     assert batch.gain() > (0.8 * best if best > 1.2 else 0.95)
 
 
 def test_a_wrong_draft_model_is_parked_within_50_steps() -> None:
-    """Also where its passes cost next to nothing. Then it costs a hundredth at most, and other rows begin with what these showed."""
+    """Also where its passes cost next to nothing. Then it costs a hundredth at most, and other rows
+    begin with what these showed."""
     batch = Simulated.with_model(device(0, 0.02), [(0, 0, 0)] * 4, 0.1)
     batch.run(50)
     before = batch.passes
@@ -388,7 +428,9 @@ def test_a_draft_model_that_was_wrong_is_tried_again() -> None:
 
 def test_each_row_has_its_better_proposer() -> None:
     """Two rows copy, which costs no passes, and two are served by the draft model alone."""
-    batch = Simulated.with_model(device(0, 0.01), [(1, 0.99, 0.3), (1, 0.99, 0.3), (0, 0, 0.95), (0, 0, 0.95)], 0.05)
+    batch = Simulated.with_model(
+        device(0, 0.01), [(1, 0.99, 0.3), (1, 0.99, 0.3), (0, 0, 0.95), (0, 0, 0.95)], 0.05
+    )
     batch.run(300)
     allowed = batch.policy.allow(batch.rows)
     assert allowed.proposers == ("ngram", "ngram", "draft_model", "draft_model")
@@ -408,7 +450,9 @@ def test_counters_are_by_proposer() -> None:
     stats = batch.policy.stats
     assert {*stats.by_proposer} == {"ngram", "draft_model"}
     for field in ("drafts", "drafted", "accepted"):
-        assert sum(getattr(one, field) for one in stats.by_proposer.values()) == getattr(stats, field)
+        assert sum(getattr(one, field) for one in stats.by_proposer.values()) == getattr(
+            stats, field
+        )
     assert stats.by_proposer["draft_model"].accepted > 0
 
 
@@ -446,6 +490,13 @@ def test_names_without_drafts_are_no_measure() -> None:
     rows = {RowId(place): SimRow(policy.records(["ngram", "mtp"]), 1, 1) for place in range(2)}
     for step in range(9):
         names: tuple[ProposerName, ...] = ("ngram", "mtp")
-        plan = Plan(step, decode=(*rows,), drafts=(2, 0) if step > 5 else (), proposers=names if step > 5 else ())
-        policy.answered(plan, Stepped(step, (*rows,), (1, 1), seconds=1.0, drafted=((RowId(0), 2, 0),)), rows)
+        plan = Plan(
+            step,
+            decode=(*rows,),
+            drafts=(2, 0) if step > 5 else (),
+            proposers=names if step > 5 else (),
+        )
+        policy.answered(
+            plan, Stepped(step, (*rows,), (1, 1), seconds=1.0, drafted=((RowId(0), 2, 0),)), rows
+        )
     assert policy._costs.draft_pass("mtp", 2) == 0

@@ -1,4 +1,5 @@
-"""TextStream against the naive reference: however tokens cut the bytes, the same text and the same stop (F4)."""
+"""TextStream against the naive reference: however tokens cut the bytes, the same text and the same
+stop (F4)."""
 
 from __future__ import annotations
 
@@ -13,8 +14,16 @@ from trouper.actors.scheduling.detokenizer import TextStream
 ALPHABET = "abé✂🦜👩‍🚀"
 TEXTS = st.text(ALPHABET, max_size=40)
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=6), max_size=3).map(tuple)
-TORN = st.one_of(TEXTS.map(str.encode), st.binary(max_size=40), st.lists(st.sampled_from(
-    [b"a", b"b", b"\xc3", b"\xa9", b"\xf0\x9f", b"\xa6\x9c", b"\xe2\x9c\x82", b"\xff"]), max_size=30).map(b"".join))  # fmt: skip
+TORN = st.one_of(
+    TEXTS.map(str.encode),
+    st.binary(max_size=40),
+    st.lists(
+        st.sampled_from(
+            [b"a", b"b", b"\xc3", b"\xa9", b"\xf0\x9f", b"\xa6\x9c", b"\xe2\x9c\x82", b"\xff"]
+        ),
+        max_size=30,
+    ).map(b"".join),
+)
 
 
 @st.composite
@@ -49,7 +58,9 @@ def test_f4_equals_the_naive_reference(pieces: list[bytes], stops: tuple[str, ..
 
 
 @given(st.data(), TORN, STOPS)
-def test_f4_the_cut_does_not_matter(data: st.DataObject, whole: bytes, stops: tuple[str, ...]) -> None:
+def test_f4_the_cut_does_not_matter(
+    data: st.DataObject, whole: bytes, stops: tuple[str, ...]
+) -> None:
     """Streaming is any cut; not streaming is none."""
     pieces = data.draw(cut(st.just(whole)))
     one, other = streamed(pieces, stops), streamed([whole], stops)
@@ -70,7 +81,9 @@ def test_f4_holds_back_no_more_than_it_must(pieces: list[bytes], stops: tuple[st
 
 
 @given(cut(), STOPS)
-def test_f4_what_was_shown_stays_and_holds_no_stop(pieces: list[bytes], stops: tuple[str, ...]) -> None:
+def test_f4_what_was_shown_stays_and_holds_no_stop(
+    pieces: list[bytes], stops: tuple[str, ...]
+) -> None:
     text = "".join(streamed(pieces, stops)[0])
     assert not any(stop in text for stop in stops)
     assert b"".join(pieces).decode("utf-8", "replace").startswith(text)
@@ -82,7 +95,8 @@ def test_f4_what_was_shown_stays_and_holds_no_stop(pieces: list[bytes], stops: t
 def test_f4_what_may_not_stop_yet_is_text_and_what_completes_later_stops(
     pieces: list[bytes], stops: tuple[str, ...], free: int
 ) -> None:
-    """The naive way: of all stops in the text the first that completes behind the free pieces, wherever it begins."""
+    """The naive way: of all stops in the text the first that completes behind the free pieces,
+    wherever it begins."""
     stream, shown = TextStream(stops), ""
     for place, piece in enumerate(pieces):
         shown += stream.push(piece, may_stop=place >= free)
@@ -116,6 +130,8 @@ def test_no_piece_shows_half_a_character(pieces: list[bytes]) -> None:
         ([b"one\ntwo\n\nthree"], ("\n\n", "\n"), "one", "\n"),
     ],
 )
-def test_f4_by_example(pieces: list[bytes], stops: tuple[str, ...], text: str, stop: str | None) -> None:
+def test_f4_by_example(
+    pieces: list[bytes], stops: tuple[str, ...], text: str, stop: str | None
+) -> None:
     shown, met, _ = streamed(pieces, stops)
     assert ("".join(shown), met) == (text, stop)

@@ -18,7 +18,7 @@ from trouper.actors.runtime.prompt_tokenizing import (
     is_short,
     max_prompt_tokens_of,
     tokens_of,
-)  # fmt: skip
+)
 
 
 class Words(ByteTokenizer):
@@ -32,7 +32,11 @@ class Words(ByteTokenizer):
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         self.asked.append(text)
         size = self.longest_token
-        return tuple(len(word[at : at + size]) for word in text.split(" ") for at in range(0, max(len(word), 1), size))
+        return tuple(
+            len(word[at : at + size])
+            for word in text.split(" ")
+            for at in range(0, max(len(word), 1), size)
+        )
 
 
 def refusal(text: str, most: int, tokenizer: ByteTokenizer) -> RequestFailed:
@@ -78,7 +82,12 @@ def test_nothing_that_fits_is_refused(lengths: list[int], times: int) -> None:
         (TokenPrompt((1,) * 100_000), True),
         (ChatPrompt(({"role": "user", "content": "x"},)), True),
         (ChatPrompt(({"role": "user", "content": "x" * LONG_TEXT},)), False),
-        (ChatPrompt(({"role": "user", "content": "x"},), {"tools": [{"description": "x" * LONG_TEXT}]}), False),
+        (
+            ChatPrompt(
+                ({"role": "user", "content": "x"},), {"tools": [{"description": "x" * LONG_TEXT}]}
+            ),
+            False,
+        ),
         (ChatPrompt(({"role": "user", "content": "x"},), {"values": [1] * LONG_TEXT}), False),
         (ChatPrompt(({"role": "user", "content": "x"},), {"y" * LONG_TEXT: 1}), False),
     ],
@@ -88,7 +97,11 @@ def test_which_prompts_are_tokenized_at_once(prompt: Any, short: bool) -> None:
 
 
 def test_a_prompts_room_is_the_least_of_all_bounds() -> None:
-    for settings, most in ((Settings(), 4096), (Settings(max_kv_size=100), 100), (Settings(max_prompt_tokens=50), 50)):
+    for settings, most in (
+        (Settings(), 4096),
+        (Settings(max_kv_size=100), 100),
+        (Settings(max_prompt_tokens=50), 50),
+    ):
         assert max_prompt_tokens_of(card(), settings) == most
 
 

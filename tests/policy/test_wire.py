@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 from trouper.protocol.blocks import Tensor
 from trouper.protocol.link import Leave, Message
 from trouper.protocol.plans import BlockId, Load, Plan
-from trouper.protocol.wire import KINDS, LENGTH, MAX_BYTES, NotUnderstood, body_length, decode, described, encode
+from trouper.protocol.wire import (
+    KINDS,
+    LENGTH,
+    MAX_BYTES,
+    NotUnderstood,
+    body_length,
+    decode,
+    described,
+    encode,
+)
 
 st.register_type_strategy(
-    Tensor, st.builds(Tensor, st.sampled_from(["F32", "U8"]), st.tuples(st.integers(0, 9)), st.binary())
+    Tensor,
+    st.builds(Tensor, st.sampled_from(["F32", "U8"]), st.tuples(st.integers(0, 9)), st.binary()),
 )
 INT64 = st.integers(-(2**63), 2**64 - 1)
 st.register_type_strategy(int, INT64)
@@ -29,9 +39,12 @@ def plain(value: object) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_message_comes_back_as_it_went(kind: type) -> None:
-    """Every field of every class, with values of its type: a new one is tried as soon as it exists."""
+    """Every field of every class, with values of its type: a new one is tried as soon as it
+    exists."""
 
-    @settings(max_examples=20, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        max_examples=20, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow]
+    )
     @given(st.from_type(kind))
     def there_and_back(message: Any) -> None:
         frame = encode(message)
@@ -73,7 +86,16 @@ def test_a_new_field_is_another_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\x00", b"\x92\x00\x90", b"\x92\x63\x90", b"\x93\x01\x02", encode(Leave())[4:-1], b"\x80\x04K\x01."]
+    "body",
+    [
+        b"",
+        b"\x00",
+        b"\x92\x00\x90",
+        b"\x92\x63\x90",
+        b"\x93\x01\x02",
+        encode(Leave())[4:-1],
+        b"\x80\x04K\x01.",
+    ],
 )
 def test_what_is_no_message_is_not_understood(body: bytes) -> None:
     """The last one is a pickle."""

@@ -1,4 +1,5 @@
-"""Greedy tokens of every family at one, two and three ranks, with drafts, and with 8-bit KV: `just ranks-parity 512`."""
+"""Greedy tokens of every family at one, two and three ranks, with drafts, and with 8-bit KV: `just
+ranks-parity 512`."""
 
 from __future__ import annotations
 
@@ -23,28 +24,38 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 512
     differ = 0
     with tempfile.TemporaryDirectory() as directory:
-        plain = saved(Path(directory), {name: {"greedy": count, "drafts": True} for name in CONFIGS})
-        spec = plain | {name + EIGHT_BITS: {**one, "settings": KEPT_IN_BYTES} for name, one in plain.items()}
+        plain = saved(
+            Path(directory), {name: {"greedy": count, "drafts": True} for name in CONFIGS}
+        )
+        spec = plain | {
+            name + EIGHT_BITS: {**one, "settings": KEPT_IN_BYTES} for name, one in plain.items()
+        }
         alone = play_all(spec, ALONE)
         sure = {name: sure_tokens(one, alone[name]["greedy"]) for name, one in spec.items()}
         for size in (2, 3):
             ranks = run_ranks(size, "tests.ranks.playing", json.dumps(spec))
             for name in spec:
-                equal = [_first(alone[name]["greedy"], said) for told in ranks for said in tokens(told, name).values()]
+                equal = [
+                    _first(alone[name]["greedy"], said)
+                    for told in ranks
+                    for said in tokens(told, name).values()
+                ]
                 least = [min(row) for row in zip(*equal, strict=True)]
                 wrong = any(one < two for one, two in zip(least, sure[name], strict=True))
                 differ += wrong
                 said = "DIFFER from one rank's" if wrong else "equal one rank's"
                 sys.stdout.write(
-                    f"{name}, {size} ranks, with drafts and without: {least} of {sure[name]} tokens {said}\n"
+                    f"{name}, {size} ranks, with drafts and without: {least} of {sure[name]} "
+                    f"tokens {said}\n"
                 )
                 sys.stdout.flush()
     sys.exit(1 if differ else 0)
 
 
 def sure_tokens(spec: dict[str, Any], wanted: Sequence[Sequence[int]]) -> list[int]:
-    """Of each row, how many tokens do not hang on rounding. With 8-bit KV a change of 1e-6 can round a value to the next
-    step, which is a hundredth, and that a router to another expert; so as many as other rounding leaves at one rank."""
+    """Of each row, how many tokens do not hang on rounding. With 8-bit KV a change of 1e-6 can
+    round a value to the next step, which is a hundredth, and that a router to another expert; so as
+    many as other rounding leaves at one rank."""
     sure = [len(row) for row in wanted]
     if "settings" not in spec:
         return sure
@@ -57,7 +68,9 @@ def sure_tokens(spec: dict[str, Any], wanted: Sequence[Sequence[int]]) -> list[i
 def _first(wanted: Sequence[Sequence[int]], said: Any) -> list[int]:
     """Of each row, how many tokens are equal."""
     return [
-        next((place for place, (one, two) in enumerate(zip(a, b, strict=True)) if one != two), len(a))
+        next(
+            (place for place, (one, two) in enumerate(zip(a, b, strict=True)) if one != two), len(a)
+        )
         for a, b in zip(wanted, said, strict=True)
     ]
 

@@ -1,8 +1,9 @@
-"""Requests of every kind at two ranks and at one: all end, and answers are equal. `python -m tests.ranks.campaign 500 [SEED
-[1]]`; with the 1 rows draft whether it pays or not.
+"""Requests of every kind at two ranks and at one: all end, and answers are equal. `python -m
+tests.ranks.campaign 500 [SEED [1]]`; with the 1 rows draft whether it pays or not.
 
-Eight at a time: mixed lengths, stop strings, EOS, max_tokens, seeds, temperatures, penalties, grammars, n, prompts that begin
-alike; some clients leave at a random moment, and some ask for more than the server's time limits allow.
+Eight at a time: mixed lengths, stop strings, EOS, max_tokens, seeds, temperatures, penalties,
+grammars, n, prompts that begin alike; some clients leave at a random moment, and some ask for more
+than the server's time limits allow.
 """
 
 # ruff: noqa: T201
@@ -73,7 +74,9 @@ def wishes(count: int, seed: int) -> list[Wish]:
 
 def _wish(chance: Random, roots: Sequence[str]) -> Wish:
     pick = chance.choice
-    prompt = pick(roots)[: pick((0, 0, 30, 70, 150, 200))] + "".join(chance.choices(LETTERS, k=pick((1, 5, 40, 130))))
+    prompt = pick(roots)[: pick((0, 0, 30, 70, 150, 200))] + "".join(
+        chance.choices(LETTERS, k=pick((1, 5, 40, 130)))
+    )
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": pick((1, 3, 12, 40, 90)),
@@ -82,8 +85,11 @@ def _wish(chance: Random, roots: Sequence[str]) -> Wish:
         "ignore_eos": chance.random() < 0.5,
     }
     body |= pick(({}, {}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}))
-    body |= pick(({}, {}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.3}, {"logit_bias": {"40": 2}}))
-    if chance.random() < 0.4:  # So few tokens are left to it that it repeats itself, and drafts are right.
+    body |= pick(
+        ({}, {}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.3}, {"logit_bias": {"40": 2}})
+    )
+    # So few tokens are left to it that it repeats itself, and drafts are right.
+    if chance.random() < 0.4:
         body |= {"logit_bias": {str(token): 30 for token in chance.sample(range(300), 3)}}
     body |= pick(({}, {}, {}, {"stop": pick(("a", "e", "t", "X")) + pick(("", "", "b"))}))
     if chance.random() < 0.02:
@@ -92,14 +98,19 @@ def _wish(chance: Random, roots: Sequence[str]) -> Wish:
         body |= {"n": 2}
     elif chance.random() < 0.06:
         body |= {
-            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "boolean"}},
+            }
         }
     return Wish(body, chance.random() * 0.4 if chance.random() < 0.12 else None)
 
 
 async def ask(port: int, wish: Wish) -> Heard:
     """On a connection of its own; who leaves closes it."""
-    with trio.move_on_after(wish.leaves_after_s if wish.leaves_after_s is not None else float("inf")):
+    with trio.move_on_after(
+        wish.leaves_after_s if wish.leaves_after_s is not None else float("inf")
+    ):
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             await stream.send_all(post("/v1/completions", wish.body, "Connection: close\r\n"))
             received = b""
@@ -132,13 +143,24 @@ async def play(port: int, all_wishes: Sequence[Wish]) -> list[Heard]:
 def served(model: Path, port: int, ranks: int, eager: bool, limit_s: float) -> Iterator[None]:
     """Ends with a drain, and every rank with 0."""
     module = "tests.ranks.eager" if eager else "trouper"
-    command = [sys.executable, "-m", module, "serve", "--model", str(model), "--port", str(port), "--no-ssd"]
+    command = [
+        sys.executable,
+        "-m",
+        module,
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--no-ssd",
+    ]
     command += ["--request-timeout-s", str(limit_s), "--completion-batch-size", str(AT_ONCE - 2)]
     command += ["--spec-ngram-min", "1", "--rank-timeout-s", "30"]  # A busy machine is no loss.
     command += ["--queue-timeout-s", str(limit_s / 2), "--first-token-timeout-s", str(limit_s / 2)]
     with tempfile.TemporaryFile("w+") as output, environments(ranks) as each:
         processes = [
-            subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=output, text=True) for own in each
+            subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=output, text=True)
+            for own in each
         ]
         try:
             assert processes[0].stdout is not None
@@ -162,7 +184,12 @@ def _tail(output: Any) -> str:
 
 
 def _idle(port: int) -> bool:
-    until(lambda: not (now := get(port, "/health")[1]["cache_stats"])["active_sequences"] + now["queued_requests"])
+    until(
+        lambda: (
+            not (now := get(port, "/health")[1]["cache_stats"])["active_sequences"]
+            + now["queued_requests"]
+        )
+    )
     return True
 
 
@@ -171,7 +198,8 @@ Difference = tuple[Wish, Heard, Heard]
 
 @attrs.frozen
 class Compared:
-    """`differ`: answers that were whole at one rank and at two and are not equal, and errors that are no time limit."""
+    """`differ`: answers that were whole at one rank and at two and are not equal, and errors that
+    are no time limit."""
 
     differ: list[Difference]
     kinds: Counter[str]

@@ -1,5 +1,5 @@
-"""`python -m tests.ranks.diverging serve ...`: as `trouper serve`, but rank 1's engine drops a row that nobody dropped, as
-soon as there are two. What a bug in a follower would look like."""
+"""`python -m tests.ranks.diverging serve ...`: as `trouper serve`, but rank 1's engine drops a row
+that nobody dropped, as soon as there are two. What a bug in a follower would look like."""
 
 from __future__ import annotations
 

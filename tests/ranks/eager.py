@@ -1,4 +1,5 @@
-"""`python -m tests.ranks.eager serve ...`: as `trouper serve`, but rows draft whether it pays or not."""
+"""`python -m tests.ranks.eager serve ...`: as `trouper serve`, but rows draft whether it pays or
+not."""
 
 from __future__ import annotations
 

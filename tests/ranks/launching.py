@@ -33,11 +33,15 @@ def environments(count: int) -> Iterator[list[dict[str, str]]]:
         json.dump([[f"127.0.0.1:{port}"] for port in free_ports(count)], hosts)
         hosts.flush()
         own = {"MLX_HOSTFILE": hosts.name, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        yield [{**os.environ, **(own if count > 1 else {}), "MLX_RANK": str(rank)} for rank in range(count)]
+        yield [
+            {**os.environ, **(own if count > 1 else {}), "MLX_RANK": str(rank)}
+            for rank in range(count)
+        ]
 
 
 def run_ranks(count: int, module: str, *arguments: str) -> list[Any]:
-    """What each rank's last line says, as JSON. A rank that fails fails them all, with what it said."""
+    """What each rank's last line says, as JSON. A rank that fails fails them all, with what it
+    said."""
     command = [sys.executable, "-m", module, *arguments]
     with environments(count) as each:
         processes = [_start(command, environment) for environment in each]
@@ -51,7 +55,12 @@ def run_ranks(count: int, module: str, *arguments: str) -> list[Any]:
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

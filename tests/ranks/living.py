@@ -1,7 +1,9 @@
-"""One rank that lives several times, with a cache directory that outlives it: `python -m tests.ranks.living SPEC`, a JSON
-list of lives. Its last line is what rank 0 was answered in each, and what the disks did.
+"""One rank that lives several times, with a cache directory that outlives it: `python -m
+tests.ranks.living SPEC`, a JSON list of lives. Its last line is what rank 0 was answered in each,
+and what the disks did.
 
-The processes stay, and with them MLX's group; everything of ours begins anew: engine, graph, links, disks.
+The processes stay, and with them MLX's group; everything of ours begins anew: engine, graph, links,
+disks.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ class Remembering(MlxEngine):
 
 @attrs.frozen
 class Life:
-    """`asks`: one after another, each (prompt's tokens, seed). `settle`: so many blocks must be on every rank's disk before it
-    ends, and so many files have been found `damaged` by followers. `spoil`: before it begins, (rank, what becomes of its files)."""
+    """`asks`: one after another, each (prompt's tokens, seed). `settle`: so many blocks must be on
+    every rank's disk before it ends, and so many files have been found `damaged` by followers.
+    `spoil`: before it begins, (rank, what becomes of its files)."""
 
     model: str
     asks: Sequence[tuple[int, int]]
@@ -62,7 +65,11 @@ class Life:
         if "ssd_cache_dir" in chosen:
             chosen |= {"no_ssd": False, "ssd_cache_dir": Path(chosen["ssd_cache_dir"])}
         return Settings(
-            model=self.model, block_size=BLOCK, snapshot_tokens=SNAPSHOT, ssd_keep_free=ByteSize(0), **chosen
+            model=self.model,
+            block_size=BLOCK,
+            snapshot_tokens=SNAPSHOT,
+            ssd_keep_free=ByteSize(0),
+            **chosen,
         )
 
 
@@ -108,7 +115,9 @@ async def _ask_all(life: Life, leader: Leader, runtime: Runtime) -> dict[str, An
         "lacking": facts.directory.lacking,
         "attached": facts.directory.attached,
         "reason": facts.directory.reason,
-        "others": {rank: attrs.asdict(one) for rank, one in leader.directories().items() if one is not None},
+        "others": {
+            rank: attrs.asdict(one) for rank, one in leader.directories().items() if one is not None
+        },
     }
 
 

@@ -1,5 +1,6 @@
-"""Ranks that are killed or stopped in the middle of streams, and how long their clients, and who comes after, wait.
-`python -m tests.ranks.losses ROUNDS` measures it: it fails when a client waited longer than it should have.
+"""Ranks that are killed or stopped in the middle of streams, and how long their clients, and who
+comes after, wait. `python -m tests.ranks.losses ROUNDS` measures it: it fails when a client waited
+longer than it should have.
 """
 
 # ruff: noqa: T201
@@ -27,7 +28,8 @@ LOSSES = (
     (1, signal.SIGSTOP, "rank 1: it has been silent for 4 s (--rank-timeout-s)"),
     (0, signal.SIGKILL, ""),
 )
-"""A rank, what becomes of it, and what its clients hear; of rank 0 itself only that the connection ends."""
+"""A rank, what becomes of it, and what its clients hear; of rank 0 itself only that the connection
+ends."""
 HEARD_S = 5.0
 """Clients have their end by then: --rank-timeout-s is 4 s."""
 STREAM = {"prompt": "hello", "max_tokens": 1900, "stream": True}
@@ -56,12 +58,28 @@ def alive(process: psutil.Process) -> bool:
 
 @contextmanager
 def launched(
-    port: int, *flags: str, ranks: int = 2, patience_s: float = PATIENCE_S, stderr: int | None = None
+    port: int,
+    *flags: str,
+    ranks: int = 2,
+    patience_s: float = PATIENCE_S,
+    stderr: int | None = None,
 ) -> Iterator[psutil.Process]:
     """The launcher of a group that is ready. `flags`: of `trouper serve`. Nothing of it is left."""
-    command = [sys.executable, "-m", "trouper", "launch", "-n", str(ranks), "--backend", "ring", "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "trouper",
+        "launch",
+        "-n",
+        str(ranks),
+        "--backend",
+        "ring",
+        "--",
+    ]
     command += ["serve", "--port", str(port), *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True) as started:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
+    ) as started:
         launcher = psutil.Process(started.pid)
         try:
             until(lambda: ready(port), patience_s)
@@ -75,7 +93,8 @@ def launched(
 
 @attrs.frozen
 class Loss:
-    """Seconds after it: until the last client had its end, until the last of the processes was gone, until others serve."""
+    """Seconds after it: until the last client had its end, until the last of the processes was
+    gone, until others serve."""
 
     clients: Sequence[Client]
     heard_s: float
@@ -121,10 +140,15 @@ def main(rounds: int = 3) -> int:
             seen = [measured(model, rank, how) for _ in range(rounds)]
             heard = [loss.heard_s for loss in seen]
             late += sum(one > HEARD_S for one in heard)
-            gone, back = (statistics.median(getattr(loss, name) for loss in seen) for name in ("gone_s", "back_s"))
+            gone, back = (
+                statistics.median(getattr(loss, name) for loss in seen)
+                for name in ("gone_s", "back_s")
+            )
             print(
-                f"rank {rank}, {how.name}, {rounds} times: clients had their end after {statistics.median(heard):.2f} s "
-                f"(at most {max(heard):.2f}), all processes were gone after {gone:.1f}, others served after {back:.1f}",
+                f"rank {rank}, {how.name}, {rounds} times: clients had their end after "
+                f"{statistics.median(heard):.2f} s "
+                f"(at most {max(heard):.2f}), all processes were gone after {gone:.1f}, others "
+                f"served after {back:.1f}",
                 flush=True,
             )
     return int(late > 0)

@@ -30,8 +30,8 @@ CONFIGS: dict[str, Config] = {
     },
 }
 SEEDS = {"llama": 2, "qwen3": 1, "qwen3_moe": 0, "deepseek_v3": 1, "gpt_oss": 2}
-"""Of 0 to 3, those whose best two logits are nowhere closer than 4e-4 along 512 greedy tokens of three prompts. Ranks add
-in another order than one process, which moves logits by 1e-5."""
+"""Of 0 to 3, those whose best two logits are nowhere closer than 4e-4 along 512 greedy tokens of
+three prompts. Ranks add in another order than one process, which moves logits by 1e-5."""
 
 
 def save(name: str, directory: Path) -> Path:

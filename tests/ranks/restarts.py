@@ -1,7 +1,9 @@
-"""A group of ranks that is killed, and what it finds again: `python -m tests.ranks.restarts [RANKS] [KILLS] [WORDS] [MODEL]`.
+"""A group of ranks that is killed, and what it finds again: `python -m tests.ranks.restarts [RANKS]
+[KILLS] [WORDS] [MODEL]`.
 
-`trouper launch` starts it again each time. All ranks get SIGKILL while they have something to write; then nothing on disk is torn,
-every prompt is answered as it was cold, and what all ranks had written is not computed again.
+`trouper launch` starts it again each time. All ranks get SIGKILL while they have something to
+write; then nothing on disk is torn, every prompt is answered as it was cold, and what all ranks had
+written is not computed again.
 """
 
 # ruff: noqa: T201
@@ -33,7 +35,8 @@ from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 PATIENCE_S = 300.0
 PROMPTS = 3
 LATE = 2 * PROMPTS
-"""Ends of answers of the round before may be written late: so many blocks more are not this round's."""
+"""Ends of answers of the round before may be written late: so many blocks more are not this
+round's."""
 TOKENS = 4
 
 
@@ -75,11 +78,20 @@ class Group:
     tally: Tally = attrs.field(factory=Tally)
 
     def ask(self, prompt: str, salt: str = "") -> Said:
-        body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+        body = {
+            "prompt": prompt,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 0,
+        }
         began = time.perf_counter()
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)) as connection:
             connection.request(
-                "POST", "/v1/completions", json.dumps(body | {"cache_salt": salt}), {"Content-Type": "application/json"}
+                "POST",
+                "/v1/completions",
+                json.dumps(body | {"cache_salt": salt}),
+                {"Content-Type": "application/json"},
             )
             with connection.getresponse() as response:
                 told = json.loads(response.read())
@@ -95,7 +107,9 @@ class Group:
     def stored(self) -> int:
         """Blocks that the rank has that has fewest."""
         health = self.health
-        others: list[int] = [rank["directory"]["blocks"] for rank in health["ranks"] if "directory" in rank]
+        others: list[int] = [
+            rank["directory"]["blocks"] for rank in health["ranks"] if "directory" in rank
+        ]
         return min([int(health["directory"]["blocks"]), *others])
 
     def kill(self) -> None:
@@ -147,7 +161,8 @@ def texts(words: int, seed: int = 0) -> list[str]:
 
 
 def play(server: Group, kills: int, words: int) -> Tally:
-    """Cold answers first; then each time new work, a kill in the middle of it, and the same work again."""
+    """Cold answers first; then each time new work, a kill in the middle of it, and the same work
+    again."""
     prompts = texts(words)
     wanted = [server.ask(prompt, "cold") for prompt in prompts]
     blocks = sum(said.prompt_tokens // Settings().block_size for said in wanted)
@@ -164,13 +179,19 @@ def figures(server: Group, words: int) -> Iterator[str]:
     [prompt, *_] = texts(words, seed=1)
     for when in ("cold", "again", "after a restart of all ranks"):
         said = server.ask(prompt)
-        yield f"{when}: {said.prompt_tokens} tokens, {said.cached} of them cached, {said.seconds:.2f} s"
+        yield (
+            f"{when}: {said.prompt_tokens} tokens, {said.cached} of them cached, "
+            f"{said.seconds:.2f} s"
+        )
         if when == "again":
             blocks = said.prompt_tokens // Settings().block_size
             until(lambda blocks=blocks: server.stored() >= blocks, PATIENCE_S)  # type: ignore[misc]
             server.kill()
     cache = server.health["cache"]
-    yield f"/health: hits_disk {cache['hits_disk']}, hits_block {cache['hits_block']}, misses {cache['misses']}"
+    yield (
+        f"/health: hits_disk {cache['hits_disk']}, hits_block {cache['hits_block']}, misses "
+        f"{cache['misses']}"
+    )
 
 
 def main(ranks: str = "3", kills: str = "3", words: str = "600", model: str = "") -> int:

@@ -1,4 +1,5 @@
-"""F19, F20, F24, F27, D12: ranks as processes that are killed, stopped, or wrong, over real sockets and collectives."""
+"""F19, F20, F24, F27, D12: ranks as processes that are killed, stopped, or wrong, over real sockets
+and collectives."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_f27_d12_ranks_are_lost_and_come_back(model: Path, tmp_path: Path) -> None:
-    """Clients have their error, no process is left, and the group serves again; also when the launcher is killed nothing
-    is left."""
+    """Clients have their error, no process is left, and the group serves again; also when the
+    launcher is killed nothing is left."""
     port = free_port()
     with launched(
         port, "--model", str(model), "--drain-timeout-s", "0.2", "--ssd-cache-dir", str(tmp_path)
@@ -58,7 +59,9 @@ def test_f20_f24_a_rank_that_dropped_a_row_early_is_named_and_does_not_hang(mode
     command += ["--model", str(model), "--port", str(port)]
     with environments(2) as each:
         processes = [
-            subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
             for own in each
         ]
         try:
@@ -77,6 +80,8 @@ def test_f20_f24_a_rank_that_dropped_a_row_early_is_named_and_does_not_hang(mode
 
 def test_several_models_are_refused_by_name(model: Path) -> None:
     variables = {"MLX_RANK": "0", "MLX_HOSTFILE": "/dev/null"}
-    done = CliRunner().invoke(main, ["serve", "--model", str(model), "--model", "/nowhere"], env=variables)
+    done = CliRunner().invoke(
+        main, ["serve", "--model", str(model), "--model", "/nowhere"], env=variables
+    )
     assert done.exit_code == 2
     assert "give one --model instead of 2" in done.output

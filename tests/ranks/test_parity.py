@@ -1,4 +1,5 @@
-"""R8: what ranks answer together is what one process answers. `just ranks-parity` does it for 512 tokens of each family."""
+"""R8: what ranks answer together is what one process answers. `just ranks-parity` does it for 512
+tokens of each family."""
 
 from __future__ import annotations
 
@@ -19,18 +20,25 @@ from trouper.engine.platform import device
 
 KEPT_IN_BYTES = {"kv_bits": 8, "kv_group_size": 32}
 FLOAT32_SUMS = {"tp_reduce_dtype": "float32"}
-pytestmark = pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")
+pytestmark = pytest.mark.skipif(
+    not device.is_cpu(), reason="float32 is the reference, and that is for CPUs"
+)
 
 
 def saved(directory: Path, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: {"directory": str(save(name, directory / name)), **one} for name, one in models.items()}
+    return {
+        name: {"directory": str(save(name, directory / name)), **one}
+        for name, one in models.items()
+    }
 
 
 def certain_seeds(name: str) -> list[int]:
     """Another order of additions changes no draw of these."""
     model = build(name, SEEDS[name], CONFIGS[name])
     each = zip(PROMPTS, SAMPLINGS, strict=True)
-    return [certain_answer(model, prompt, sampling, SEEDED_TOKENS)[0].seed for prompt, sampling in each]
+    return [
+        certain_answer(model, prompt, sampling, SEEDED_TOKENS)[0].seed for prompt, sampling in each
+    ]
 
 
 def tokens(told: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -38,8 +46,9 @@ def tokens(told: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
-    """Greedy; drawn, with other seeds on rank 1, which do not count; rows that join and leave, follow grammars, think;
-    stored prefixes and copies of live rows; KV in bytes; sums in float32; drafts, right and wrong."""
+    """Greedy; drawn, with other seeds on rank 1, which do not count; rows that join and leave,
+    follow grammars, think; stored prefixes and copies of live rows; KV in bytes; sums in float32;
+    drafts, right and wrong."""
     models: dict[str, dict[str, Any]] = {
         "llama": {"seeds": certain_seeds("llama"), "prefixes": True, "settings": KEPT_IN_BYTES},
         "qwen3_moe": {"greedy": 12, "drafts": True, "settings": FLOAT32_SUMS},
@@ -54,7 +63,9 @@ def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
             assert tokens(told, name) == tokens(alone, name), f"{name} on rank {rank}"
     llama, whole = ranks[1]["llama"], alone["llama"]
     assert llama["token_bytes"] * 2 == whole["token_bytes"], "each rank keeps its own heads"
-    assert llama["cache_bytes"] <= whole["cache_bytes"] / 2 + 1, "two ranks share this machine's memory"
+    assert llama["cache_bytes"] <= whole["cache_bytes"] / 2 + 1, (
+        "two ranks share this machine's memory"
+    )
 
 
 def test_r8_three_ranks_answer_what_one_answers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""What each request is answered alone. Nearly all the time of the tests that compare with it went into that: so it is computed once a run
-for each model and request, by whichever test is first, and read by those of all processes."""
+"""What each request is answered alone. Nearly all the time of the tests that compare with it went
+into that: so it is computed once a run for each model and request, by whichever test is first, and
+read by those of all processes."""
 
 from __future__ import annotations
 
@@ -24,13 +25,20 @@ class Kept:
 
 
 async def alone_of(path: str | None, asked: Wishes) -> dict[str, Heard]:
-    """Without drafts, whatever the requests say, and without a prefix cache. `path` None: the embedded model, of which nothing is kept."""
-    plain = {name: attrs.evolve(wish, speculation="off", priority=0) for name, wish in asked.items()}
+    """Without drafts, whatever the requests say, and without a prefix cache. `path` None: the
+    embedded model, of which nothing is kept."""
+    plain = {
+        name: attrs.evolve(wish, speculation="off", priority=0) for name, wish in asked.items()
+    }
     if path is None or Kept.directory is None:
         return await _answered(path, plain)
     model = _digest_of_files(path)
-    files = {name: Kept.directory / f"{_digest(model, wish)}.pickle" for name, wish in plain.items()}
-    for name, heard in (await _answered(path, {n: w for n, w in plain.items() if not files[n].exists()})).items():
+    files = {
+        name: Kept.directory / f"{_digest(model, wish)}.pickle" for name, wish in plain.items()
+    }
+    for name, heard in (
+        await _answered(path, {n: w for n, w in plain.items() if not files[n].exists()})
+    ).items():
         written = files[name].with_suffix(f".{os.getpid()}")
         written.write_bytes(pickle.dumps(heard))
         written.replace(files[name])

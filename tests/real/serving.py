@@ -28,9 +28,9 @@ CLOSE = 5e-4
 ROUNDING = 2e-4
 """What differs by less than this between two tokens' logits may be drawn either way."""
 KV_ROUNDING = 1e-3
-"""Of a quantization step. Rounding moves a value by 2e-5 of its step in the median and by 6e-4 at most (200,000 values of
-three families), so what lies so near to an edge may be written as either neighbour. One code that differs moves
-log-probabilities by up to 4e-2 in these models."""
+"""Of a quantization step. Rounding moves a value by 2e-5 of its step in the median and by 6e-4 at
+most (200,000 values of three families), so what lies so near to an edge may be written as either
+neighbour. One code that differs moves log-probabilities by up to 4e-2 in these models."""
 PATIENCE_S = 120
 Start = Callable[..., Awaitable[None]]
 """Runs a runtime with its settings, and says when it is there."""
@@ -45,7 +45,9 @@ class ShakenSlots(QuantizedSlots):
             return parts
         ShakenKv.shakes += 1
         steps = mx.repeat(mx.abs(parts[1]), self._kv.group_size, axis=-1)
-        off = mx.random.uniform(-KV_ROUNDING, KV_ROUNDING, side.shape, key=mx.random.key(ShakenKv.shakes))
+        off = mx.random.uniform(
+            -KV_ROUNDING, KV_ROUNDING, side.shape, key=mx.random.key(ShakenKv.shakes)
+        )
         return super()._quantized(side + off * steps)
 
 
@@ -61,11 +63,14 @@ class ShakenKv(StepEngine):
 
 
 class Shaken(ShakenKv):
-    """Every logit is off by a little, too. Where this changes a row's tokens, rounding could have done so."""
+    """Every logit is off by a little, too. Where this changes a row's tokens, rounding could have
+    done so."""
 
     def _sample(self, logits: mx.array, spans: Spans | None = None) -> Any:
         ShakenKv.shakes += 1
-        shaken = logits + ROUNDING * mx.random.normal(logits.shape, key=mx.random.key(ShakenKv.shakes))
+        shaken = logits + ROUNDING * mx.random.normal(
+            logits.shape, key=mx.random.key(ShakenKv.shakes)
+        )
         return super()._sample(shaken, spans)
 
 
@@ -77,7 +82,10 @@ def settings_of(path: str | None, **settings: Any) -> Settings:
 
 @asynccontextmanager
 async def running(
-    path: str | None, engine: type[StepEngine] = StepEngine, start: Start = run_runtime, **settings: Any
+    path: str | None,
+    engine: type[StepEngine] = StepEngine,
+    start: Start = run_runtime,
+    **settings: Any,
 ) -> AsyncIterator[Runtime]:
     """From start to drain."""
     with patch.object(host, "StepEngine", engine), not_warmed_up():
@@ -101,8 +109,11 @@ class Heard:
     matched: str | int | None = None
 
 
-async def hear(answer: Answer, most: int | None = None, *, begun: Callable[[], object] = lambda: None) -> Heard:
-    """To its end, until somebody closes it, or so many deltas: then this does. `begun` is called with each delta."""
+async def hear(
+    answer: Answer, most: int | None = None, *, begun: Callable[[], object] = lambda: None
+) -> Heard:
+    """To its end, until somebody closes it, or so many deltas: then this does. `begun` is called
+    with each delta."""
     deltas = []
     with suppress(trio.ClosedResourceError):
         async for delta in answer:
@@ -130,7 +141,8 @@ async def ask(runtime: Runtime, *requests: Generate) -> list[Heard]:
 def common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens they share from the beginning on."""
     return next(
-        (n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+        (n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
     )
 
 
@@ -149,9 +161,13 @@ def apart(one: Sequence[TokenLogprobs], other: Sequence[TokenLogprobs]) -> float
 
 
 def assert_close(
-    got: Sequence[TokenLogprobs], wanted: Sequence[TokenLogprobs], told: str = "", close: float = CLOSE
+    got: Sequence[TokenLogprobs],
+    wanted: Sequence[TokenLogprobs],
+    told: str = "",
+    close: float = CLOSE,
 ) -> None:
-    """The same tokens, and the same numbers; those of nearly equal ones may come in either order."""
+    """The same tokens, and the same numbers; those of nearly equal ones may come in either
+    order."""
     assert [at.token for at in got] == [at.token for at in wanted], told
     for place, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         where = f"{told}: place {place}: {mine} where {theirs} is right"
@@ -162,4 +178,6 @@ def assert_close(
             assert np.abs(values - [value for _, value in theirs.top]).max() < close, where
             known = dict(theirs.top)
             last = theirs.top[-1][1]
-            assert all(abs(known.get(token, last) - value) < close for token, value in mine.top), where
+            assert all(abs(known.get(token, last) - value) < close for token, value in mine.top), (
+                where
+            )

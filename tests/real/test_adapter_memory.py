@@ -1,4 +1,5 @@
-"""Memory of LoRA adapters that are loaded at run time: planned before anything is loaded, and counted as the model's."""
+"""Memory of LoRA adapters that are loaded at run time: planned before anything is loaded, and
+counted as the model's."""
 
 from __future__ import annotations
 
@@ -37,20 +38,30 @@ async def memory_of(url: str) -> dict[str, Any]:
 
 
 async def limited(runtime: Runtime, spare_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device has room for the model, one step and so much more, beside what other tests of this process have left."""
+    """The device has room for the model, one step and so much more, beside what other tests of this
+    process have left."""
     await until(lambda: runtime.health().memory.fixed_bytes > 0)
-    fixed = max(runtime.weights_bytes, runtime.health().memory.fixed_bytes + runtime.model.adapter_bytes)
+    fixed = max(
+        runtime.weights_bytes, runtime.health().memory.fixed_bytes + runtime.model.adapter_bytes
+    )
     needed = fixed + step_bytes(runtime.model, runtime.settings) + spare_bytes
     limit = int(needed / runtime.settings.memory_fraction) + 1
     monkeypatch.setattr(device, "memory_limit_bytes", lambda *_: limit)
     await until(lambda: runtime.health().memory.limit_bytes == limit)
 
 
-async def test_its_bytes_count_as_the_models_from_the_start_and_as_they_come_and_go(files: Path, large: Path) -> None:
+async def test_its_bytes_count_as_the_models_from_the_start_and_as_they_come_and_go(
+    files: Path, large: Path
+) -> None:
     async with serving(files, janitor_interval_s=0.1) as (runtime, url):
         card, before = runtime.model, await memory_of(url)
-        assert before["adapter_bytes"] == card.adapter_bytes > 0 and before["weights_bytes"] == card.weights_bytes
-        assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[0] == 200
+        assert (
+            before["adapter_bytes"] == card.adapter_bytes > 0
+            and before["weights_bytes"] == card.weights_bytes
+        )
+        assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[
+            0
+        ] == 200
         after = await memory_of(url)
         added = after["adapter_bytes"] - before["adapter_bytes"]
         assert added > 5 * before["adapter_bytes"] and after["adapter_reserved_bytes"] == 0
@@ -68,17 +79,23 @@ async def test_one_that_does_not_fit_is_refused_before_anything_is_loaded(
         await limited(runtime, 10**6, monkeypatch)
         with monkeypatch.context() as patched:
             patched.setattr(adapters_at_run_time, "adding", None)
-            status, text = await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large))
+            status, text = await ask(
+                url, "load_lora_adapter", lora_name="large", lora_path=str(large)
+            )
         assert status == 507 and "insufficient_memory" in text and "lora_path" in text
         assert (
-            "the adapter 'large' needs" in text and "are left beside the weights" in text and "unload another" in text
+            "the adapter 'large' needs" in text
+            and "are left beside the weights" in text
+            and "unload another" in text
         )
         assert await models_of(url) == ["base", "base:one", "base:two"]
         after = await memory_of(url)
         assert [after[name] for name in BYTES] == [before[name] for name in BYTES]
         assert runtime.weights_bytes == before["weights_bytes"]
         await limited(runtime, 10**8, monkeypatch)
-        assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[0] == 200
+        assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[
+            0
+        ] == 200
 
 
 async def test_one_for_which_the_device_has_no_memory_after_all_is_refused_and_the_model_serves_on(
@@ -91,9 +108,13 @@ async def test_one_for_which_the_device_has_no_memory_after_all_is_refused_and_t
         before, first = await memory_of(url), await complete(url, "base:one")
         with monkeypatch.context() as patched:
             patched.setattr(adapter_changes, "stacked", full)
-            status, text = await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large))
+            status, text = await ask(
+                url, "load_lora_adapter", lora_name="large", lora_path=str(large)
+            )
         assert status == 507 and "insufficient_memory" in text and "Unable to allocate" in text
         after = await memory_of(url)
         assert [after[name] for name in BYTES] == [before[name] for name in BYTES]
         assert (await complete(url, "base:one"))["choices"] == first["choices"]
-        assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[0] == 200
+        assert (await ask(url, "load_lora_adapter", lora_name="large", lora_path=str(large)))[
+            0
+        ] == 200

@@ -1,4 +1,5 @@
-"""LoRA adapters over HTTP with a tiny real model: chosen by name, listed, and no cached prefix is shared between them."""
+"""LoRA adapters over HTTP with a tiny real model: chosen by name, listed, and no cached prefix is
+shared between them."""
 
 from __future__ import annotations
 
@@ -40,14 +41,22 @@ async def serving(files: Path, **settings: Any) -> AsyncIterator[tuple[Runtime, 
     given = {"adapter": flags([files / name for name in NAMES]), "self_check": "off"} | settings
     shutdown = trio.Event()
     async with running(str(files / "base"), **given) as runtime, trio.open_nursery() as nursery:
-        server = ServerSettings(port=0, served_model_name=("base",), adapters_from=(str(files.parent),))
+        server = ServerSettings(
+            port=0, served_model_name=("base",), adapters_from=(str(files.parent),)
+        )
         [url] = await nursery.start(partial(serve_http, runtime, server, shutdown=shutdown))
         yield runtime, url
         shutdown.set()
 
 
 async def complete(url: str, model: str, **more: Any) -> dict[str, Any]:
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | more
+    body = {
+        "model": model,
+        "prompt": PROMPT,
+        "max_tokens": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+    } | more
     async with httpx2.AsyncClient(timeout=60) as client:
         answer = await client.post(f"{url}/v1/completions", json=body)
     found: dict[str, Any] = answer.json()
@@ -64,7 +73,13 @@ async def test_each_name_has_its_own_answer_and_its_own_cache(files: Path) -> No
         assert [cached(answer) for answer in first.values()] == [0, 0, 0]
         texts = {answer["choices"][0]["text"] for answer in first.values()}
         assert len(texts) == 3
-        for name, field in (("one", None), ("base", "one"), (None, "one"), ("base:one", "one"), ("unknown", "one")):
+        for name, field in (
+            ("one", None),
+            ("base", "one"),
+            (None, "one"),
+            ("base:one", "one"),
+            ("unknown", "one"),
+        ):
             again = await complete(url, **{"model": name, **({"adapters": field} if field else {})})  # type: ignore[arg-type]
             assert again["choices"] == first["base:one"]["choices"], (name, field)
             assert again["model"] == "base:one"
@@ -90,7 +105,9 @@ async def test_nobody_waits_for_the_prefill_of_another_adapter(files: Path) -> N
         assert runtime.health().scheduler.cache.waited == 0
 
 
-async def test_blocks_on_disk_are_an_adapters_own_by_its_content(files: Path, tmp_path: Path) -> None:
+async def test_blocks_on_disk_are_an_adapters_own_by_its_content(
+    files: Path, tmp_path: Path
+) -> None:
     """Not by its name: other files under the same name find nothing."""
     changed = save_adapter(build("llama"), tmp_path / "one", 9)
     long = 4 * PROMPT
@@ -98,10 +115,14 @@ async def test_blocks_on_disk_are_an_adapters_own_by_its_content(files: Path, tm
     async with serving(files, **disk) as (_, url):
         assert cached(await complete(url, "one", prompt=long)) == 0
     async with serving(files, **disk) as (runtime, url):
-        # First: a server that has measured nothing reads, on a device that computes such a prompt in less time, too.
+        # First: a server that has measured nothing reads, on a device that computes such a prompt
+        # in less time, too.
         assert cached(await complete(url, "one", prompt=long)) > 0
         assert runtime.health().scheduler.cache.hits_disk > 0
-        assert [cached(await complete(url, name, prompt=long)) for name in ("two", "base")] == [0, 0]
+        assert [cached(await complete(url, name, prompt=long)) for name in ("two", "base")] == [
+            0,
+            0,
+        ]
     async with serving(files, adapter=flags([changed]), **disk) as (_, url):
         assert cached(await complete(url, "one", prompt=long)) == 0
 
@@ -118,14 +139,18 @@ async def test_the_official_client(files: Path) -> None:
                 assert "parent" not in models["base"]
                 assert client.models.retrieve("base:two").model_dump()["root"] == str(files / "two")
                 whole, *parts = (
-                    client.completions.create(model="base:two", prompt=PROMPT, max_tokens=6, temperature=0),
+                    client.completions.create(
+                        model="base:two", prompt=PROMPT, max_tokens=6, temperature=0
+                    ),
                     *client.completions.create(
                         model="base:two", prompt=PROMPT, max_tokens=6, temperature=0, stream=True
                     ),
                 )
                 assert {part.model for part in parts} == {"base:two"}
                 assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
-                with pytest.raises(openai.NotFoundError, match=r"has no adapter 'three'; it has 'one', 'two'"):
+                with pytest.raises(
+                    openai.NotFoundError, match=r"has no adapter 'three'; it has 'one', 'two'"
+                ):
                     client.completions.create(model="base:three", prompt=PROMPT)
                 with pytest.raises(openai.NotFoundError, match=r"it has 'one', 'two'"):
                     client.models.retrieve("base:three")

@@ -1,4 +1,5 @@
-"""LoRA adapters that are loaded and unloaded while the server runs, with a tiny real model; rows with adapters that are preempted or resumed."""
+"""LoRA adapters that are loaded and unloaded while the server runs, with a tiny real model; rows
+with adapters that are preempted or resumed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,16 @@ from tests.families import build, prompts, save
 from tests.real.serving import running
 from tests.real.test_adapters import cached, complete, serving
 from tests.real.test_preemption import fine_capacities
-from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, run_models
+from trouper import (
+    Generate,
+    ModelManager,
+    Runtime,
+    Sampling,
+    ServerSettings,
+    Settings,
+    TokenPrompt,
+    run_models,
+)
 from trouper.protocol.problems import ModelUnusable
 
 NAMES = ("one", "two", "three")
@@ -46,9 +56,13 @@ async def models_of(url: str) -> list[str]:
 
 def wish(prompt: Sequence[int], adapter: str, tokens: int = 40) -> Generate:
     return Generate(
-        request_id=f"{adapter or 'base'}-{len(prompt)}", prompt=TokenPrompt(tuple(prompt)), adapter=adapter, max_tokens=tokens,
-        ignore_eos=True, sampling=Sampling(temperature=0),
-    )  # fmt: skip
+        request_id=f"{adapter or 'base'}-{len(prompt)}",
+        prompt=TokenPrompt(tuple(prompt)),
+        adapter=adapter,
+        max_tokens=tokens,
+        ignore_eos=True,
+        sampling=Sampling(temperature=0),
+    )
 
 
 async def tokens_of(runtime: Runtime, request: Generate) -> list[int]:
@@ -60,14 +74,21 @@ async def test_they_come_and_go_as_in_vllm(files: Path, tmp_path: Path) -> None:
     other = save_adapter(build("llama"), tmp_path / "other", 9)
     async with serving(files) as (_, url):
         first = {name: await complete(url, name) for name in ("base", "one", "two")}
-        added = await ask(url, "load_lora_adapter", lora_name="three", lora_path=str(files / "three"))
+        added = await ask(
+            url, "load_lora_adapter", lora_name="three", lora_path=str(files / "three")
+        )
         assert added == (200, "Success: LoRA adapter 'three' added successfully.")
         assert await models_of(url) == ["base", "base:one", "base:two", "base:three"]
         three = await complete(url, "base:three")
-        assert three["choices"] not in [answer["choices"] for answer in first.values()] and cached(three) == 0
+        assert (
+            three["choices"] not in [answer["choices"] for answer in first.values()]
+            and cached(three) == 0
+        )
         status, text = await ask(url, "load_lora_adapter", lora_name="three", lora_path=str(other))
         assert (
-            status == 400 and "The lora adapter 'three' has already been loaded." in text and "InvalidUserInput" in text
+            status == 400
+            and "The lora adapter 'three' has already been loaded." in text
+            and "InvalidUserInput" in text
         )
         removed = await ask(url, "unload_lora_adapter", lora_name="one")
         assert removed == (200, "Success: LoRA adapter 'one' removed successfully.")
@@ -79,7 +100,9 @@ async def test_they_come_and_go_as_in_vllm(files: Path, tmp_path: Path) -> None:
         assert again["choices"] == first["one"]["choices"] and cached(again) > 80, (
             "blocks are of the content, not the name"
         )
-        await ask(url, "load_lora_adapter", lora_name="first", lora_path=str(other), load_inplace=True)
+        await ask(
+            url, "load_lora_adapter", lora_name="first", lora_path=str(other), load_inplace=True
+        )
         changed = await complete(url, "first")
         assert changed["choices"] != again["choices"] and cached(changed) == 0
         for name in ("first", "two", "three"):
@@ -88,8 +111,11 @@ async def test_they_come_and_go_as_in_vllm(files: Path, tmp_path: Path) -> None:
         assert (await complete(url, "base"))["choices"] == first["base"]["choices"]
 
 
-async def test_the_model_does_not_answer_for_an_adapter_that_was_unloaded(files: Path, tmp_path: Path) -> None:
-    """The only model answers to any name, but whoever asks an adapter must not get the model's own answer as if it were the adapter's."""
+async def test_the_model_does_not_answer_for_an_adapter_that_was_unloaded(
+    files: Path, tmp_path: Path
+) -> None:
+    """The only model answers to any name, but whoever asks an adapter must not get the model's own
+    answer as if it were the adapter's."""
     async with serving(files) as (_, url):
         for name in NAMES[:2]:
             assert (await ask(url, "unload_lora_adapter", lora_name=name))[0] == 200
@@ -97,7 +123,11 @@ async def test_the_model_does_not_answer_for_an_adapter_that_was_unloaded(files:
                 refused = await complete(url, asked)
                 assert refused["status"] == 404 and refused["error"]["code"] == "adapter_not_found"
         status, _ = await ask(
-            url, "load_lora_adapter", lora_name="two", lora_path=str(tmp_path / "none"), load_inplace=True
+            url,
+            "load_lora_adapter",
+            lora_name="two",
+            lora_path=str(tmp_path / "none"),
+            load_inplace=True,
         )
         assert status == 404 and (await complete(url, "two"))["status"] == 404
         assert (await complete(url, "gpt-4o"))["model"] == "base"
@@ -111,27 +141,41 @@ async def test_what_cannot_be_is_refused_as_in_vllm(files: Path, tmp_path: Path)
     (tmp_path / "bad" / "adapter_config.json").write_text("{}")
     (tmp_path / "bad" / "adapters.safetensors").write_bytes(b"no weights")
     async with serving(files) as (_, url):
-        status, text = await ask(url, "load_lora_adapter", lora_name="x", lora_path=str(tmp_path / "none"))
+        status, text = await ask(
+            url, "load_lora_adapter", lora_name="x", lora_path=str(tmp_path / "none")
+        )
         assert (
-            status == 404 and "Loading lora x failed" in text and "has no adapter" in text and "NotFoundError" in text
+            status == 404
+            and "Loading lora x failed" in text
+            and "has no adapter" in text
+            and "NotFoundError" in text
         )
         long = f"{tmp_path}/{'long/' * 100}"
         status, text = await ask(url, "load_lora_adapter", lora_name="x", lora_path=long)
         assert status == 404 and "has no adapter" in text, "as long as a path may be"
-        status, text = await ask(url, "load_lora_adapter", lora_name="x", lora_path=str(tmp_path / "bad"))
+        status, text = await ask(
+            url, "load_lora_adapter", lora_name="x", lora_path=str(tmp_path / "bad")
+        )
         assert status == 400 and "is truncated" in text and "BadRequestError" in text
         status, text = await ask(url, "unload_lora_adapter", lora_name="x")
         assert status == 404 and "The lora adapter 'x' cannot be found." in text
         for wrong in ("a:b", "a=b", "base", " "):
-            status, text = await ask(url, "load_lora_adapter", lora_name=wrong, lora_path=str(files / "one"))
+            status, text = await ask(
+                url, "load_lora_adapter", lora_name=wrong, lora_path=str(files / "one")
+            )
             assert (status, "lora_name" in text) == (400, True)
         assert "lora_path" in (await ask(url, "load_lora_adapter", lora_name="x"))[1]
         assert await models_of(url) == ["base", "base:one", "base:two"]
 
 
 async def test_rows_that_run_are_not_disturbed_and_end_before_their_adapter(files: Path) -> None:
-    async with running(str(files / "base"), adapter=flags([files / "one", files / "two"]), self_check="off") as runtime:
-        undisturbed = {name: await tokens_of(runtime, wish(PROMPTS[0], name, 40)) for name in ("", "one", "two")}
+    async with running(
+        str(files / "base"), adapter=flags([files / "one", files / "two"]), self_check="off"
+    ) as runtime:
+        undisturbed = {
+            name: await tokens_of(runtime, wish(PROMPTS[0], name, 40))
+            for name in ("", "one", "two")
+        }
         answers, begun, unloaded = dict[str, list[int]](), trio.Event(), trio.Event()
 
         async def answer(name: str) -> None:
@@ -158,16 +202,24 @@ async def test_rows_that_run_are_not_disturbed_and_end_before_their_adapter(file
 
 
 async def test_an_adapter_of_a_model_that_is_unloaded_meanwhile_is_no_crash(files: Path) -> None:
-    """Found by use: an adapter and its model were unloaded at once, and one of the two was a 500 of an internal error."""
-    async with running(str(files / "base"), adapter=flags([files / "one"]), self_check="off") as runtime:
+    """Found by use: an adapter and its model were unloaded at once, and one of the two was a 500 of
+    an internal error."""
+    async with running(
+        str(files / "base"), adapter=flags([files / "one"]), self_check="off"
+    ) as runtime:
         pass
-    for change in (partial(runtime.load_adapter, "two", str(files / "two")), partial(runtime.unload_adapter, "one")):
+    for change in (
+        partial(runtime.load_adapter, "two", str(files / "two")),
+        partial(runtime.unload_adapter, "one"),
+    ):
         with pytest.raises(ModelUnusable, match="the model was unloaded meanwhile"):
             await change()
 
 
 async def test_an_aborted_row_is_gone_before_its_adapter(files: Path) -> None:
-    async with running(str(files / "base"), adapter=flags([files / "one", files / "two"]), self_check="off") as runtime:
+    async with running(
+        str(files / "base"), adapter=flags([files / "one", files / "two"]), self_check="off"
+    ) as runtime:
         wanted = await tokens_of(runtime, wish(PROMPTS[0], "two"))
         for _ in range(3):
             with await runtime.submit(wish(PROMPTS[1], "one", 1000)) as heard:
@@ -240,10 +292,14 @@ async def test_resumed_rows_keep_their_adapters_also_those_loaded_at_run_time(
         return plain(self, *args, **kwargs)
 
     monkeypatch.setattr(llama.Model, "__call__", crashing)
-    async with running(str(files / "base"), adapter=flags([files / "one"]), self_check="off") as runtime:
+    async with running(
+        str(files / "base"), adapter=flags([files / "one"]), self_check="off"
+    ) as runtime:
         await runtime.load_adapter("two", str(files / "two"))
         undisturbed = await all_of(runtime, 40)
-    async with running(str(files / "base"), adapter=flags([files / "one"]), self_check="off") as runtime:
+    async with running(
+        str(files / "base"), adapter=flags([files / "one"]), self_check="off"
+    ) as runtime:
         await runtime.load_adapter("two", str(files / "two"))
         calls[0] = 20
         assert await all_of(runtime, 40) == undisturbed

@@ -1,7 +1,8 @@
-"""The engine crashes beneath rows of which no two have the same parameters: each still answers what it answers alone.
+"""The engine crashes beneath rows of which no two have the same parameters: each still answers what
+it answers alone.
 
-After a crash all rows that were in the step are suspects, so each is also tried alone, leaves the engine, and resumes beside
-the others. Tokens, text, log-probabilities, reasons.
+After a crash all rows that were in the step are suspects, so each is also tried alone, leaves the
+engine, and resumes beside the others. Tokens, text, log-probabilities, reasons.
 """
 
 from __future__ import annotations
@@ -75,10 +76,14 @@ async def all_at_once(
 
 
 @pytest.mark.parametrize(("name", "speculation"), FAMILIES)
-async def test_rows_of_every_kind_go_on_after_crashes(name: str, speculation: Any, tmp_path: Path) -> None:
+async def test_rows_of_every_kind_go_on_after_crashes(
+    name: str, speculation: Any, tmp_path: Path
+) -> None:
     path = str(save(name, tmp_path / name))
     async with running(path) as runtime:
-        asked = some_of(wishes(runtime.tokenizer, PROMPTS, TOKENS), FAMILIES.index((name, speculation)) % 2)
+        asked = some_of(
+            wishes(runtime.tokenizer, PROMPTS, TOKENS), FAMILIES.index((name, speculation)) % 2
+        )
     asked = {name: attrs.evolve(wish, speculation=speculation) for name, wish in asked.items()}
     wanted = await alone_of(path, asked)
     Crashing.left, Crashing.steps = ["before", "after", "reading"], 0

@@ -1,4 +1,5 @@
-"""Rows that a draft model serves outgrow memory, leave and return, and survive crashes: each answers what it answers undisturbed."""
+"""Rows that a draft model serves outgrow memory, leave and return, and survive crashes: each
+answers what it answers undisturbed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows that an MTP head serves outgrow memory, leave and return: each answers what it answers undisturbed."""
+"""Rows that an MTP head serves outgrow memory, leave and return: each answers what it answers
+undisturbed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ async def test_rows_with_a_head_go_on_after_they_were_preempted(
     monkeypatch.setattr(core, "Speculation", Eager)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = str(save_with_head(name, tmp_path / name, kind))
-    with fine_capacities() if name == "qwen3_5" else nullcontext():  # DeepSeek's rows have one bank.
+    # DeepSeek's rows have one bank.
+    with fine_capacities() if name == "qwen3_5" else nullcontext():
         async with running(path, speculation="off") as runtime:
             asked = some_of(wishes(runtime.tokenizer, PROMPTS, TOKENS), int(name == "qwen3_5"))
             alone_bytes = runtime.model.kv.token_bytes

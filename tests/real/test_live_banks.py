@@ -1,4 +1,5 @@
-"""Rows in two banks and one that was preempted, on a real model: what the live page's data, /health and /metrics say of them."""
+"""Rows in two banks and one that was preempted, on a real model: what the live page's data, /health
+and /metrics say of them."""
 
 from __future__ import annotations
 
@@ -51,12 +52,20 @@ class SlowEngine(StepEngine):
 async def serving(path: Path, kv_memory: int) -> AsyncIterator[Served]:
     shutdown, SlowEngine.hurry = trio.Event(), threading.Event()
     settings = Settings(
-        model=str(path), no_ssd=True, gather_ms=0, kv_memory=ByteSize(kv_memory), cache_memory=ByteSize(0)
+        model=str(path),
+        no_ssd=True,
+        gather_ms=0,
+        kv_memory=ByteSize(kv_memory),
+        cache_memory=ByteSize(0),
     )
     with patch.object(host, "StepEngine", SlowEngine), not_warmed_up():
         async with trio.open_nursery() as nursery:
-            runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=MlxEngine(settings)))
-            [url] = await nursery.start(partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown))
+            runtime: Runtime = await nursery.start(
+                partial(run_runtime, settings, engine=MlxEngine(settings))
+            )
+            [url] = await nursery.start(
+                partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown)
+            )
             yield Served(int(url.rsplit(":", 1)[1]), runtime, None, shutdown)  # type: ignore[arg-type]
             SlowEngine.hurry.set()
             await runtime.drain(5)
@@ -64,9 +73,17 @@ async def serving(path: Path, kv_memory: int) -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def stream(served: Served, name: str, tokens: int, priority: int = 0) -> AsyncIterator[trio.SocketStream]:
+async def stream(
+    served: Served, name: str, tokens: int, priority: int = 0
+) -> AsyncIterator[trio.SocketStream]:
     """A row that decodes until this is left; from its first token on."""
-    body = {"prompt": [7] * tokens, "max_tokens": 200, "stream": True, "ignore_eos": True, "priority": priority}
+    body = {
+        "prompt": [7] * tokens,
+        "max_tokens": 200,
+        "stream": True,
+        "ignore_eos": True,
+        "priority": priority,
+    }
     async with await served.connect() as client:
         await client.send_all(post("/v1/completions", body, f"X-Request-Id: {name}\r\n"))
         heard = b""
@@ -85,7 +102,11 @@ async def until_shown(served: Served, name: str, state: str) -> Json:
             while True:
                 received += await viewer.receive_some()
                 for kind, body in told(received):
-                    if kind == "snapshot" and state_of(body, name) == state and len(body["models"][0]["banks"]) == 2:
+                    if (
+                        kind == "snapshot"
+                        and state_of(body, name) == state
+                        and len(body["models"][0]["banks"]) == 2
+                    ):
                         return dict(body)
 
 
@@ -98,7 +119,8 @@ def state_of(body: Json, name: str) -> str:
 
 
 def limit_of(kv: KvLayout) -> int:
-    """Enough for a long row and a short one, not for two short ones beside it, which would share a bank."""
+    """Enough for a long row and a short one, not for two short ones beside it, which would share a
+    bank."""
     both = kv.batch_bytes([(LONG, LONG), (SHORT, SHORT)])
     three = kv.batch_bytes([(LONG, LONG), (SHORT, SHORT), (SHORT, SHORT)])
     limit = kv.row_bytes(1024) + kv.row_bytes(256) + kv.row_bytes(16)
@@ -116,9 +138,9 @@ async def test_rows_in_two_banks_and_one_that_was_preempted(path: Path) -> None:
     async with serving(path, limit_of(kv)) as served:
         assert served.runtime.model.kv.token_bytes == kv.token_bytes
         schema = data_of(
-            (document := await described(served))["paths"]["/v1/live"]["get"]["responses"]["200"]["content"][
-                "text/event-stream"
-            ]["schema"]
+            (document := await described(served))["paths"]["/v1/live"]["get"]["responses"]["200"][
+                "content"
+            ]["text/event-stream"]["schema"]
         )
         async with stream(served, "long", LONG), stream(served, "low", SHORT, priority=5) as low:
             async with stream(served, "first", SHORT, priority=-3):
@@ -130,12 +152,16 @@ async def test_rows_in_two_banks_and_one_that_was_preempted(path: Path) -> None:
     validator(document, schema).validate(body)
     [model], rows = body["models"], rows_of(body)
     assert {name: (row["state"], row["priority"]) for name, row in rows.items()} == {
-        "long": ("decoding", 0), "first": ("decoding", -3), "low": ("preempted", 5),
-    }  # fmt: skip
+        "long": ("decoding", 0),
+        "first": ("decoding", -3),
+        "low": ("preempted", 5),
+    }
     assert rows["low"]["tokens_to_restore"] == SHORT + rows["low"]["generated_tokens"] > SHORT
     assert [(bank["max_tokens"], bank["rows"]) for bank in model["banks"]] == [(512, 1), (1024, 1)]
     assert model["banks"][1]["capacity_tokens"] > LONG > model["banks"][0]["capacity_tokens"]
-    assert all(bank["bytes"] >= bank["slots"] * bank["capacity_tokens"] * 1000 for bank in model["banks"])
+    assert all(
+        bank["bytes"] >= bank["slots"] * bank["capacity_tokens"] * 1000 for bank in model["banks"]
+    )
     stats = model["scheduler"]
     assert (stats["preemptions"], stats["preempted_sequences"]) == (1, 1)
     assert 0 < stats["kv_row_bytes"] <= stats["kv_limit_bytes"] == limit_of(kv)
@@ -155,7 +181,9 @@ async def test_rows_in_two_banks_and_one_that_was_preempted(path: Path) -> None:
 async def test_a_model_without_banks_shows_one(tmp_path: Path) -> None:
     async with serving(save("gemma2", tmp_path / "gemma2"), 2**30) as served:
         async with stream(served, "long", LONG), stream(served, "short", SHORT):
-            await eventually(lambda: [bank.rows for bank in served.runtime.health().scheduler.banks] == [2])
+            await eventually(
+                lambda: [bank.rows for bank in served.runtime.health().scheduler.banks] == [2]
+            )
             [bank] = served.runtime.health().scheduler.banks
             assert bank.max_tokens is None and bank.slots >= 2 and bank.capacity_tokens > LONG
             assert (await scrape(served)).value("trouper_bank_rows", bank="all") == 2

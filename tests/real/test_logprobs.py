@@ -1,4 +1,5 @@
-"""Log-probabilities against the model itself: one float32 forward pass over prompt and answer, without any cache."""
+"""Log-probabilities against the model itself: one float32 forward pass over prompt and answer,
+without any cache."""
 
 from __future__ import annotations
 
@@ -23,19 +24,24 @@ from trouper.protocol.replies import TokenLogprobs
 
 TOP = 5
 ONLY_WITH_CACHES = ("mlx_lm.models.gemma3n",)
-"""Its last layers take keys and values out of the caches of others, and make some of their own if there are none."""
+"""Its last layers take keys and values out of the caches of others, and make some of their own if
+there are none."""
 Floats = NDArray[np.float64]
 
 
 def reference(model: nn.Module, tokens: Sequence[int]) -> Floats:
     """(tokens, vocabulary): of what follows each token."""
     unused = make_prompt_cache(model) if type(model).__module__ in ONLY_WITH_CACHES else None
-    logits = np.array(model(mx.array([list(tokens)]), cache=unused)[0].astype(mx.float32), np.float64)
+    logits = np.array(
+        model(mx.array([list(tokens)]), cache=unused)[0].astype(mx.float32), np.float64
+    )
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(np.log(weights / weights.sum(-1, keepdims=True)))
 
 
-def assert_are(said: Sequence[TokenLogprobs], tokens: Sequence[int], exact: Floats, top: int) -> None:
+def assert_are(
+    said: Sequence[TokenLogprobs], tokens: Sequence[int], exact: Floats, top: int
+) -> None:
     """`exact[n]` is about `tokens[n]`."""
     assert [at.token for at in said] == list(tokens)
     own = exact[np.arange(len(tokens)), list(tokens)]
@@ -55,17 +61,29 @@ def assert_scored(heard: Heard, model: nn.Module, top: int) -> None:
     exact = reference(model, whole)
     begins = len(heard.prompt)
     assert_are(heard.prompt_logprobs, heard.prompt[1:], exact[: begins - 1], top)
-    assert_are(heard.logprobs, heard.tokens[: len(heard.logprobs)], exact[begins - 1 :][: len(heard.logprobs)], top)
+    assert_are(
+        heard.logprobs,
+        heard.tokens[: len(heard.logprobs)],
+        exact[begins - 1 :][: len(heard.logprobs)],
+        top,
+    )
 
 
-async def ask(runtime: Runtime, prompt: tuple[int, ...], scored: int | None, tokens: int = 4) -> tuple[Heard, int]:
+async def ask(
+    runtime: Runtime, prompt: tuple[int, ...], scored: int | None, tokens: int = 4
+) -> tuple[Heard, int]:
     """And how many tokens came from the cache."""
     answer = await runtime.submit(
         Generate(
-            request_id="scored", prompt=TokenPrompt(prompt), sampling=Sampling(temperature=0.8, seed=5), max_tokens=tokens,
-            ignore_eos=True, logprobs=scored, prompt_logprobs=scored,
+            request_id="scored",
+            prompt=TokenPrompt(prompt),
+            sampling=Sampling(temperature=0.8, seed=5),
+            max_tokens=tokens,
+            ignore_eos=True,
+            logprobs=scored,
+            prompt_logprobs=scored,
         )
-    )  # fmt: skip
+    )
     return await hear(answer), answer.cached_tokens
 
 
@@ -84,8 +102,8 @@ def model_of(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", OTHER_HALF)
 async def test_families(name: str, tmp_path: Path) -> None:
-    """A prompt of several chunks, of which one needs logits in two parts. What is cached is no help, and is not needed;
-    afterwards others find what was computed."""
+    """A prompt of several chunks, of which one needs logits in two parts. What is cached is no
+    help, and is not needed; afterwards others find what was computed."""
     first, second = text(150, 1), text(150, 2)
     async with running(str(save(name, tmp_path)), prefill_step_size=140) as runtime:
         scored, cached = await ask(runtime, first, TOP)
@@ -104,7 +122,9 @@ async def test_families(name: str, tmp_path: Path) -> None:
 async def test_the_comparison_can_fail() -> None:
     prompt = text(20, 3)
     exact = reference(model_of("llama"), prompt)
-    right = [TokenLogprobs(token, float(exact[place, token])) for place, token in enumerate(prompt[1:])]
+    right = [
+        TokenLogprobs(token, float(exact[place, token])) for place, token in enumerate(prompt[1:])
+    ]
     assert_are(right, prompt[1:], exact[:-1], 0)
     with pytest.raises(AssertionError):
         assert_are(right, prompt[1:], exact[1:], 0)

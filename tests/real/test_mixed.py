@@ -1,7 +1,8 @@
 """Rows of which no two have the same parameters, in one batch: each answers what it answers alone.
 
-Tokens and log-probabilities, whoever joins, leaves or is cancelled. Through the whole graph, with the prefix cache on;
-alone is without it. A token that rounding alone could change may be another: see `Shaken`.
+Tokens and log-probabilities, whoever joins, leaves or is cancelled. Through the whole graph, with
+the prefix cache on; alone is without it. A token that rounding alone could change may be another:
+see `Shaken`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ import trio
 from tests.families import save
 from tests.model.test_smollm import smollm
 from tests.real.alone import Wishes, alone_of
-from tests.real.serving import CLOSE, Heard, Shaken, ShakenKv, apart, ask, assert_close, common, hear, running
+from tests.real.serving import (
+    CLOSE,
+    Heard,
+    Shaken,
+    ShakenKv,
+    apart,
+    ask,
+    assert_close,
+    common,
+    hear,
+    running,
+)
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from trouper import Answer, Generate, RequestFailed, Runtime
@@ -39,9 +51,11 @@ LEAVES = "ignore_eos"
 PROMPTS = [text(length, length) for length in (3, 40, 17, 1, 70, 33, 100, 8)]
 
 
-async def may_depart(path: str | None, wish: Generate, wanted: Heard, place: int, **settings: Any) -> bool:
-    """Whether rounding can make this row say something else from here on. Quantized KV needs more tries: most of them write
-    the code that decides as it was."""
+async def may_depart(
+    path: str | None, wish: Generate, wanted: Heard, place: int, **settings: Any
+) -> bool:
+    """Whether rounding can make this row say something else from here on. Quantized KV needs more
+    tries: most of them write the code that decides as it was."""
     async with running(path, Shaken, cache_memory=0, **settings) as runtime:
         for _ in range(SHAKES * (8 if settings.get("kv_bits") else 1)):
             [shaken] = await ask(runtime, wish)
@@ -50,18 +64,27 @@ async def may_depart(path: str | None, wish: Generate, wanted: Heard, place: int
     return False
 
 
-async def closeness(path: str | None, wish: Generate, heard: Heard, wanted: Heard, **settings: Any) -> float:
-    """How close log-probabilities must be. Where rounding moves a value over the edge of its step, quantized KV makes more of
-    it than plain KV does; how much, the row itself shows: by what it says alone with KV that is off by a little."""
-    own = max(apart(heard.logprobs, wanted.logprobs), apart(heard.prompt_logprobs, wanted.prompt_logprobs))
+async def closeness(
+    path: str | None, wish: Generate, heard: Heard, wanted: Heard, **settings: Any
+) -> float:
+    """How close log-probabilities must be. Where rounding moves a value over the edge of its step,
+    quantized KV makes more of it than plain KV does; how much, the row itself shows: by what it
+    says alone with KV that is off by a little."""
+    own = max(
+        apart(heard.logprobs, wanted.logprobs), apart(heard.prompt_logprobs, wanted.prompt_logprobs)
+    )
     if own < CLOSE or not settings.get("kv_bits"):
         return CLOSE
     before = ShakenKv.shakes
     async with running(path, ShakenKv, cache_memory=0, **settings) as runtime:
         shaken = 0.0
-        for _ in range(SHAKES * 8):  # As in `may_depart`: a code that decides is seldom written otherwise.
+        # As in `may_depart`: a code that decides is seldom written otherwise.
+        for _ in range(SHAKES * 8):
             [one] = await ask(runtime, wish)
-            its = apart(one.logprobs, wanted.logprobs), apart(one.prompt_logprobs, wanted.prompt_logprobs)
+            its = (
+                apart(one.logprobs, wanted.logprobs),
+                apart(one.prompt_logprobs, wanted.prompt_logprobs),
+            )
             shaken = max(shaken, *its)
             if own < CLOSE + shaken:
                 break
@@ -69,11 +92,15 @@ async def closeness(path: str | None, wish: Generate, heard: Heard, wanted: Hear
     return CLOSE + shaken
 
 
-async def assert_as_alone(path: str | None, wish: Generate, heard: Heard, wanted: Heard, **settings: Any) -> None:
+async def assert_as_alone(
+    path: str | None, wish: Generate, heard: Heard, wanted: Heard, **settings: Any
+) -> None:
     told = f"{wish.request_id}: {heard} where {wanted} is right"
     same = common(heard.tokens, wanted.tokens)
     close = await closeness(path, wish, heard, wanted, **settings)
-    assert_close(heard.logprobs[:same], wanted.logprobs[: min(same, len(heard.logprobs))], told, close)
+    assert_close(
+        heard.logprobs[:same], wanted.logprobs[: min(same, len(heard.logprobs))], told, close
+    )
     if heard.tokens or heard.reason:
         assert_close(heard.prompt_logprobs, wanted.prompt_logprobs, told, close)
     if same < len(heard.tokens):
@@ -89,7 +116,8 @@ Moments = Mapping[int, list[Callable[[], None]]]
 
 
 def watched(moments: Moments) -> type[StepEngine]:
-    """Lets things happen on Trio's thread while the engine is about to launch these of the plans with work."""
+    """Lets things happen on Trio's thread while the engine is about to launch these of the plans
+    with work."""
     numbers, token = count(), trio.lowlevel.current_trio_token()
 
     class Watched(StepEngine):
@@ -102,7 +130,8 @@ def watched(moments: Moments) -> type[StepEngine]:
 
 
 class Clients:
-    """Each joins at a moment, and some leave at another, whatever has become of their request by then."""
+    """Each joins at a moment, and some leave at another, whatever has become of their request by
+    then."""
 
     def __init__(self, asked: Wishes, dice: random.Random, steps: int) -> None:
         self.asked = asked
@@ -175,17 +204,31 @@ async def test_all_together(tiny: str) -> None:
 
 @tinies
 async def test_the_wishes_are_what_they_say(tiny: str) -> None:
-    """Else the comparison would show little: what ends by a stop does, and no parameter is without effect."""
+    """Else the comparison would show little: what ends by a stop does, and no parameter is without
+    effect."""
     asked, heard = await tiny_wishes(tiny)
-    assert isinstance(heard["stop"].matched, str) and isinstance(heard["stop_token_ids"].matched, int)
+    assert isinstance(heard["stop"].matched, str) and isinstance(
+        heard["stop_token_ids"].matched, int
+    )
     assert heard["eos"].reason == "stop" and heard["eos"].matched is None
-    assert heard["ignore_eos"].reason == "length" and set(heard["eos"].tokens[-1:]) & set(heard["ignore_eos"].tokens)
+    assert heard["ignore_eos"].reason == "length" and set(heard["eos"].tokens[-1:]) & set(
+        heard["ignore_eos"].tokens
+    )
     assert TOKENS > len(heard["min_tokens"].tokens) > TOKENS // 2
     assert {len(at.top) for at in heard["logprobs"].logprobs} == {20}
     assert len(heard["echo"].prompt_logprobs) == len(heard["echo"].prompt) - 1
     assert heard["regex"].reason == heard["choice"].reason == heard["lark"].reason == "stop"
     async with running(tiny) as runtime:
-        for name in ("top_k", "top_p", "min_p", "typical_p", "xtc", "dry", "logit_bias", "repetition_penalty"):
+        for name in (
+            "top_k",
+            "top_p",
+            "min_p",
+            "typical_p",
+            "xtc",
+            "dry",
+            "logit_bias",
+            "repetition_penalty",
+        ):
             plain = attrs.evolve(asked["temperature"].sampling, seed=asked[name].sampling.seed)
             [without] = await ask(runtime, attrs.evolve(asked[name], sampling=plain))
             assert without.tokens != heard[name].tokens, name
@@ -211,7 +254,9 @@ async def test_a_row_whose_grammar_gives_up_fails_alone(tmp_path: Path) -> None:
     async with running(path, cache_memory=0) as runtime:
         asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
         [wanted] = await ask(runtime, asked["schema"])
-        doomed = attrs.evolve(asked["logit_bias"], grammar=AMBIGUOUS, max_tokens=400, ignore_eos=True)
+        doomed = attrs.evolve(
+            asked["logit_bias"], grammar=AMBIGUOUS, max_tokens=400, ignore_eos=True
+        )
         end = max(runtime.tokenizer.eos_token_ids)
         sampling = attrs.evolve(doomed.sampling, logit_bias=((end, -100.0),))
         answer = await runtime.submit(attrs.evolve(doomed, sampling=sampling))
@@ -223,15 +268,41 @@ async def test_a_row_whose_grammar_gives_up_fails_alone(tmp_path: Path) -> None:
 
 
 SOME = (
-    "greedy", "top_k", "typical_p", "dry", "schema", "tool", "stop", "all penalties, greedy", "logprobs", "echo", "choice 0 of 3", "choice 1 of 3",
-)  # fmt: skip
-MORE = ("top_p", "min_p", "xtc", "logit_bias", "regex", "lark", "min_tokens and stops", "choice 2 of 3") if LONG else ()
+    "greedy",
+    "top_k",
+    "typical_p",
+    "dry",
+    "schema",
+    "tool",
+    "stop",
+    "all penalties, greedy",
+    "logprobs",
+    "echo",
+    "choice 0 of 3",
+    "choice 1 of 3",
+)
+MORE = (
+    (
+        "top_p",
+        "min_p",
+        "xtc",
+        "logit_bias",
+        "regex",
+        "lark",
+        "min_tokens and stops",
+        "choice 2 of 3",
+    )
+    if LONG
+    else ()
+)
 """Each step of the embedded model takes a tenth of a second, for one row or for all."""
 
 
 async def test_the_embedded_model() -> None:
     words = smollm().tokenizer
-    questions = [words.encode(text) for text in ("The sky is", "One, two,", "Tea", "A cat sat on the")]
+    questions = [
+        words.encode(text) for text in ("The sky is", "One, two,", "Tea", "A cat sat on the")
+    ]
     every = wishes(words, questions, 3)
     asked = {name: every[name] for name in (*SOME, *MORE)}
     alone = await alone_of(None, asked)
@@ -249,7 +320,11 @@ async def test_the_comparison_can_fail(tmp_path: Path) -> None:
 
     path = str(save("llama", tmp_path))
     async with running(path) as runtime:
-        asked = {name: wish for name, wish in wishes(runtime.tokenizer, PROMPTS, 6).items() if wish.grammar is None}
+        asked = {
+            name: wish
+            for name, wish in wishes(runtime.tokenizer, PROMPTS, 6).items()
+            if wish.grammar is None
+        }
     alone = await alone_of(path, asked)
     async with running(path, Rolled) as runtime:
         together = dict(zip(asked, await ask(runtime, *asked.values()), strict=True))

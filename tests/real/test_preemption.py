@@ -1,4 +1,5 @@
-"""Rows outgrow memory, leave the batch and return, while no two have the same parameters: each answers what it answers undisturbed.
+"""Rows outgrow memory, leave the batch and return, while no two have the same parameters: each
+answers what it answers undisturbed.
 
 TROUPER_LONG_TESTS=1 in the environment plays every family.
 """
@@ -35,19 +36,25 @@ from trouper.protocol.plans import Stepped
 from trouper.protocol.requests import Generate
 
 CASES: list[tuple[str, str | None]] = [
-    ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"), ("qwen3_5", "ngram"), ("mamba2", "ngram"),
-]  # fmt: skip
+    ("llama", "ngram"),
+    ("gpt_oss", "ngram"),
+    ("jamba", "off"),
+    ("qwen3_5", "ngram"),
+    ("mamba2", "ngram"),
+]
 if LONG:
     CASES.append(("llama", "off"))
     CASES += [(name, None) for name in FAMILIES if name not in {name for name, _ in CASES}]
 PRIORITIES = 4
-"""Rows of one size leave only for a higher priority, so requests of several come, one after another."""
+"""Rows of one size leave only for a higher priority, so requests of several come, one after
+another."""
 
 
 @contextmanager
 def fine_capacities() -> Iterator[None]:
-    """Rows grow every 16 tokens instead of every 256, in banks of 16 tokens and more, so that short ones outgrow memory, too. Not in
-    the self-check, whose rows all share a bank: it tries several banks apart, which some models cannot have."""
+    """Rows grow every 16 tokens instead of every 256, in banks of 16 tokens and more, so that short
+    ones outgrow memory, too. Not in the self-check, whose rows all share a bank: it tries several
+    banks apart, which some models cannot have."""
     fine = attrs.evolve(pass_shapes.of_device(), first_bank=16, shared_tokens=64)
     with (
         patch.object(kv_layout, "KvLayout", partial(KvLayout, capacity_step=16, shared_tokens=64)),
@@ -59,8 +66,8 @@ def fine_capacities() -> Iterator[None]:
 
 
 async def lower_ones_first(runtime: Runtime, asked: dict[str, Generate]) -> dict[str, Heard]:
-    """Those of each priority come when one of the next lower has begun, so that rows leave also where no row grows: recurrent states do
-    not."""
+    """Those of each priority come when one of the next lower has begun, so that rows leave also
+    where no row grows: recurrent states do not."""
     heard: dict[str, Heard] = {}
 
     async def some(priority: int, begun: trio.Event) -> None:
@@ -76,13 +83,18 @@ async def lower_ones_first(runtime: Runtime, asked: dict[str, Generate]) -> dict
 
 
 @pytest.mark.parametrize(("name", "speculation"), CASES)
-async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, speculation: Any, tmp_path: Path) -> None:
+async def test_rows_of_every_kind_go_on_after_they_were_preempted(
+    name: str, speculation: Any, tmp_path: Path
+) -> None:
     path = str(save(name, tmp_path / name))
     with fine_capacities():
         async with running(path) as runtime:
-            asked = some_of(wishes(runtime.tokenizer, PROMPTS, TOKENS), CASES.index((name, speculation)) % 2)
+            asked = some_of(
+                wishes(runtime.tokenizer, PROMPTS, TOKENS), CASES.index((name, speculation)) % 2
+            )
             kv = runtime.model.kv
-    # Without the states that rows keep while they draft, which are up to seven times the row, memory would hold one row of some models.
+    # Without the states that rows keep while they draft, which are up to seven times the row,
+    # memory would hold one row of some models.
     states_bytes = 0 if speculation == "off" else kv.draft_state_bytes
     limit = 3 * (kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS) + states_bytes)
     wanted = await alone_of(path, asked)
@@ -94,7 +106,8 @@ async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, spe
         async with running(path, kv_memory=limit) as runtime:
             heard = await lower_ones_first(runtime, asked)
             stats = runtime.health().scheduler
-    assert stats.preemptions >= PRIORITIES - 1, stats  # A row at least leaves for each priority but the first.
+    # A row at least leaves for each priority but the first.
+    assert stats.preemptions >= PRIORITIES - 1, stats
     assert stats.requests_completed == len(asked)
     assert stats.kv_limit_bytes == limit
     for wish in asked.values():
@@ -102,20 +115,29 @@ async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, spe
 
 
 @pytest.mark.skipif(
-    pass_shapes.of_device().rounded, reason="capacities are rounded here: so little memory holds no row"
+    pass_shapes.of_device().rounded,
+    reason="capacities are rounded here: so little memory holds no row",
 )
-async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(tmp_path: Path) -> None:
+async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(
+    tmp_path: Path,
+) -> None:
     path = str(save("llama", tmp_path / "llama"))
 
     def request(tokens: int, max_tokens: int) -> Generate:
         return Generate(
-            request_id=f"{tokens}", prompt=TokenPrompt((7,) * tokens), sampling=Sampling(temperature=0),
-            max_tokens=max_tokens, ignore_eos=True,
-        )  # fmt: skip
+            request_id=f"{tokens}",
+            prompt=TokenPrompt((7,) * tokens),
+            sampling=Sampling(temperature=0),
+            max_tokens=max_tokens,
+            ignore_eos=True,
+        )
 
     with fine_capacities():
-        async with running(path, kv_memory=1024 * (64 + 8)) as runtime:  # A row counts half a step more.
-            with pytest.raises(RequestFailed, match=r"memory holds 64 tokens .* shorten the prompt to 63") as refused:
+        # A row counts half a step more.
+        async with running(path, kv_memory=1024 * (64 + 8)) as runtime:
+            with pytest.raises(
+                RequestFailed, match=r"memory holds 64 tokens .* shorten the prompt to 63"
+            ) as refused:
                 await runtime.submit(request(64, 1))
             assert (refused.value.problem.status, refused.value.problem.param) == (400, "prompt")
             with await runtime.submit(request(60, 30)) as answer:
@@ -126,16 +148,20 @@ async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(
 
 
 async def test_a_tenth_of_the_memory_is_enough_for_all(tmp_path: Path) -> None:
-    """What rows and cached blocks hold is looked at after each plan, as the scheduler counts it and as the engine has it."""
+    """What rows and cached blocks hold is looked at after each plan, as the scheduler counts it and
+    as the engine has it."""
     path, dice = str(save("llama", tmp_path / "llama")), Random(3)
     lengths = [(int(10 * 20 ** dice.random()), dice.randint(5, 60)) for _ in range(60)]
     asked = {
         str(place): Generate(
-            request_id=str(place), prompt=TokenPrompt(text(prompt, place)), max_tokens=tokens, ignore_eos=True,
+            request_id=str(place),
+            prompt=TokenPrompt(text(prompt, place)),
+            max_tokens=tokens,
+            ignore_eos=True,
             sampling=Sampling(temperature=0),
         )
         for place, (prompt, tokens) in enumerate(lengths)
-    }  # fmt: skip
+    }
     seen: list[int] = []
     held: list[int] = []
     publish, collect = SchedulerCounters.publish, StepEngine.collect
@@ -156,7 +182,10 @@ async def test_a_tenth_of_the_memory_is_enough_for_all(tmp_path: Path) -> None:
             wanted = await all_at_once(runtime, asked)
             kv = runtime.model.kv
         limit = sum(kv.row_bytes(prompt + tokens) for prompt, tokens in lengths) // 10
-        with patch.object(SchedulerCounters, "publish", published), patch.object(StepEngine, "collect", collected):
+        with (
+            patch.object(SchedulerCounters, "publish", published),
+            patch.object(StepEngine, "collect", collected),
+        ):
             async with running(path, kv_memory=limit) as runtime:
                 heard = await all_at_once(runtime, asked)
                 stats = runtime.health().scheduler

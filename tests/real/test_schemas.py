@@ -1,5 +1,5 @@
-"""Noise that follows schemas: a random model at temperature 1, rows of other schemas beside it, and every answer that ends
-is valid.
+"""Noise that follows schemas: a random model at temperature 1, rows of other schemas beside it, and
+every answer that ends is valid.
 
 TROUPER_LONG_TESTS=1 in the environment takes 200 schemas, else 25.
 """
@@ -26,7 +26,8 @@ LEAST_ENDED = 0.8
 
 
 def wish(schema: Schema, seed: int, words: Tokenizer) -> Generate:
-    """A random model closes a string once in hundreds of tokens, so closing is made likelier, and blanks less so."""
+    """A random model closes a string once in hundreds of tokens, so closing is made likelier, and
+    blanks less so."""
     closing = tuple((token, 4.0) for token in words.encode('"]}'))
     blanks = tuple((words.encode(blank)[0], -4.0) for blank in " \t\r\n")
     return Generate(
@@ -45,7 +46,9 @@ async def test_every_answer_that_ends_is_valid(tmp_path: Path) -> None:
         for seed, schema in enumerate(schemas):
             Draft202012Validator.check_schema(schema)
             try:
-                answers.append((schema, await runtime.submit(wish(schema, seed, runtime.tokenizer))))
+                answers.append(
+                    (schema, await runtime.submit(wish(schema, seed, runtime.tokenizer)))
+                )
             except RequestFailed as failed:
                 refused.append(failed.problem)
         for schema, answer in answers:

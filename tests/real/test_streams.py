@@ -1,7 +1,8 @@
-"""A stream and a whole answer of the same seed say the same: text, calls, log-probabilities, token ids, usage.
+"""A stream and a whole answer of the same seed say the same: text, calls, log-probabilities, token
+ids, usage.
 
-Random requests of every kind through HTTP, some at a time, on a tiny random model that has learnt to think and to call:
-grammars make it do so.
+Random requests of every kind through HTTP, some at a time, on a tiny random model that has learnt
+to think and to call: grammars make it do so.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ def save_with_markers(directory: Path) -> Path:
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     lost = dict(zip((509, 510), THINKING, strict=True))
-    tokenizer["model"]["vocab"] = {piece: token for piece, token in vocabulary.items() if token not in lost}
+    tokenizer["model"]["vocab"] = {
+        piece: token for piece, token in vocabulary.items() if token not in lost
+    }
     merges = tokenizer["model"]["merges"]
-    tokenizer["model"]["merges"] = [pair for pair in merges if vocabulary["".join(pair)] not in lost]
+    tokenizer["model"]["merges"] = [
+        pair for pair in merges if vocabulary["".join(pair)] not in lost
+    ]
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    tokenizer["added_tokens"] += [{"id": token, "content": text, **plain} for token, text in lost.items()]
+    tokenizer["added_tokens"] += [
+        {"id": token, "content": text, **plain} for token, text in lost.items()
+    ]
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
     config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     write_json(directory / "tokenizer_config.json", config | {"tool_parser_type": "json_tools"})
@@ -57,8 +64,12 @@ async def serving(path: Path) -> AsyncIterator[Served]:
     shutdown = trio.Event()
     settings = Settings(model=str(path), no_ssd=True, gather_ms=0, block_size=16)
     async with trio.open_nursery() as nursery:
-        runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=MlxEngine(settings)))
-        [url] = await nursery.start(partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown))
+        runtime: Runtime = await nursery.start(
+            partial(run_runtime, settings, engine=MlxEngine(settings))
+        )
+        [url] = await nursery.start(
+            partial(serve_http, runtime, ServerSettings(port=0), shutdown=shutdown)
+        )
         yield Served(int(url.rsplit(":", 1)[1]), runtime, None, shutdown)  # type: ignore[arg-type]
         await runtime.drain(5)
         shutdown.set()
@@ -67,7 +78,11 @@ async def serving(path: Path) -> AsyncIterator[Served]:
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 NO_BLANKS = {str(ALPHABET.index(blank)): -100 for blank in "ĠĊčĉ"}
 """Between the tokens of JSON noise is mostly blanks."""
-CALL = r"<tool_call>\{\"name\": \"weigh\", \"arguments\": \{\"grams\": [1-9]\}\}</tool_call>".replace('\\"', '"')
+CALL = (
+    r"<tool_call>\{\"name\": \"weigh\", \"arguments\": \{\"grams\": [1-9]\}\}</tool_call>".replace(
+        '\\"', '"'
+    )
+)
 STRUCTURES: tuple[Json, ...] = (
     {"response_format": {"type": "json_schema", "json_schema": {"name": "cat", "schema": SCHEMA}}},
     {"guided_regex": "[a-f]{3}-[0-9]{2,4}"},
@@ -91,7 +106,11 @@ def drawn(seed: int) -> tuple[str, Json]:
     """A request: where to, and what."""
     dice = random.Random(seed)
     path = dice.choice((CHAT, CHAT, COMPLETIONS))
-    body: Json = {"seed": seed, "temperature": dice.choice((0, 0.7, 1)), "max_tokens": dice.randint(1, 24)}
+    body: Json = {
+        "seed": seed,
+        "temperature": dice.choice((0, 0.7, 1)),
+        "max_tokens": dice.randint(1, 24),
+    }
     words = "".join(dice.choices("abc é?", k=dice.randint(1, 60)))
     if path == CHAT:
         body["messages"] = [{"role": "user", "content": words}]
@@ -112,7 +131,9 @@ def drawn(seed: int) -> tuple[str, Json]:
         {"min_tokens": min(3, body["max_tokens"])},
         {"logit_bias": {**NO_BLANKS, "511": 6}},
         {"ignore_eos": True, "max_tokens": min(30, body["max_tokens"])},
-        {"logprobs": True, "top_logprobs": dice.randint(0, 20)} if path == CHAT else {"logprobs": dice.randint(0, 20)},
+        {"logprobs": True, "top_logprobs": dice.randint(0, 20)}
+        if path == CHAT
+        else {"logprobs": dice.randint(0, 20)},
         {"presence_penalty": 0.5} if path == CHAT else {"echo": True},
         {"stop_token_ids": [70, 71, 72]},
     )
@@ -139,7 +160,11 @@ def assert_same(got: Any, wanted: Any, told: str) -> None:
 
 
 def without_ids(choices: list[Json]) -> list[Json]:
-    ids = [call.pop("id") for choice in choices for call in choice.get("message", {}).get("tool_calls", ())]
+    ids = [
+        call.pop("id")
+        for choice in choices
+        for call in choice.get("message", {}).get("tool_calls", ())
+    ]
     assert len(set(ids)) == len(ids) and all(ids)
     return choices
 
@@ -191,7 +216,8 @@ async def test_streams_and_whole_answers_agree(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             for seed in range(REQUESTS):
                 nursery.start_soon(one, seed)
-        for path, body, told in again:  # Two tokens as good as equal may be drawn either way, but hardly so alone.
+        # Two tokens as good as equal may be drawn either way, but hardly so alone.
+        for path, body, told in again:
             answers += await compare(served, path, body, told)
     assert len(again) <= REQUESTS // 50
     assert_various(answers)

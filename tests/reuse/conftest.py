@@ -1,5 +1,5 @@
-"""Every family's model, saved once; a home for what the runtime remembers of files and of self-checks, which each model
-then has once, not once a test."""
+"""Every family's model, saved once; a home for what the runtime remembers of files and of
+self-checks, which each model then has once, not once a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The whole graph on a tiny model, without HTTP: what was asked, what was heard, what of it came from the cache.
+"""The whole graph on a tiny model, without HTTP: what was asked, what was heard, what of it came
+from the cache.
 
 *Cold* is what a runtime without a cache answers, one request at a time.
 """
@@ -61,8 +62,13 @@ class Tiny:
         return cls(name, str(path), kv_layout(build(name, config=config), PLAIN))
 
     def reach(self, shared: int, *snapshots: int) -> int:
-        """How many tokens are reused where so many are known: all, or up to the deepest snapshot."""
-        return max(place for place in (0, *snapshots) if place <= shared) if self.layout.needs_snapshots else shared
+        """How many tokens are reused where so many are known: all, or up to the deepest
+        snapshot."""
+        return (
+            max(place for place in (0, *snapshots) if place <= shared)
+            if self.layout.needs_snapshots
+            else shared
+        )
 
 
 @attrs.frozen
@@ -145,7 +151,8 @@ Before = Callable[[Plan, StepEngine], None]
 
 
 def at_chunk(moments: Mapping[int, Callable[[], Awaitable[None]]]) -> Before:
-    """Let something happen on Trio's thread while the engine is about to launch these of the plans that prefill."""
+    """Let something happen on Trio's thread while the engine is about to launch these of the plans
+    that prefill."""
     chunks, token = count(), trio.lowlevel.current_trio_token()
 
     def before(plan: Plan, engine: StepEngine) -> None:
@@ -167,7 +174,9 @@ def not_warmed_up() -> AbstractContextManager[object]:
 
 
 @asynccontextmanager
-async def serving(tiny: Tiny, before: Before | None = None, **settings: Any) -> AsyncIterator[Served]:
+async def serving(
+    tiny: Tiny, before: Before | None = None, **settings: Any
+) -> AsyncIterator[Served]:
     """A runtime from start to drain. Nothing on disk unless the settings say where."""
 
     class Watched(StepEngine):
@@ -214,11 +223,14 @@ async def cold(tiny: Tiny, asks: Sequence[Ask], **settings: Any) -> list[Heard]:
 
 
 def agreed(heard: Heard, wanted: Heard, close: float = CLOSE, certain: float = CERTAIN) -> int:
-    """How many tokens and log-probabilities were compared: all, unless a greedy token was not certain and is another. In TF32 a draw
-    may be another, too: its scores are not known here, only the log-probabilities before it."""
+    """How many tokens and log-probabilities were compared: all, unless a greedy token was not
+    certain and is another. In TF32 a draw may be another, too: its scores are not known here, only
+    the log-probabilities before it."""
     assert len(heard.tokens) == len(heard.logprobs) == len(wanted.tokens) == len(wanted.logprobs)
     for place, (mine, theirs) in enumerate(zip(heard.logprobs, wanted.logprobs, strict=True)):
-        told = f"token {place} of {heard.ask}, {heard.cached} cached: {mine} where {theirs} is right"
+        told = (
+            f"token {place} of {heard.ask}, {heard.cached} cached: {mine} where {theirs} is right"
+        )
         gap = np.abs(np.array(mine.top)[:, 1] - np.array(theirs.top)[:, 1]).max()
         assert gap < close, told
         if mine.token != theirs.token:

@@ -1,7 +1,9 @@
-"""Chats as people have them: many at a time, some of which go back and say something else. Almost nothing is computed twice.
+"""Chats as people have them: many at a time, some of which go back and say something else. Almost
+nothing is computed twice.
 
-The minimum is what a perfect cache would compute: of each prompt what goes beyond its longest common
-beginning with anything that was computed before, and at least its last token, whose logits are wanted.
+The minimum is what a perfect cache would compute: of each prompt what goes beyond its longest
+common beginning with anything that was computed before, and at least its last token, whose logits
+are wanted.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ SYSTEMS = [(END - 1, 3, *text(200, seed), END) for seed in range(3)]
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
+        min(len(a), len(b)),
+    )
 
 
 @attrs.define
@@ -38,7 +43,9 @@ class Perfect:
     computed: int = 0
 
     def prompt(self, prompt: Tokens) -> None:
-        self.computed += max(1, len(prompt) - max((common(prompt, each) for each in self.known), default=0))
+        self.computed += max(
+            1, len(prompt) - max((common(prompt, each) for each in self.known), default=0)
+        )
         self.known.append(prompt)
 
     def answered(self, whole: Tokens) -> None:
@@ -54,8 +61,8 @@ class Turn:
 
 
 def next_message(chance: Random, turns: list[Turn], seed: int) -> Tokens:
-    """Mostly another one. Who goes back (and forgets what came since) says something else there, or asks for another
-    answer to the same, or changes the end of what was said."""
+    """Mostly another one. Who goes back (and forgets what came since) says something else there, or
+    asks for another answer to the same, or changes the end of what was said."""
     message = text(chance.randrange(20, 61), seed)
     if len(turns) < 2 or chance.random() > GOES_BACK:
         return message
@@ -84,14 +91,27 @@ async def talk(served: Served, perfect: Perfect, place: int, free: trio.Capacity
 
 
 def wish(prompt: Tokens, length: int) -> Generate:
-    """An answer of so many tokens, and then the end of its turn: random models never stop by themselves."""
+    """An answer of so many tokens, and then the end of its turn: random models never stop by
+    themselves."""
     ends = Sampling(temperature=0, logit_bias=((END, 1e4),))
-    return Generate(request_id="talk", prompt=TokenPrompt(prompt), sampling=ends, max_tokens=200, min_tokens=length)
+    return Generate(
+        request_id="talk",
+        prompt=TokenPrompt(prompt),
+        sampling=ends,
+        max_tokens=200,
+        min_tokens=length,
+    )
 
 
 def test_the_perfect_cache_by_hand() -> None:
     perfect = Perfect()
-    for prompt, computed in [((1, 2, 3), 3), ((1, 2, 3), 1), ((1, 2), 1), ((1, 2, 4, 5), 2), ((2, 2), 2)]:
+    for prompt, computed in [
+        ((1, 2, 3), 3),
+        ((1, 2, 3), 1),
+        ((1, 2), 1),
+        ((1, 2, 4, 5), 2),
+        ((2, 2), 2),
+    ]:
         before = perfect.computed
         perfect.prompt(prompt)
         assert perfect.computed - before == computed
@@ -112,19 +132,25 @@ async def test_almost_nothing_is_computed_twice(name: str, tiny: Tiny, bound: fl
                 nursery.start_soon(talk, served, perfect, place, free)
         facts = served.facts
     told = (
-        f"{facts.total_prefill_tokens} tokens computed, {perfect.computed} needed, {facts.total_cached_tokens} reused"
+        f"{facts.total_prefill_tokens} tokens computed, {perfect.computed} needed, "
+        f"{facts.total_cached_tokens} reused"
     )
     assert perfect.computed <= facts.total_prefill_tokens <= bound * perfect.computed, told
-    assert facts.cache.snapshots <= 2.1 * CONVERSATIONS * TURNS, "one at a prompt's end and one at its answer's"
+    assert facts.cache.snapshots <= 2.1 * CONVERSATIONS * TURNS, (
+        "one at a prompt's end and one at its answer's"
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
 async def test_short_questions_about_a_long_text(name: str, tiny: Tiny) -> None:
-    """A snapshot at the end of a prompt does not spare the one where prompts depart, or where their first turn ends,
-    however close these are. Without a turn it is the second question that shows where they depart."""
+    """A snapshot at the end of a prompt does not spare the one where prompts depart, or where their
+    first turn ends, however close these are. Without a turn it is the second question that shows
+    where they depart."""
     document = text(100, 1)
     async with serving(tiny, snapshot_tokens=512) as served:
         cached = [(await served.one(document + text(4, 10 + place))).cached for place in range(3)]
         assert cached == [0, tiny.reach(100, 0), 100]
-        cached = [(await served.one((*SYSTEMS[0], *text(4, 20 + place)))).cached for place in range(3)]
+        cached = [
+            (await served.one((*SYSTEMS[0], *text(4, 20 + place)))).cached for place in range(3)
+        ]
         assert cached == [0, len(SYSTEMS[0]), len(SYSTEMS[0])]

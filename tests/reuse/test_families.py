@@ -1,7 +1,9 @@
-"""What comes from the cache is what would have been computed: every architecture, through the whole graph.
+"""What comes from the cache is what would have been computed: every architecture, through the whole
+graph.
 
 Tokens and log-probabilities equal the cold ones, and the number of reused tokens is exactly what it
-should be: models that can be cut anywhere reuse all that is known, others up to their deepest snapshot.
+should be: models that can be cut anywhere reuse all that is known, others up to their deepest
+snapshot.
 """
 
 from __future__ import annotations
@@ -50,12 +52,15 @@ def model_of(name: str) -> nn.Module:
 
 def sampled(name: str, prompt: Tokens, seed: int) -> Ask:
     """With a seed whose draws no rounding changes."""
-    sampling, _ = certain_answer(model_of(name), prompt, Sampling(temperature=0.8, seed=seed), TOKENS)
+    sampling, _ = certain_answer(
+        model_of(name), prompt, Sampling(temperature=0.8, seed=seed), TOKENS
+    )
     return Ask(prompt, sampling)
 
 
 def marks(prompt: Tokens) -> tuple[int, ...]:
-    """Where a prompt without turns leaves snapshots: regularly, but not close to the one before its last token."""
+    """Where a prompt without turns leaves snapshots: regularly, but not close to the one before its
+    last token."""
     end = len(prompt) - 1
     return (*range(SNAPSHOT, end - APART_TOKENS + 1, SNAPSHOT), end)
 
@@ -79,7 +84,9 @@ class TestFromMemory:
                 heard.append(await served.one(prompt))
                 assert heard[-1].cached == cached, len(prompt)
             assert served.facts.total_cached_tokens == sum(each.cached for each in heard)
-            assert served.facts.total_prefill_tokens == sum(len(each.ask.prompt) - each.cached for each in heard)
+            assert served.facts.total_prefill_tokens == sum(
+                len(each.ask.prompt) - each.cached for each in heard
+            )
             assert served.facts.cache.hits_block == sum(each.cached // BLOCK for each in heard)
         await assert_as_cold(tiny, heard)
 
@@ -121,10 +128,15 @@ class TestFromMemory:
     @one_half
     async def test_blocks_are_evicted_while_rows_run(self, name: str, tiny: Tiny) -> None:
         blocks, snapshots = 12, 3
-        room = blocks * (BLOCK * tiny.layout.token_bytes + NODE_COST) + snapshots * tiny.layout.snapshot_bytes
+        room = (
+            blocks * (BLOCK * tiny.layout.token_bytes + NODE_COST)
+            + snapshots * tiny.layout.snapshot_bytes
+        )
         prompts = [LONG[:40] + text(20, 40 + place) for place in range(4)]
         heard: list[Heard] = []
-        async with serving(tiny, num_blocks=blocks, cache_memory=room, prefill_step_size=32) as served:
+        async with serving(
+            tiny, num_blocks=blocks, cache_memory=room, prefill_step_size=32
+        ) as served:
             for _ in range(3):
                 heard += await served.ask(*map(Ask, prompts))
                 cache = served.facts.cache
@@ -172,7 +184,9 @@ class TestAborted:
         async def abort() -> None:
             leader[0].close()
 
-        async with serving(tiny, at_chunk({0: follow, 2: abort}), prefill_step_size=self.STEP) as served:
+        async with serving(
+            tiny, at_chunk({0: follow, 2: abort}), prefill_step_size=self.STEP
+        ) as served:
             async with trio.open_nursery() as nursery:
                 leader.append(await served.submit(asks[0]))
                 await until(lambda: served.facts.requests_withdrawn == 1)

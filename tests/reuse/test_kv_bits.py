@@ -1,7 +1,8 @@
-"""KV in 8 bits: what comes from the cache is what the same format computes cold. Models with heads that groups divide.
+"""KV in 8 bits: what comes from the cache is what the same format computes cold. Models with heads
+that groups divide.
 
-Rounding in other chunks may move a value over the edge of its step, so the bound on log-probabilities is
-that of tests/engine/test_quantized.py.
+Rounding in other chunks may move a value over the edge of its step, so the bound on
+log-probabilities is that of tests/engine/test_quantized.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def wide_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
 
 
 @other_half
-async def test_8_bits_from_memory_and_disk(name: str, wide_of: Callable[[str], Tiny], tmp_path: Path) -> None:
+async def test_8_bits_from_memory_and_disk(
+    name: str, wide_of: Callable[[str], Tiny], tmp_path: Path
+) -> None:
     skip_if_routed(FAMILIES[name])
     tiny, disk = wide_of(name), {**EIGHT, "ssd_cache_dir": tmp_path / "blocks"}
     async with serving(tiny, **disk) as served:
@@ -38,7 +41,12 @@ async def test_8_bits_from_memory_and_disk(name: str, wide_of: Callable[[str], T
         heard = [await served.one(LONG)]
         goes_on = heard[0].text + text(10, 2)
         heard += await served.ask(Ask(LONG), Ask(goes_on), Ask(LONG[:40] + text(20, 3)))
-        assert [each.cached for each in heard] == [0, 99, heard[0].computed, 32 if tiny.layout.needs_snapshots else 40]
+        assert [each.cached for each in heard] == [
+            0,
+            99,
+            heard[0].computed,
+            32 if tiny.layout.needs_snapshots else 40,
+        ]
     async with serving(tiny, **disk) as served:
         heard.append(await served.one(goes_on))
         assert heard[-1].cached == len(goes_on) - 1
@@ -52,7 +60,9 @@ def compared(heard: list[Heard], wanted: list[Heard]) -> int:
 
 
 @pytest.mark.parametrize("name", ["llama"])
-async def test_it_is_another_namespace(name: str, wide_of: Callable[[str], Tiny], tmp_path: Path) -> None:
+async def test_it_is_another_namespace(
+    name: str, wide_of: Callable[[str], Tiny], tmp_path: Path
+) -> None:
     """F9: blocks of plain KV are never continued in 8 bits."""
     disk: dict[str, Any] = {"ssd_cache_dir": tmp_path / "blocks"}
     async with serving(wide_of(name), **disk) as served:

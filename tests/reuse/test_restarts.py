@@ -63,12 +63,17 @@ async def test_after_a_crash_of_the_engine_the_index_is_told_again(
 
     async with serving(tiny, crash, ssd_cache_dir=tmp_path / "blocks") as served:
         heard = [await served.one(LONG)]
-        pieces = -(-heard[0].computed // BLOCK) + tiny.layout.needs_snapshots  # The prompt's end is one, too.
+        # The prompt's end is one, too.
+        pieces = -(-heard[0].computed // BLOCK) + tiny.layout.needs_snapshots
         await until(lambda: served.directory.blocks >= pieces)
         crashes += [2, 1]  # The second is in the request's trial.
         with pytest.raises(RequestFailed, match="makes the engine crash"):
             await served.one(text(40, 2))
-        await until(lambda: served.runtime.health().actors[1].restarts == 2 and served.runtime.health().ready)
+        await until(
+            lambda: (
+                served.runtime.health().actors[1].restarts == 2 and served.runtime.health().ready
+            )
+        )
         await until(lambda: served.facts.cache.blocks == 0)
         await until(lambda: len(catalogues) == 3)  # At the start, and after each crash.
         prompt = heard[0].text + text(5, 3)
@@ -81,7 +86,9 @@ async def test_after_a_crash_of_the_engine_the_index_is_told_again(
 
 
 @pytest.mark.parametrize("name", ["llama"])
-async def test_no_blocks_are_reported_while_the_engine_is_tried_after_a_crash(name: str, tiny: Tiny) -> None:
+async def test_no_blocks_are_reported_while_the_engine_is_tried_after_a_crash(
+    name: str, tiny: Tiny
+) -> None:
     """They were in the memory of the engine that crashed."""
     crashes, release = ["once"], Event()
 
@@ -104,7 +111,8 @@ async def test_no_blocks_are_reported_while_the_engine_is_tried_after_a_crash(na
 async def test_f8_a_text_in_many_files_is_read_part_by_part(
     name: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plans carry the blocks of the files that were read so far, and what is answered then is as if it had computed all."""
+    """Plans carry the blocks of the files that were read so far, and what is answered then is as if
+    it had computed all."""
     block_bytes = BLOCK * tiny.layout.token_bytes + tiny.layout.snapshot_bytes
     monkeypatch.setattr(disk_tier, "RUN_BYTES", 2 * block_bytes)
     loaded: list[int] = []
@@ -136,13 +144,20 @@ async def news_of(path: Path, *orders: DiskOrder) -> list[DiskNews]:
     return [each async for each in news]
 
 
-@pytest.mark.parametrize("before", [(), (Sweep(1e6),), (Sweep(1e6), Inspect()), (Inspect(), Sweep(1e6))])
-async def test_the_catalogue_is_whole_when_all_was_told(tmp_path: Path, before: tuple[DiskOrder, ...]) -> None:
-    """The janitor's orders come first at the start, and a sweep that finds nothing new is no catalogue."""
+@pytest.mark.parametrize(
+    "before", [(), (Sweep(1e6),), (Sweep(1e6), Inspect()), (Inspect(), Sweep(1e6))]
+)
+async def test_the_catalogue_is_whole_when_all_was_told(
+    tmp_path: Path, before: tuple[DiskOrder, ...]
+) -> None:
+    """The janitor's orders come first at the start, and a sweep that finds nothing new is no
+    catalogue."""
     pieces = chain(3)
     prepare(tmp_path)
     write_run(RunStore(tmp_path, NAMESPACE), ROOT, pieces)
-    told = [each for each in await news_of(tmp_path, *before, Announce()) if isinstance(each, Catalogue)]
+    told = [
+        each for each in await news_of(tmp_path, *before, Announce()) if isinstance(each, Catalogue)
+    ]
     keys: list[bytes] = []
     for each in told:
         keys += [ref.key for run in each.runs for ref in run.blocks]
@@ -152,12 +167,18 @@ async def test_the_catalogue_is_whole_when_all_was_told(tmp_path: Path, before: 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_f6_a_snapshot_is_read_where_it_is(tmp_path: Path, seed: int) -> None:
-    """A block may lie in two files, and its snapshot only in one of them: the other one is no damaged file."""
+    """A block may lie in two files, and its snapshot only in one of them: the other one is no
+    damaged file."""
     with_snapshot = chain(1, seed=seed, snapshot_every=1)
     prepare(tmp_path)
     store = RunStore(tmp_path, NAMESPACE)
     write_run(
-        store, ROOT, [attrs.evolve(with_snapshot[0], snapshot=None), *chain(1, parent=with_snapshot[0].key, seed=seed)]
+        store,
+        ROOT,
+        [
+            attrs.evolve(with_snapshot[0], snapshot=None),
+            *chain(1, parent=with_snapshot[0].key, seed=seed),
+        ],
     )
     write_run(store, ROOT, with_snapshot)
     [piece] = with_snapshot
@@ -174,7 +195,8 @@ async def test_r4_a_snapshot_that_is_nowhere_is_a_miss(tmp_path: Path) -> None:
     prepare(tmp_path)
     write_run(RunStore(tmp_path, NAMESPACE), ROOT, pieces)
     wanted = tuple(
-        BlockRef(piece.key, piece.tokens, payload=True, snapshot=True) for piece in chain(2, snapshot_every=3)
+        BlockRef(piece.key, piece.tokens, payload=True, snapshot=True)
+        for piece in chain(2, snapshot_every=3)
     )
     told = await news_of(tmp_path, Announce(), Read(1, wanted), Read(2, wanted))
     assert [each.blocks for each in told if isinstance(each, Loaded)] == [(), ()]

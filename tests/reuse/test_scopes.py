@@ -1,4 +1,5 @@
-"""`cache_scope`: prompts of another group of keys, or of another adapter, share nothing, whatever salt their client chooses."""
+"""`cache_scope`: prompts of another group of keys, or of another adapter, share nothing, whatever
+salt their client chooses."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ pytestmark = pytest.mark.parametrize("name", ["llama"])
 async def test_scopes_never_share(name: str, tiny: Tiny) -> None:
     async with serving(tiny) as served:
         heard = []
-        for scope, cached in [(NOBODY, 0), (ONE, 0), (OTHER, 0), (ADAPTER, 0), (ONE, 99), (NOBODY, 99), (ADAPTER, 99)]:
+        for scope, cached in [
+            (NOBODY, 0),
+            (ONE, 0),
+            (OTHER, 0),
+            (ADAPTER, 0),
+            (ONE, 99),
+            (NOBODY, 99),
+            (ADAPTER, 99),
+        ]:
             heard.append(await served.one(PROMPT, scope=scope))
             assert heard[-1].cached == cached, scope
         for salt in ("one", "\xff", "one\xff\xff", "\xffone\xff\xff"):
@@ -32,7 +41,9 @@ async def test_scopes_never_share(name: str, tiny: Tiny) -> None:
 
 async def test_no_row_waits_for_another_scope(name: str, tiny: Tiny) -> None:
     async with serving(tiny, prefill_step_size=16, gather_ms=50) as served:
-        heard = await served.ask(*(Ask(PROMPT, scope=scope) for scope in (ONE, OTHER, ONE, ADAPTER)))
+        heard = await served.ask(
+            *(Ask(PROMPT, scope=scope) for scope in (ONE, OTHER, ONE, ADAPTER))
+        )
         assert [each.cached for each in heard] == [0, 0, 99, 0]
         assert served.facts.cache.waited == 1
     await assert_as_cold(tiny, heard)

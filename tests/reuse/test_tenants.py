@@ -1,4 +1,5 @@
-"""`cache_salt`: prompts share only with those of the same salt, in memory, on disk and while they wait."""
+"""`cache_salt`: prompts share only with those of the same salt, in memory, on disk and while they
+wait."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ pytestmark = pytest.mark.parametrize("name", ["llama", "mamba2"])
 async def test_tenants_never_share(name: str, tiny: Tiny) -> None:
     async with serving(tiny) as served:
         heard = []
-        for salt, cached in [("", 0), ("a", 0), ("b", 0), ("a", 99), ("", 99), ("b", 99), ("ab", 0)]:
+        for salt, cached in [
+            ("", 0),
+            ("a", 0),
+            ("b", 0),
+            ("a", 99),
+            ("", 99),
+            ("b", 99),
+            ("ab", 0),
+        ]:
             heard.append(await served.one(PROMPT, salt=salt))
             assert heard[-1].cached == cached, salt
     await assert_as_cold(tiny, heard)

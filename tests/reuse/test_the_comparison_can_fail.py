@@ -1,4 +1,5 @@
-"""Negative controls: what the tests of this folder would say of a cache that gives back something else."""
+"""Negative controls: what the tests of this folder would say of a cache that gives back something
+else."""
 
 from __future__ import annotations
 
@@ -27,15 +28,19 @@ def the_snapshot(restore: Restore) -> BlockId | None:
 
 
 def bend(engine: StepEngine, block: BlockId, error: float) -> None:
-    """One value of what is stored, or the largest of a recurrent state, which forgets small ones."""
+    """One value of what is stored, or the largest of a recurrent state, which forgets small
+    ones."""
     stored = engine.blocks._stored[block]
     values = np.array(stored.arrays[-1])
     values.flat[int(np.argmax(np.abs(values)))] += error
-    engine.blocks._stored[block] = attrs.evolve(stored, arrays=(*stored.arrays[:-1], mx.array(values)))
+    engine.blocks._stored[block] = attrs.evolve(
+        stored, arrays=(*stored.arrays[:-1], mx.array(values))
+    )
 
 
 async def again(tiny: Tiny, part: Part, error: float) -> list[Heard]:
-    """The same prompt twice; before the second one restores, something of what it restores changes."""
+    """The same prompt twice; before the second one restores, something of what it restores
+    changes."""
 
     def before(plan: Plan, engine: StepEngine) -> None:
         for admit in plan.admit:
@@ -78,7 +83,11 @@ async def test_another_answer(name: str, tiny: Tiny) -> None:
     wrong = attrs.evolve(said, token=others[0][0], logprob=others[0][1])
     for logprobs in (
         (*heard.logprobs[:3], wrong, *heard.logprobs[4:]),
-        (*heard.logprobs[:3], attrs.evolve(said, top=((said.token, most + 1e-3), *others)), *heard.logprobs[4:]),
+        (
+            *heard.logprobs[:3],
+            attrs.evolve(said, top=((said.token, most + 1e-3), *others)),
+            *heard.logprobs[4:],
+        ),
     ):
         with pytest.raises(AssertionError, match="is right"):
             await assert_as_cold(tiny, [attrs.evolve(heard, logprobs=logprobs)])

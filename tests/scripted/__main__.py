@@ -1,9 +1,11 @@
-"""`python -m tests.scripted [FLAGS]`: print the URL of a scripted server as one line, and serve until a signal.
+"""`python -m tests.scripted [FLAGS]`: print the URL of a scripted server as one line, and serve
+until a signal.
 
     python -m tests.scripted --family qwen3 --script my_script.py --record requests.jsonl
 
-The server is the real one, over real sockets, with its actors, scheduler, cache and chat template; the engine's tokens are
-those of what the script answers. See `tests.scripted.scripts` for what a script is, `tests.scripted.process` to start one.
+The server is the real one, over real sockets, with its actors, scheduler, cache and chat template;
+the engine's tokens are those of what the script answers. See `tests.scripted.scripts` for what a
+script is, `tests.scripted.process` to start one.
 """
 
 from __future__ import annotations
@@ -34,14 +36,26 @@ from trouper.web.server import serve_app
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.scripted")
     parser.add_argument("--family", choices=sorted(FAMILIES), default="qwen3")
-    parser.add_argument("--script", default="echo", help="MODULE:FUNCTION, FILE.py[:FUNCTION], FILE.json or echo")
+    parser.add_argument(
+        "--script", default="echo", help="MODULE:FUNCTION, FILE.py[:FUNCTION], FILE.json or echo"
+    )
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--context", type=int, default=131_072)
-    parser.add_argument("--step-ms", type=float, default=0.0, help="what a step takes; a token is a step")
-    parser.add_argument("--prefill-rate", type=float, default=0.0, help="prompt tokens a second; 0: at once")
-    parser.add_argument("--record", type=Path, help="write a JSON line for each HTTP request into this file")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=JSON", help="any setting of the server, as in strict=true"
+        "--step-ms", type=float, default=0.0, help="what a step takes; a token is a step"
+    )
+    parser.add_argument(
+        "--prefill-rate", type=float, default=0.0, help="prompt tokens a second; 0: at once"
+    )
+    parser.add_argument(
+        "--record", type=Path, help="write a JSON line for each HTTP request into this file"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="any setting of the server, as in strict=true",
     )
     return parser.parse_args()
 
@@ -59,7 +73,11 @@ def settings_of(given: argparse.Namespace) -> tuple[Settings, ServerSettings]:
     if unknown := values.keys() - known:
         raise SystemExit(f"no setting of the server: {', '.join(sorted(unknown))}")
     settings, server = (
-        {name: value for name, value in values.items() if name in {field.name for field in attrs.fields(kind)}}
+        {
+            name: value
+            for name, value in values.items()
+            if name in {field.name for field in attrs.fields(kind)}
+        }
         for kind in (Settings, ServerSettings)
     )
     return Settings(**settings), ServerSettings(**server)
@@ -79,7 +97,9 @@ async def serve(given: argparse.Namespace, directory: Path) -> None:
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=engine))
-        app: Any = create_app(runtime, server, nursery, [] if recorder is None else [recorder.observe])
+        app: Any = create_app(
+            runtime, server, nursery, [] if recorder is None else [recorder.observe]
+        )
         app = app if recorder is None else recorder.around(app)
         [url] = await nursery.start(partial(serve_app, app, server, shutdown=shutdown))
         print(url, flush=True)  # noqa: T201 - this line is what the program is for

@@ -1,4 +1,5 @@
-"""What a script is given: the conversation as the chat template gets it, and the model's own format to answer in."""
+"""What a script is given: the conversation as the chat template gets it, and the model's own format
+to answer in."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Json = dict[str, Any]
 
 @attrs.frozen(kw_only=True)
 class Conversation:
-    """A prompt. `messages` and `tools` are what the server has made of the request, before the template changes anything."""
+    """A prompt. `messages` and `tools` are what the server has made of the request, before the
+    template changes anything."""
 
     family: Family
     messages: Sequence[Mapping[str, Any]]
@@ -23,7 +25,8 @@ class Conversation:
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """Other variables of the template: enable_thinking and the like."""
     forced: bool = False
-    """A grammar is to be followed: a call is JSON without markers, and text is not to be formatted either."""
+    """A grammar is to be followed: a call is JSON without markers, and text is not to be formatted
+    either."""
 
     @property
     def turn(self) -> int:
@@ -38,7 +41,10 @@ class Conversation:
     @property
     def question(self) -> str:
         """The latest user's message."""
-        return next((text_of(message) for message in reversed(self.messages) if message["role"] == "user"), "")
+        return next(
+            (text_of(message) for message in reversed(self.messages) if message["role"] == "user"),
+            "",
+        )
 
     @property
     def last_role(self) -> str:
@@ -57,7 +63,8 @@ class Conversation:
         return self.calls((name, arguments))
 
     def calls(self, *calls: tuple[str, Json], text: str = "", reasoning: str = "") -> str:
-        """Several calls in one answer, and text before them. A forced answer has room for the first alone."""
+        """Several calls in one answer, and text before them. A forced answer has room for the first
+        alone."""
         if self.forced:
             name, arguments = calls[0]
             return json.dumps({"name": name, "arguments": arguments})
@@ -65,9 +72,14 @@ class Conversation:
 
 
 Script = Callable[[Conversation], str]
-"""From a conversation to the raw text of the model. It is asked once for each prompt, so it must depend on nothing else."""
+"""From a conversation to the raw text of the model. It is asked once for each prompt, so it must
+depend on nothing else."""
 
 
 def text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(str(part.get("text", "")) for part in content)
+    )

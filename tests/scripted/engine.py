@@ -1,4 +1,5 @@
-"""The fake engine with a real tokenizer: it knows which conversation a prompt's tokens are, and says what the script says."""
+"""The fake engine with a real tokenizer: it knows which conversation a prompt's tokens are, and
+says what the script says."""
 
 from __future__ import annotations
 
@@ -33,14 +34,24 @@ class NotingTokenizer(HubTokenizer):
     @classmethod
     def of(cls, tokenizer: HubTokenizer) -> NotingTokenizer:
         return cls(
-            **{str(field.alias): getattr(tokenizer, field.name) for field in attrs.fields(HubTokenizer) if field.init}
+            **{
+                str(field.alias): getattr(tokenizer, field.name)
+                for field in attrs.fields(HubTokenizer)
+                if field.init
+            }
         )
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+    ) -> str | None:
         text = super().render_chat(messages, kwargs)
         assert text is not None
         options = {name: value for name, value in kwargs.items() if name != "tools"}
-        self.rendered[text] = {"messages": messages, "tools": kwargs.get("tools") or (), "options": options}
+        self.rendered[text] = {
+            "messages": messages,
+            "tools": kwargs.get("tools") or (),
+            "options": options,
+        }
         return text
 
     def encode(self, text: str, *, special: bool = True) -> Tokens:
@@ -52,7 +63,9 @@ class NotingTokenizer(HubTokenizer):
     def conversation(self, tokens: Tokens) -> Mapping[str, Any]:
         """The conversation of a chat; of another prompt, one message."""
         found = self.conversations.get(as_bytes(tokens))
-        return found or {"messages": [{"role": "user", "content": "".join(map(self.token_text, tokens))}]}
+        return found or {
+            "messages": [{"role": "user", "content": "".join(map(self.token_text, tokens))}]
+        }
 
 
 def as_bytes(tokens: Tokens) -> bytes:
@@ -79,9 +92,12 @@ class ScriptedEngine(FakeEngine):
         tokenizer = made.get(family) or made.setdefault(family, family.tokenizer(directory))
         words = NotingTokenizer.of(tokenizer.with_grammars(len(tokenizer._bytes)))
         engine = cls(
-            script=script, family=family, words=words,
-            stats=MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=2**40), **options,
-        )  # fmt: skip
+            script=script,
+            family=family,
+            words=words,
+            stats=MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=2**40),
+            **options,
+        )
         engine.before_step, engine.token_at = engine.pause, engine.scripted
         return engine
 
@@ -107,7 +123,9 @@ class ScriptedEngine(FakeEngine):
 
     def _text(self, prompt: Tokens, *, forced: bool) -> str:
         try:
-            return self.script(Conversation(family=self.family, forced=forced, **self.words.conversation(prompt)))
+            return self.script(
+                Conversation(family=self.family, forced=forced, **self.words.conversation(prompt))
+            )
         except Exception:  # noqa: BLE001 - any script's code: the engine must not end of it, and who wrote the script wants to see it
             traceback.print_exc()
             return f"the script failed: {traceback.format_exc(limit=1)}"

@@ -1,4 +1,5 @@
-"""The formats of model families: a chat template, the markers that are tokens, and how a call is written."""
+"""The formats of model families: a chat template, the markers that are tokens, and how a call is
+written."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from trouper.engine.loading import bundled_model
 from trouper.engine.loading.tokenizer import HubTokenizer, load
 
 TEMPLATES = Path(__file__).parent.parent / "chat_templates"
-CHAT_MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
+CHAT_MARKERS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<tool_response>",
+    "</tool_response>",
+)
 TURNS = ("<|im_start|>", "<|im_end|>")
 Calls = Sequence[tuple[str, dict[str, Any]]]
 
@@ -41,11 +49,13 @@ class Family:
 
     def answer(self, text: str, calls: Calls, reasoning: str) -> str:
         calls = calls if self.parallel else calls[:1]
-        return self.write(text if self.speaks or not calls else "", calls, reasoning if self.thinks else "")
+        return self.write(
+            text if self.speaks or not calls else "", calls, reasoning if self.thinks else ""
+        )
 
     def tokenizer(self, directory: Path, *, small: bool = False) -> HubTokenizer:
-        """A tokenizer with a vocabulary of real size, so that prompts have as many tokens as with a real model; or a `small` one, which takes a
-        tenth of a second instead of one."""
+        """A tokenizer with a vocabulary of real size, so that prompts have as many tokens as with a
+        real model; or a `small` one, which takes a tenth of a second instead of one."""
         from tokenizers import AddedToken, Tokenizer
 
         if small:
@@ -53,9 +63,14 @@ class Family:
         base = directory if small else bundled_model.directory()
         backend = Tokenizer.from_file(str(base / "tokenizer.json"))
         backend.add_special_tokens(
-            [AddedToken(marker, special=True, normalized=False) for marker in (*TURNS, *self.specials, *self.ends)]
+            [
+                AddedToken(marker, special=True, normalized=False)
+                for marker in (*TURNS, *self.specials, *self.ends)
+            ]
         )
-        backend.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in self.markers])
+        backend.add_tokens(
+            [AddedToken(marker, special=False, normalized=False) for marker in self.markers]
+        )
         backend.save(str(directory / "tokenizer.json"))
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -85,7 +100,8 @@ def qwen_xml(text: str, calls: Calls, reasoning: str) -> str:
     parts = [text] if text else []
     for name, arguments in calls:
         values = "".join(
-            f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+            f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n"
+            "</parameter>\n"
             for key, value in arguments.items()
         )
         parts.append(f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>")
@@ -96,7 +112,9 @@ def harmony(text: str, calls: Calls, reasoning: str) -> str:
     """The prompt has begun the first message of the assistant. A call ends the answer."""
     messages = [f"<|channel|>analysis<|message|>{reasoning}<|end|>"] if reasoning else []
     if not calls:
-        return "<|start|>assistant".join([*messages, f"<|channel|>final<|message|>{text}<|return|>"])
+        return "<|start|>assistant".join(
+            [*messages, f"<|channel|>final<|message|>{text}<|return|>"]
+        )
     messages += [f"<|channel|>commentary<|message|>{text}<|end|>"] if text else []
     [(name, arguments)] = calls
     header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
@@ -104,18 +122,23 @@ def harmony(text: str, calls: Calls, reasoning: str) -> str:
 
 
 def llama3(text: str, calls: Calls, _reasoning: str) -> str:
-    return text + "".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
+    return text + "".join(
+        json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls
+    )
 
 
 def mistral(text: str, calls: Calls, _reasoning: str) -> str:
-    return text + "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
+    return text + "".join(
+        f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls
+    )
 
 
 def glm(text: str, calls: Calls, reasoning: str) -> str:
     parts = [f"<think>{reasoning}</think>", *([text] if text else [])]
     for name, arguments in calls:
         pairs = "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+            f"<arg_key>{key}</arg_key>\n"
+            f"<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
             for key, value in arguments.items()
         )
         parts.append(f"<tool_call>{name}\n{pairs}</tool_call>")
@@ -126,7 +149,8 @@ def deepseek(text: str, calls: Calls, _reasoning: str) -> str:
     if not calls:
         return text
     written = "".join(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n"
+        "```<｜tool▁call▁end｜>"
         for name, arguments in calls
     )
     return f"{text}<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
@@ -147,7 +171,14 @@ MISTRAL_SPECIALS = (
 GLM_SPECIALS = ("[gMASK]", "<sop>", "<|system|>", "<|assistant|>")
 GLM_MARKERS = (*CHAT_MARKERS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 DEEPSEEK_MARKERS = tuple(
-    f"<｜{name}｜>" for name in ("tool▁calls▁begin", "tool▁calls▁end", "tool▁call▁begin", "tool▁call▁end", "tool▁sep")
+    f"<｜{name}｜>"
+    for name in (
+        "tool▁calls▁begin",
+        "tool▁calls▁end",
+        "tool▁call▁begin",
+        "tool▁call▁end",
+        "tool▁sep",
+    )
 )
 FAMILIES = {
     family.name: family
@@ -155,15 +186,49 @@ FAMILIES = {
         Family("qwen3", "qwen3", hermes),
         Family("qwen3_5", "qwen3_5", qwen_xml),
         Family(
-            "gpt_oss", "gpt_oss", harmony, markers=(), specials=HARMONY_SPECIALS, ends=("<|return|>", "<|call|>"),
+            "gpt_oss",
+            "gpt_oss",
+            harmony,
+            markers=(),
+            specials=HARMONY_SPECIALS,
+            ends=("<|return|>", "<|call|>"),
             parallel=False,
         ),
         Family(
-            "llama3", "llama3", llama3, markers=(), specials=LLAMA_SPECIALS, ends=("<|eot_id|>",), thinks=False,
-            speaks=False, parallel=False,
+            "llama3",
+            "llama3",
+            llama3,
+            markers=(),
+            specials=LLAMA_SPECIALS,
+            ends=("<|eot_id|>",),
+            thinks=False,
+            speaks=False,
+            parallel=False,
         ),
-        Family("mistral", "devstral", mistral, markers=(), specials=MISTRAL_SPECIALS, ends=("</s>",), thinks=False),
-        Family("glm", "glm", glm, markers=GLM_MARKERS, specials=GLM_SPECIALS, ends=("<|user|>", "<|observation|>")),
-        Family("deepseek", "deepseek", deepseek, markers=DEEPSEEK_MARKERS, ends=("<eos>",), thinks=False),
+        Family(
+            "mistral",
+            "devstral",
+            mistral,
+            markers=(),
+            specials=MISTRAL_SPECIALS,
+            ends=("</s>",),
+            thinks=False,
+        ),
+        Family(
+            "glm",
+            "glm",
+            glm,
+            markers=GLM_MARKERS,
+            specials=GLM_SPECIALS,
+            ends=("<|user|>", "<|observation|>"),
+        ),
+        Family(
+            "deepseek",
+            "deepseek",
+            deepseek,
+            markers=DEEPSEEK_MARKERS,
+            ends=("<eos>",),
+            thinks=False,
+        ),
     )
-}  # fmt: skip
+}

@@ -17,11 +17,17 @@ GOODBYE_S = 10.0
 
 @contextmanager
 def scripted_server(*flags: str, log: Path | None = None) -> Iterator[str]:
-    """The URL, without /v1, of `python -m tests.scripted FLAGS`, which ends with the block. `log`: what it writes to stderr."""
+    """The URL, without /v1, of `python -m tests.scripted FLAGS`, which ends with the block. `log`:
+    what it writes to stderr."""
     command = [sys.executable, "-m", "tests.scripted", *flags]
     errors = subprocess.DEVNULL if log is None else log.open("wb")
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert process.stdout is not None
     try:
@@ -41,6 +47,7 @@ def scripted_server(*flags: str, log: Path | None = None) -> Iterator[str]:
 
 
 def recorded(path: Path, kind: str = "http") -> list[dict[str, Any]]:
-    """The lines of `--record` of one kind: `http`, or `request`, which has the tokens of the prompt and of the cache."""
+    """The lines of `--record` of one kind: `http`, or `request`, which has the tokens of the prompt
+    and of the cache."""
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     return [line for line in map(json.loads, lines) if line["kind"] == kind]

@@ -1,4 +1,5 @@
-"""One JSON line for each HTTP request: what came, what was answered, and for how long nothing was sent."""
+"""One JSON line for each HTTP request: what came, what was answered, and for how long nothing was
+sent."""
 
 from __future__ import annotations
 
@@ -40,17 +41,23 @@ class Exchange:
         now = trio.current_time()
         self.silence_s, self._sent = max(self.silence_s, now - self._sent), now
         if not data.startswith(b":"):
-            self.event_silence_s, self._sent_event = max(self.event_silence_s, now - self._sent_event), now
+            self.event_silence_s, self._sent_event = (
+                max(self.event_silence_s, now - self._sent_event),
+                now,
+            )
         self.answer += data
 
     def line(self) -> dict[str, Any]:
-        fields = attrs.asdict(self, filter=lambda field, _: not field.name.startswith("_") and field.name != "began")
+        fields = attrs.asdict(
+            self, filter=lambda field, _: not field.name.startswith("_") and field.name != "began"
+        )
         texts = {name: fields[name].decode(errors="replace") for name in ("body", "answer")}
         return {"kind": "http", **fields, **texts, "seconds": trio.current_time() - self.began}
 
 
 class Recorder:
-    """Writes the lines. `observe` takes the records of requests, which have tokens of the prompt and of the cache."""
+    """Writes the lines. `observe` takes the records of requests, which have tokens of the prompt
+    and of the cache."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,7 +70,9 @@ class Recorder:
             file.write(json.dumps(line) + "\n")
 
     def around(self, app: ASGIFramework) -> ASGIFramework:
-        async def recorded(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def recorded(
+            scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+        ) -> None:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
@@ -77,7 +86,9 @@ class Recorder:
             async def say(message: Any) -> None:
                 if message["type"] == "http.response.start":
                     exchange.status = message["status"]
-                    exchange.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
+                    exchange.headers = {
+                        name.decode().lower(): value.decode() for name, value in message["headers"]
+                    }
                 elif message["type"] == "http.response.body":
                     exchange.sent(message.get("body", b""))
                     exchange.ended = not message.get("more_body", False)

@@ -1,4 +1,5 @@
-"""Scripts: a Python function, a JSON file with one answer for each turn, and the one that is there without either."""
+"""Scripts: a Python function, a JSON file with one answer for each turn, and the one that is there
+without either."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.scripted.conversation import Conversation, Script
 
 
 def script_of(name: str) -> Script:
-    """`tests.clients.loops:script`, `some/file.py`, `some/file.py:script`, `some/file.json`, or `echo`."""
+    """`tests.clients.loops:script`, `some/file.py`, `some/file.py:script`, `some/file.json`, or
+    `echo`."""
     if name == "echo":
         return echo
     if name.endswith(".json"):
@@ -33,7 +35,8 @@ def _file(path: Path) -> ModuleType:
 
 
 def of_turns(turns: list[dict[str, Any]]) -> Script:
-    """One answer for each turn, the last one from then on: {"text", "reasoning", "calls": [{"name", "arguments"}]} or {"raw"}."""
+    """One answer for each turn, the last one from then on: {"text", "reasoning", "calls": [{"name",
+    "arguments"}]} or {"raw"}."""
 
     def script(conversation: Conversation) -> str:
         turn = turns[min(conversation.turn, len(turns) - 1)]
@@ -42,7 +45,9 @@ def of_turns(turns: list[dict[str, Any]]) -> Script:
         text, reasoning = turn.get("text", ""), turn.get("reasoning", "")
         if calls := turn.get("calls", ()):
             return conversation.calls(
-                *((call["name"], call["arguments"]) for call in calls), text=text, reasoning=reasoning
+                *((call["name"], call["arguments"]) for call in calls),
+                text=text,
+                reasoning=reasoning,
             )
         return conversation.answer(text, reasoning=reasoning)
 

@@ -1,4 +1,5 @@
-"""The scripted server itself: what a script says arrives, in each family's format, and is recorded."""
+"""The scripted server itself: what a script says arrives, in each family's format, and is
+recorded."""
 
 from __future__ import annotations
 
@@ -19,9 +20,15 @@ from tests.web.test_openai_client import in_thread
 
 READ: Any = {
     "type": "function",
-    "function": {"name": "read", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}},
+    "function": {
+        "name": "read",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+    },
 }
-ASKED: list[Any] = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is in it?"}]
+ASKED: list[Any] = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "What is in it?"},
+]
 ARGUMENTS = {"path": 'a "file"\nof ünicode'}
 
 
@@ -29,7 +36,10 @@ def script(conversation: Conversation) -> str:
     if conversation.results:
         return conversation.answer(f"It says: {conversation.results[-1]}")
     return conversation.calls(
-        ("read", ARGUMENTS), ("read", {"path": "b"}), text="Let me look.", reasoning="What may it be?"
+        ("read", ARGUMENTS),
+        ("read", {"path": "b"}),
+        text="Let me look.",
+        reasoning="What may it be?",
     )
 
 
@@ -48,14 +58,19 @@ async def test_a_loop_in_each_familys_format(family: str, tmp_path: Path) -> Non
             assert (choice.message.content or "").strip() == ("Let me look." if form.speaks else "")
             thought = choice.message.to_dict().get("reasoning_content")
             assert thought == ("What may it be?" if form.thinks else None)
-            results = [{"role": "tool", "tool_call_id": call.id, "content": f"text {call.id[:5]}"} for call in calls]
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": f"text {call.id[:5]}"}
+                for call in calls
+            ]
             history: list[Any] = [*ASKED, choice.message.to_dict(), *results]
             second = client.chat.completions.create(model="any", messages=history, tools=[READ])
             assert (second.choices[0].message.content or "").strip() == "It says: text call_"
             assert first.usage is not None and second.usage is not None
             assert second.usage.prompt_tokens_details is not None
             cached = second.usage.prompt_tokens_details.cached_tokens or 0
-            assert cached > 0.8 * first.usage.prompt_tokens, "the fake engine caches like the real one"
+            assert cached > 0.8 * first.usage.prompt_tokens, (
+                "the fake engine caches like the real one"
+            )
 
     async with serving(engine) as served:
         await in_thread(use, served)
@@ -66,13 +81,20 @@ def test_a_forced_call_and_a_prompt_without_messages() -> None:
         scripted_server("--script", "tests.scripted.test_scripted:script") as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        forced = client.chat.completions.create(model="any", messages=ASKED, tools=[READ], tool_choice="required")
+        forced = client.chat.completions.create(
+            model="any", messages=ASKED, tools=[READ], tool_choice="required"
+        )
         calls: list[Any] = [*(forced.choices[0].message.tool_calls or ())]
         assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]
-        assert "Let me look." in client.completions.create(model="any", prompt="say it").choices[0].text
+        assert (
+            "Let me look."
+            in client.completions.create(model="any", prompt="say it").choices[0].text
+        )
 
 
-async def test_a_script_that_fails_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_script_that_fails_is_an_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = ScriptedEngine.of(lambda _: str(1 // 0), FAMILIES["qwen3"], tmp_path)
 
     def use(served: Served) -> None:
@@ -94,7 +116,9 @@ async def test_a_prompt_of_a_hundred_thousand_tokens(tmp_path: Path) -> None:
             cached, length = [], 0
             for question in ("first", "second"):
                 asked: list[Any] = [*long, {"role": "user", "content": question}]
-                usage = client.chat.completions.create(model="any", messages=asked, max_tokens=5).usage
+                usage = client.chat.completions.create(
+                    model="any", messages=asked, max_tokens=5
+                ).usage
                 assert usage is not None and usage.prompt_tokens_details is not None
                 cached.append(usage.prompt_tokens_details.cached_tokens or 0)
                 length = usage.prompt_tokens
@@ -108,7 +132,14 @@ def test_a_process_with_a_file_of_turns_that_records(tmp_path: Path) -> None:
     turns = [{"calls": [{"name": "read", "arguments": ARGUMENTS}]}, {"text": "done"}]
     (tmp_path / "turns.json").write_text(json.dumps(turns), "utf-8")
     record = tmp_path / "record.jsonl"
-    flags = ("--family", "qwen3_5", "--script", str(tmp_path / "turns.json"), "--record", str(record))
+    flags = (
+        "--family",
+        "qwen3_5",
+        "--script",
+        str(tmp_path / "turns.json"),
+        "--record",
+        str(record),
+    )
     with (
         scripted_server(*flags, "--set", 'served_model_name=["mine"]') as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
@@ -122,7 +153,9 @@ def test_a_process_with_a_file_of_turns_that_records(tmp_path: Path) -> None:
     lines = [line for line in recorded(record) if line["method"] == "POST"]
     assert [line["status"] for line in lines] == [200, 400]
     assert json.loads(lines[0]["body"])["stream"] is True and "[DONE]" in lines[0]["answer"]
-    assert all(line["ended"] for line in lines) and lines[0]["event_silence_s"] <= lines[0]["seconds"]
+    assert (
+        all(line["ended"] for line in lines) and lines[0]["event_silence_s"] <= lines[0]["seconds"]
+    )
     assert [line["generated_tokens"] > 5 for line in recorded(record, "request")] == [True], (
         "what is refused before is none"
     )

@@ -88,9 +88,12 @@ class DraftsLeaveTraces(Proxy):
 
 
 class Planted(nn.Module):  # type: ignore[misc]
-    """A model whose passes go wrong. `before` is called with the tokens and the caches of each pass, and gives the caches."""
+    """A model whose passes go wrong. `before` is called with the tokens and the caches of each
+    pass, and gives the caches."""
 
-    def __init__(self, inner: nn.Module, before: Callable[[mx.array, list[Any]], list[Any]]) -> None:
+    def __init__(
+        self, inner: nn.Module, before: Callable[[mx.array, list[Any]], list[Any]]
+    ) -> None:
         super().__init__()
         self.inner = inner
         self._before = before
@@ -137,7 +140,10 @@ def leaking(model: nn.Module) -> nn.Module:
     def before(tokens: mx.array, caches: list[Any]) -> list[Any]:
         for cache in caches:
             if isinstance(cache, ArraysCache) and tokens.shape[0] > 1:
-                cache.cache = [mx.broadcast_to(state.mean(0, keepdims=True), state.shape) for state in cache.cache]
+                cache.cache = [
+                    mx.broadcast_to(state.mean(0, keepdims=True), state.shape)
+                    for state in cache.cache
+                ]
         return caches
 
     return Planted(model, before)
@@ -155,21 +161,26 @@ class ByChunk(Planted):
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         logits = super().__call__(tokens, cache)
-        return logits * (1 + 0.3 * mx.arange(logits.shape[-1]) / logits.shape[-1] * (tokens.shape[1] % 3))
+        return logits * (
+            1 + 0.3 * mx.arange(logits.shape[-1]) / logits.shape[-1] * (tokens.shape[1] % 3)
+        )
 
 
 def unchanged(_: mx.array, caches: list[Any]) -> list[Any]:
     return caches
 
 
-# -- faults of our own caches ----------------------------------------------------------------------------
+# -- faults of our own caches --------------------------------------------------------------------
 
 
 def written_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restored values begin one token late. (Keys and values together would be the same KV in another order.)"""
+    """Restored values begin one token late. (Keys and values together would be the same KV in
+    another order.)"""
     write, begin_with = FullSlots.write, FullSlots.begin_with
 
-    def shifted(self: FullSlots, slot: int, start: int, parts: Sequence[mx.array], room: int = 0) -> None:
+    def shifted(
+        self: FullSlots, slot: int, start: int, parts: Sequence[mx.array], room: int = 0
+    ) -> None:
         write(self, slot, start, [parts[0], mx.roll(parts[1], 1, 1)], room)
 
     def begun(self: FullSlots, parts: Sequence[Sequence[mx.array]], room: int) -> None:
@@ -216,7 +227,8 @@ def one_draft_too_many_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @attrs.frozen
 class Fault:
-    """family: of the right model. feature: what must be turned off. model, caches: how it goes wrong."""
+    """family: of the right model. feature: what must be turned off. model, caches: how it goes
+    wrong."""
 
     family: str
     feature: Feature
@@ -228,20 +240,30 @@ FAULTS = {
     "an offset off by one with several rows": Fault("llama", "batch", through(OffsetOffByOne)),
     "an offset from the width of the keys": Fault("llama", "batch", through(OffsetOfTheWidest)),
     "a mask that is ignored for one row": Fault("qwen3", "batch", through(MaskOfRowOneIgnored)),
-    "a crash with two rows": Fault("llama", "batch", raising(lambda tokens, _: tokens.shape[0] == 2)),
+    "a crash with two rows": Fault(
+        "llama", "batch", raising(lambda tokens, _: tokens.shape[0] == 2)
+    ),
     "a crash with an odd chunk": Fault(
         "llama",
         "batch",
-        raising(lambda tokens, caches: tokens.shape[1] % 2 == 1 < tokens.shape[1] and in_slots(caches)),
+        raising(
+            lambda tokens, caches: tokens.shape[1] % 2 == 1 < tokens.shape[1] and in_slots(caches)
+        ),
     ),
     "state that leaks between rows": Fault("lfm2", "batch", leaking),
     "a window one token too wide": Fault("gemma3_text", "batch", caches=window_one_wider),
-    "KV that stays behind when a row moves": Fault("mixtral", "batch", caches=rows_stay_where_they_were),
-    "a first token that is misplaced beside others": Fault("llama", "prefill_together", through(FirstTokenMisplaced)),
+    "KV that stays behind when a row moves": Fault(
+        "mixtral", "batch", caches=rows_stay_where_they_were
+    ),
+    "a first token that is misplaced beside others": Fault(
+        "llama", "prefill_together", through(FirstTokenMisplaced)
+    ),
     "padding that is taken in": Fault("qwen2", "prefill_together", through(PaddingTakenIn)),
     "blocks restored one token late": Fault("llama", "restore", caches=written_shifted),
     "a window restored one token off": Fault("gpt_oss", "restore", caches=snapshot_rotated),
-    "states of one draft token too many": Fault("qwen3_5", "drafts", caches=one_draft_too_many_kept),
+    "states of one draft token too many": Fault(
+        "qwen3_5", "drafts", caches=one_draft_too_many_kept
+    ),
     "states of one draft token too many, of all that there is": Fault(
         "rwkv7", "drafts", caches=one_draft_too_many_kept
     ),

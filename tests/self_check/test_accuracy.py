@@ -32,7 +32,9 @@ def test_the_scale_of_logits_does_not_matter() -> None:
     logits = mx.random.normal((2, 1000), key=mx.random.key(1))
     noise = 1e-3 * mx.random.normal((2, 1000), key=mx.random.key(2))
     one, nine = errors(logits + noise, logits), errors(9 * (logits + noise), 9 * logits)
-    assert mx.allclose(one, nine, rtol=1), "but for what the most likely token makes of the sum of all"
+    assert mx.allclose(one, nine, rtol=1), (
+        "but for what the most likely token makes of the sum of all"
+    )
 
 
 @pytest.mark.parametrize("wrong", [mx.nan, mx.inf, -mx.inf])

@@ -1,5 +1,5 @@
-"""Without our adaptations the check alone turns off what mlx-lm's models do wrong in a batch, by the way that loading takes:
-a tiny model of the config, and a short pass of the model itself.
+"""Without our adaptations the check alone turns off what mlx-lm's models do wrong in a batch, by
+the way that loading takes: a tiny model of the config, and a short pass of the model itself.
 
 TROUPER_LONG_TESTS=1 in the environment checks the whole zoo.
 """
@@ -93,7 +93,8 @@ def test_a_tiny_model_of_a_published_config_shows_it(name: str) -> None:
 
 @pytest.mark.usefixtures("no_adaptations")
 def test_a_model_whose_masks_hide_nothing_is_refused() -> None:
-    """mlx-lm adds phi3small's boolean mask to the scores, so that a prompt's tokens see those after them."""
+    """mlx-lm adds phi3small's boolean mask to the scores, so that a prompt's tokens see those after
+    them."""
     with pytest.raises(WrongAloneError, match="in chunks than for the whole prompt"):
         check("phi3small", build("phi3small"))
 

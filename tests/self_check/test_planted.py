@@ -1,4 +1,5 @@
-"""Planted faults are turned off by their names and nothing else is; what is wrong even alone is refused."""
+"""Planted faults are turned off by their names and nothing else is; what is wrong even alone is
+refused."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from mlx import nn
 
 from tests.families import build
 from tests.family_configs import FAMILIES, VOCABULARY
-from tests.self_check.faults import FAULTS, ByChunk, Nonsense, OffsetOffByOne, raising, through, unchanged
+from tests.self_check.faults import (
+    FAULTS,
+    ByChunk,
+    Nonsense,
+    OffsetOffByOne,
+    raising,
+    through,
+    unchanged,
+)
 from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -20,7 +29,18 @@ from trouper.engine.self_check.checking import Check
 from trouper.engine.self_check.matrix import Matrix, subject_of
 from trouper.protocol.capabilities import Capabilities
 
-HEALTHY = ["llama", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "lfm2", "jamba", "mamba2", "rwkv7"]
+HEALTHY = [
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "mixtral",
+    "deepseek_v3",
+    "lfm2",
+    "jamba",
+    "mamba2",
+    "rwkv7",
+]
 """Of each kind of cache and layer one; the zoo has the others."""
 
 
@@ -31,7 +51,9 @@ def right(family: str) -> nn.Module:
 
 def found(model: nn.Module) -> Capabilities:
     """By every scenario on the model itself."""
-    return Matrix(lambda seed: subject_of(model, VOCABULARY, seed, EXACT)).capabilities(by_caches(model))
+    return Matrix(lambda seed: subject_of(model, VOCABULARY, seed, EXACT)).capabilities(
+        by_caches(model)
+    )
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -63,7 +85,9 @@ def test_coarse_rounding_is_no_fault(family: str) -> None:
     assert attrs.evolve(found(bfloat16(family)), banks="") == Capabilities()
 
 
-@pytest.mark.parametrize("name", ["an offset from the width of the keys", "blocks restored one token late"])
+@pytest.mark.parametrize(
+    "name", ["an offset from the width of the keys", "blocks restored one token late"]
+)
 def test_a_fault_is_found_among_coarse_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]
     model = fault.model(bfloat16(fault.family))

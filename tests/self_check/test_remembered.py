@@ -1,4 +1,5 @@
-"""What a start finds is remembered for the next one with the same weights, settings, versions and device."""
+"""What a start finds is remembered for the next one with the same weights, settings, versions and
+device."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ def loaded(path: str, **settings: Any) -> tuple[ModelCard, str]:
 def test_the_second_start_remembers(faulty: str) -> None:
     first, line = loaded(faulty)
     assert "rows of different lengths" in first.capabilities.batch
-    assert first.self_check.checked == "a tiny model of the same config and a short pass of the model itself"
+    assert (
+        first.self_check.checked
+        == "a tiny model of the same config and a short pass of the model itself"
+    )
     assert not first.self_check.remembered
     assert 0 < first.self_check.seconds < 600
     assert "batch off: rows of different lengths" in line
@@ -75,7 +79,14 @@ def test_what_is_off_is_off_everywhere(faulty: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{", "[]", '{"KEY": 1}', '{"KEY": {"off": {"wings": "none"}, "checked": "", "seconds": 1, "at": 1}}']
+    "damage",
+    [
+        "",
+        "{",
+        "[]",
+        '{"KEY": 1}',
+        '{"KEY": {"off": {"wings": "none"}, "checked": "", "seconds": 1, "at": 1}}',
+    ],
 )
 def test_a_damaged_file_is_made_anew(faulty: str, damage: str) -> None:
     loaded(faulty)
@@ -109,7 +120,11 @@ def test_the_name_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         Settings(self_check="full"),
         Settings(adapter_path=str(adapter)),
     ]
-    keys = {key_of(1, Settings(), ALONE), key_of(2, Settings(), ALONE), *(key_of(1, each, ALONE) for each in others)}
+    keys = {
+        key_of(1, Settings(), ALONE),
+        key_of(2, Settings(), ALONE),
+        *(key_of(1, each, ALONE) for each in others),
+    }
     assert len(keys) == 6
     assert key_of(1, Settings(gather_ms=1), ALONE) in keys, "what changes no logits changes no name"
     monkeypatch.setattr(device, "name", lambda: "another device")
@@ -119,8 +134,12 @@ def test_the_name_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert key_of(1, Settings(), ALONE) not in keys
 
 
-def test_a_device_that_was_full_is_not_remembered(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Capabilities(drafts="rows that took wrong drafts back: [malloc] Unable to allocate 9 bytes.")
+def test_a_device_that_was_full_is_not_remembered(
+    faulty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Capabilities(
+        drafts="rows that took wrong drafts back: [malloc] Unable to allocate 9 bytes."
+    )
     monkeypatch.setattr(Check, "run", lambda self: checking.CheckOutcome(full, "it"))
     assert loaded(faulty)[0].capabilities == full
     assert not results_file().exists()
@@ -142,7 +161,9 @@ def test_full_runs_every_case_on_the_model_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["fast", "full"])
 def test_quantized_kv_is_checked_too(tmp_path: Path, mode: Any) -> None:
     path = str(families.save("llama", tmp_path / "llama", wide(families.FAMILIES["llama"])))
-    assert loaded(path, self_check=mode, kv_bits=8, kv_group_size=32)[0].capabilities == Capabilities()
+    assert (
+        loaded(path, self_check=mode, kv_bits=8, kv_group_size=32)[0].capabilities == Capabilities()
+    )
 
 
 def test_a_model_without_numbers_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -158,7 +179,7 @@ def test_a_model_without_numbers_is_refused_in_one_line(tmp_path: Path) -> None:
     assert loaded(path, self_check="off")[0].capabilities == Capabilities()
 
 
-# -- several ranks ---------------------------------------------------------------------------------------
+# -- several ranks -------------------------------------------------------------------------------
 
 
 class Others(RankGroup):
@@ -180,7 +201,9 @@ def test_ranks_agree_on_the_worst() -> None:
     assert agreed(Capabilities(), 0, 0) == Capabilities()
     assert agreed(Capabilities(), 0, 0b1000) == Capabilities(drafts="rank 2 found it wrong")
     mine = Capabilities(drafts="mine")
-    assert agreed(mine, 0b0100, 0b1000) == Capabilities(drafts="mine", restore="rank 1 found it wrong")
+    assert agreed(mine, 0b0100, 0b1000) == Capabilities(
+        drafts="mine", restore="rank 1 found it wrong"
+    )
     with pytest.raises(WrongAloneError, match="rank 1 found it wrong"):
         agreed(mine, WRONG_ALONE, 0)
     with pytest.raises(CannotShrinkError):

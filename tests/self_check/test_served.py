@@ -1,4 +1,5 @@
-"""Over HTTP and in the terminal: what was turned off, and why; and requests are answered rightly all the same."""
+"""Over HTTP and in the terminal: what was turned off, and why; and requests are answered rightly
+all the same."""
 
 from __future__ import annotations
 
@@ -39,7 +40,13 @@ def engine(path: str, **settings: Any) -> Any:
 
 
 async def tokens(served: Served, prompt: list[int], into: dict[int, list[int]]) -> None:
-    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+    body = {
+        "prompt": prompt,
+        "max_tokens": 6,
+        "temperature": 0,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
     status, answer = await ask(served, body)
     assert status == 200, answer
     into[len(prompt)] = answer["choices"][0]["token_ids"]
@@ -83,7 +90,9 @@ async def test_nothing_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def doctor(path: str, *flags: str) -> tuple[str, str]:
-    outcome = CliRunner().invoke(cli.main, ["doctor", "--json", "--model", path, "--no-ssd", *flags])
+    outcome = CliRunner().invoke(
+        cli.main, ["doctor", "--json", "--model", path, "--no-ssd", *flags]
+    )
     [finding] = [one for one in json.loads(outcome.stdout) if one["subject"] == "self-check"]
     return finding["level"], finding["said"]
 

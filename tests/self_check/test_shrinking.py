@@ -1,6 +1,8 @@
-"""Small configs of published models: every kind of layer stays, relations hold, and the tiny model answers to its context.
+"""Small configs of published models: every kind of layer stays, relations hold, and the tiny model
+answers to its context.
 
-The short version takes one of each kind; TROUPER_LONG_TESTS=1 in the environment takes all, and plays every scenario on each.
+The short version takes one of each kind; TROUPER_LONG_TESTS=1 in the environment takes all, and
+plays every scenario on each.
 """
 
 from __future__ import annotations
@@ -19,12 +21,30 @@ from trouper.engine.self_check.checking import Check
 from trouper.engine.self_check.shrinking import WINDOW, Factors, factors, shrunk
 
 CHOSEN = (
-    "SmolLM2-135M", "Qwen3-4B", "Phi-3.5-mini", "MiniCPM3-4B", "GPT-2", "Gemma-3-1B", "Gemma-3n-E4B", "gpt-oss-20b", "Mixtral-8x7B",
-    "DeepSeek-V3", "LongCat-Flash-Lite", "Llama-4-Scout", "Mamba2-2.7B", "Falcon-H1-7B", "LFM2-1.2B", "Qwen3-Next-80B-A3B",
-    "Kimi-Linear-48B-A3B", "RecurrentGemma-2B", "RWKV7-1.5B", "Nemotron-H-8B",
-)  # fmt: skip
-"""Ropes, latent attention, other names of sizes; windows, shared caches, sinks; experts, layers of several kinds by a list, a period or a
-pattern; states. Of the others test_faults_of_mlx_lm.py takes three."""
+    "SmolLM2-135M",
+    "Qwen3-4B",
+    "Phi-3.5-mini",
+    "MiniCPM3-4B",
+    "GPT-2",
+    "Gemma-3-1B",
+    "Gemma-3n-E4B",
+    "gpt-oss-20b",
+    "Mixtral-8x7B",
+    "DeepSeek-V3",
+    "LongCat-Flash-Lite",
+    "Llama-4-Scout",
+    "Mamba2-2.7B",
+    "Falcon-H1-7B",
+    "LFM2-1.2B",
+    "Qwen3-Next-80B-A3B",
+    "Kimi-Linear-48B-A3B",
+    "RecurrentGemma-2B",
+    "RWKV7-1.5B",
+    "Nemotron-H-8B",
+)
+"""Ropes, latent attention, other names of sizes; windows, shared caches, sinks; experts, layers of
+several kinds by a list, a period or a pattern; states. Of the others test_faults_of_mlx_lm.py takes
+three."""
 
 
 def test_there_are_more_than_twenty_families() -> None:
@@ -38,7 +58,9 @@ def test_a_published_config_has_a_tiny_model(name: str) -> None:
     matrix = Check(model, config, 512, PLAIN, "fast").tiny_matrix()
     subject = matrix.subject()
     assert subject.reference.consistent
-    assert sum(array.size for _, array in tree_flatten(subject.model.parameters())) < tiny.MAX_VALUES
+    assert (
+        sum(array.size for _, array in tree_flatten(subject.model.parameters())) < tiny.MAX_VALUES
+    )
     assert set(tiny.signatures(subject.model)) == set(tiny.signatures(model))
     if LONG:
         assert matrix.capabilities(by_caches(model)) == by_caches(model)
@@ -50,16 +72,31 @@ def smallest(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 def test_heads_keep_their_ratio_and_their_size() -> None:
     small = smallest(decoder("qwen3", 2560, 36, 32, 8, 9728, 151936, head_dim=128), 4)
-    assert (small["num_attention_heads"], small["num_key_value_heads"], small["head_dim"]) == (8, 2, 16)
+    assert (small["num_attention_heads"], small["num_key_value_heads"], small["head_dim"]) == (
+        8,
+        2,
+        16,
+    )
     small = smallest(decoder("llama", 4096, 32, 32, 8, 14336, 128256), 4)
     assert small["hidden_size"] == small["num_attention_heads"] * 16
 
 
 def test_what_each_layer_is_stays_with_its_layer() -> None:
     config = decoder(
-        "x", 512, 12, 8, 8, 1024, 1000, layer_types=[*"abcabcabcabc"], full_attn_idxs=[1, 3, 9], pattern="M*-M*-M*-M*-",
-        sliding_window=4096, rope_theta=1e6, tie_word_embeddings=False,
-    )  # fmt: skip
+        "x",
+        512,
+        12,
+        8,
+        8,
+        1024,
+        1000,
+        layer_types=[*"abcabcabcabc"],
+        full_attn_idxs=[1, 3, 9],
+        pattern="M*-M*-M*-M*-",
+        sliding_window=4096,
+        rope_theta=1e6,
+        tie_word_embeddings=False,
+    )
     small = smallest(config, 4)
     assert small["layer_types"] == [*"abca"]
     assert small["full_attn_idxs"] == [1, 3]
@@ -70,7 +107,14 @@ def test_what_each_layer_is_stays_with_its_layer() -> None:
 
 def test_layers_that_are_counted_from_one() -> None:
     config = decoder(
-        "x", 512, 8, 8, 8, 1024, 1000, linear={"kda_layers": [1, 2, 3, 5, 6, 7], "full_attn_layers": [4, 8]}
+        "x",
+        512,
+        8,
+        8,
+        8,
+        1024,
+        1000,
+        linear={"kda_layers": [1, 2, 3, 5, 6, 7], "full_attn_layers": [4, 8]},
     )
     assert smallest(config, 4)["linear"] == {"kda_layers": [1, 2, 3], "full_attn_layers": [4]}
 

@@ -1,5 +1,6 @@
-"""Models on a device whose kernel of attention reads whole buffers, which are no arrays: those that compute with keys get arrays, and keep
-all else. Seen on an H100: gemma2, and all models with latent attention, ran row by row."""
+"""Models on a device whose kernel of attention reads whole buffers, which are no arrays: those that
+compute with keys get arrays, and keep all else. Seen on an H100: gemma2, and all models with latent
+attention, ran row by row."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from trouper.engine.self_check.checking import Check
 SHAPES = attrs.evolve(ROUNDED, length_kernel=True)
 
 
-@pytest.mark.parametrize(("name", "computes"), [("gemma2", True), ("deepseek_v3", True), ("qwen3", False)])
+@pytest.mark.parametrize(
+    ("name", "computes"), [("gemma2", True), ("deepseek_v3", True), ("qwen3", False)]
+)
 def test_models_that_compute_with_keys_lose_banks_alone(name: str, computes: bool) -> None:
     found = Check(build(name), CONFIGS[name], 512, PLAIN, "fast", shapes=SHAPES).run().capabilities
     assert bool(found.banks) is computes

@@ -11,7 +11,17 @@ import trio
 from tests.fakes import EOS
 from tests.policy.reference import reference
 from tests.sim.weather import POISON, Weather, token_at
-from trouper import Answer, Delta, Finished, Generate, RequestFailed, Runtime, TextPrompt, Timeouts, TokenPrompt
+from trouper import (
+    Answer,
+    Delta,
+    Finished,
+    Generate,
+    RequestFailed,
+    Runtime,
+    TextPrompt,
+    Timeouts,
+    TokenPrompt,
+)
 from trouper.protocol.record import RequestRecord
 
 FOREVER = float("inf")
@@ -47,7 +57,9 @@ class Client:
             name=name,
             request=draw_request(name, chance, weather),
             arrives_s=chance.random() * weather.rush_s,
-            patience_s=pick((FOREVER, FOREVER, FOREVER, chance.random() * 0.1, chance.random() * 3)),
+            patience_s=pick(
+                (FOREVER, FOREVER, FOREVER, chance.random() * 0.1, chance.random() * 3)
+            ),
             pause_s=pick((0, 0, 0, 0.05, 3)),
             stalls_after=pick((0, 2)) if chance.random() < 0.08 else FOREVER,
             coalesces=chance.random() < 0.3,
@@ -87,7 +99,9 @@ class Client:
         self.tokens += len(delta.tokens)
         visible = [token for token in delta.tokens if token not in ends(self.request)]
         wanted = visible if self.request.logprobs is not None else []
-        assert [one.token for one in delta.logprobs] == wanted, "of each token but the one that ends the answer"
+        assert [one.token for one in delta.logprobs] == wanted, (
+            "of each token but the one that ends the answer"
+        )
 
     @property
     def outcome(self) -> str:
@@ -104,7 +118,8 @@ class Client:
                 return f"too much: {more}"
 
     def check(self) -> None:
-        """One end, and the right one: neither neighbours nor withdrawals nor restarts change an answer."""
+        """One end, and the right one: neither neighbours nor withdrawals nor restarts change an
+        answer."""
         if self.outcome in ("stop", "length"):
             text, reason, tokens = expected(self.request)
             assert (self.text, self.outcome, self.tokens) == (text, reason, tokens), self
@@ -115,19 +130,32 @@ class Client:
     def _check_told(self) -> None:
         """Once, and nothing else than what it met; in the order in which things happen."""
         [told] = self.told
-        times = (told.arrived_at, told.admitted_at, told.first_token_at, told.last_token_at, told.ended_at)
+        times = (
+            told.arrived_at,
+            told.admitted_at,
+            told.first_token_at,
+            told.last_token_at,
+            told.ended_at,
+        )
         came = [at for at in times if at is not None]
         assert came == sorted(came), told
         assert told.cached_tokens <= told.prompt_tokens, told
         match self.outcome:
             case "stop" | "length" as reason:
-                assert (told.reason, told.code, told.generated_tokens) == (reason, "", self.tokens), told
+                assert (told.reason, told.code, told.generated_tokens) == (
+                    reason,
+                    "",
+                    self.tokens,
+                ), told
             case "left":  # What it never read may have been a whole answer, or an error.
                 assert told.generated_tokens >= self.tokens, told
             case "stalled":
                 assert told.generated_tokens >= self.tokens, told
             case code:
-                assert (told.reason, told.code) in {("error", code), ("refused", code)}, (told, self)
+                assert (told.reason, told.code) in {("error", code), ("refused", code)}, (
+                    told,
+                    self,
+                )
 
 
 def draw_request(name: int, chance: Random, weather: Weather) -> Generate:

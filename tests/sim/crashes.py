@@ -1,4 +1,5 @@
-"""Worlds in which some requests, or some companies of requests, crash the engine: `python -m tests.sim.crashes N [FIRST]`."""
+"""Worlds in which some requests, or some companies of requests, crash the engine: `python -m
+tests.sim.crashes N [FIRST]`."""
 
 from __future__ import annotations
 
@@ -24,12 +25,22 @@ from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.protocol.problems import OutOfDeviceMemory
 
 Fault = Literal[
-    "a prompt", "a place in an answer", "two that decode", "a short prompt in company", "any two", "little memory",
-]  # fmt: skip
-FAULTS: tuple[Fault, ...] = (
-    "a prompt", "a prompt", "a place in an answer", "two that decode", "a short prompt in company", "any two",
+    "a prompt",
+    "a place in an answer",
+    "two that decode",
+    "a short prompt in company",
+    "any two",
     "little memory",
-)  # fmt: skip
+]
+FAULTS: tuple[Fault, ...] = (
+    "a prompt",
+    "a prompt",
+    "a place in an answer",
+    "two that decode",
+    "a short prompt in company",
+    "any two",
+    "little memory",
+)
 LITTLE = 40
 """Tokens of several rows for which there is memory. A row alone always has enough."""
 DEADLY = ((250, 251, 252), (253, 254, 255, 253, 254, 255))
@@ -59,7 +70,8 @@ def dies(fault: Fault, rows: Sequence[FakeRow]) -> bool:
 
 @attrs.define(eq=False)
 class CrashWorld(World):
-    """All that is left to go wrong is the fault; and the server bears it with the restart limit that it has by default."""
+    """All that is left to go wrong is the fault; and the server bears it with the restart limit
+    that it has by default."""
 
     fault: Fault = "a prompt"
 
@@ -82,7 +94,9 @@ class CrashWorld(World):
 
     def _is_guilty(self, client: Client) -> bool:
         assert isinstance(client.request.prompt, TokenPrompt)
-        return self.fault in ("a prompt", "a place in an answer") and is_deadly(client.request.prompt.tokens)
+        return self.fault in ("a prompt", "a place in an answer") and is_deadly(
+            client.request.prompt.tokens
+        )
 
     def _check_fate(self, client: Client) -> None:
         if not self._is_guilty(client):
@@ -114,7 +128,14 @@ class Faulty(SimEngine):
 def weather_of(chance: Random) -> Weather:
     weather = Weather.draw(chance)
     return attrs.evolve(
-        weather, limit=RestartLimit(), crash=0, hang=0, poison=0, janitor_crash=0, drain_at_s=None, drain_s=1000
+        weather,
+        limit=RestartLimit(),
+        crash=0,
+        hang=0,
+        poison=0,
+        janitor_crash=0,
+        drain_at_s=None,
+        drain_s=1000,
     )
 
 
@@ -133,7 +154,9 @@ def run_crash_world(seed: int) -> CrashWorld:
     weather, trace = weather_of(chance), list[Any]()
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
     if fault in ("a prompt", "a place in an answer"):
-        clients = [guilty_client(one, chance) if chance.random() < GUILTY_SHARE else one for one in clients]
+        clients = [
+            guilty_client(one, chance) if chance.random() < GUILTY_SHARE else one for one in clients
+        ]
     world = CrashWorld(weather, Faulty(fault, weather, chance, trace), clients, trace, fault=fault)
     policy = Eager if weather.eager else Speculation
     with _watched(world.submissions), mock.patch.object(core_module, "Speculation", policy):

@@ -1,4 +1,5 @@
-"""Disks of simulated ranks: real files and the real SSDWriter, but its threads take virtual time, fail, and sometimes hang."""
+"""Disks of simulated ranks: real files and the real SSDWriter, but its threads take virtual time,
+fail, and sometimes hang."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A simulated world at two ranks: the whole graph at rank 0, a follower, a link that takes its time, collectives that hang
-when a rank does not come, and a fate for one of them. `python -m tests.sim.ranks N [FIRST]` runs worlds by seeds: each without
-a disk, and then two lives with one.
+"""A simulated world at two ranks: the whole graph at rank 0, a follower, a link that takes its
+time, collectives that hang when a rank does not come, and a fate for one of them. `python -m
+tests.sim.ranks N [FIRST]` runs worlds by seeds: each without a disk, and then two lives with one.
 
-A process that waits in a collective cannot be cancelled; it only ends when the process does. So everybody must be answered
-before that.
+A process that waits in a collective cannot be cancelled; it only ends when the process does. So
+everybody must be answered before that.
 """
 
 from __future__ import annotations
@@ -46,9 +46,16 @@ from trouper.protocol.ranks import Joined
 from trouper.protocol.setting_fields import ByteSize
 
 What = Literal[
-    "nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first",
+    "nothing",
+    "dies",
+    "stops",
+    "crashes",
+    "drops a row",
+    "forgets a block",
+    "draws another token",
+    "dies first",
     "dies reading",
-]  # fmt: skip
+]
 LIMIT_S = 30.0
 """--collective-timeout-s: some steps of the worst weather take ten."""
 
@@ -140,8 +147,8 @@ class SlowStream(trio.abc.Stream):
 class Fate:
     what: What = "nothing"
     step: int = 0
-    """It happens when rank 1 is about to run the first step with work from here on; rank 0's, to rank 0; "dies reading" when
-    its disk is about to read for so many times."""
+    """It happens when rank 1 is about to run the first step with work from here on; rank 0's, to
+    rank 0; "dies reading" when its disk is about to read for so many times."""
     loud: bool = False
     """A rank's death breaks the others' collectives."""
 
@@ -149,7 +156,9 @@ class Fate:
 class Rank(SimEngine):
     """The engine of one rank."""
 
-    def __init__(self, rank: int, world: RanksWorld, weather: Weather, chance: Random, trace: list[Any]) -> None:
+    def __init__(
+        self, rank: int, world: RanksWorld, weather: Weather, chance: Random, trace: list[Any]
+    ) -> None:
         super().__init__(weather, chance, trace)
         self.rank, self.world, self.process = rank, world, Process()
         self.compared = 0
@@ -169,7 +178,9 @@ class Rank(SimEngine):
 
     def _change(self, plan: Plan) -> None:
         self.loaded += len(plan.load)
-        assert all(bytes(load.payload[-1].data) == bytes([self.rank]) for load in plan.load), "another rank's shard"
+        assert all(bytes(load.payload[-1].data) == bytes([self.rank]) for load in plan.load), (
+            "another rank's shard"
+        )
         super()._change(plan)
 
     async def join(self, invitation: bytes) -> Joined:
@@ -196,7 +207,11 @@ class Rank(SimEngine):
 
     async def _together(self, plan: Plan) -> None:
         fate = self.world.fate
-        if fate.what not in ("nothing", "dies reading") and not self._happened and plan.step >= fate.step:
+        if (
+            fate.what not in ("nothing", "dies reading")
+            and not self._happened
+            and plan.step >= fate.step
+        ):
             await self._meet_fate(fate.what)
         assert self._inner_step is not None
         await self._inner_step(plan)
@@ -219,7 +234,8 @@ class Rank(SimEngine):
                 self._spoils = spoils
 
     def _compute(self, plan: Plan, seconds: float) -> Stepped:
-        """What is wrong with it is wrong after a step: the next digest finds it, or the next step would hang."""
+        """What is wrong with it is wrong after a step: the next digest finds it, or the next step
+        would hang."""
         stepped = super()._compute(plan, seconds)
         spoils, self._spoils = self._spoils, None
         if spoils == "drops a row" and self.rows:
@@ -335,16 +351,24 @@ class RanksWorld(World):
     def die_reading(self, rank: int) -> None:
         """Rank 1, when its disk is asked to read for the so manieth time."""
         assert self.disks is not None
-        if rank == 1 and self.fate.what == "dies reading" and self.disks.reads[1] > self.fate.step and not self.killed:
+        if (
+            rank == 1
+            and self.fate.what == "dies reading"
+            and self.disks.reads[1] > self.fate.step
+            and not self.killed
+        ):
             self.kill(self.ranks[1])
 
     async def _end_rank_0(self) -> None:
-        """As `trouper serve` does: a moment for last words, then the process is gone. All were answered before."""
+        """As `trouper serve` does: a moment for last words, then the process is gone. All were
+        answered before."""
         await self.leader.lost.wait()
         self.lost = self.leader.reason
         await trio.sleep(LAST_ERRORS_S)
         for submission in self.submissions:
-            assert submission.replies.statistics().open_send_channels == 0, f"{submission} has no end"
+            assert submission.replies.statistics().open_send_channels == 0, (
+                f"{submission} has no end"
+            )
         self.kill(self.ranks[0])
 
     async def _end_rank_1(self) -> None:
@@ -357,12 +381,16 @@ class RanksWorld(World):
         zero, one = self.ranks
         if not self.lost:
             super()._check(runtime)
-            if self.killed or self.died:  # Rank 0 was leaving already when it died; or never could go on.
+            # Rank 0 was leaving already when it died; or never could go on.
+            if self.killed or self.died:
                 return
-            if one.process.stopped:  # Rank 0 was leaving already. What a stopped process says here no real one could.
+            # Rank 0 was leaving already. What a stopped process says here no real one could.
+            if one.process.stopped:
                 return
             assert self.follower_said == "", self.follower_said
-            assert self.whole is False or zero.compared == one.compared, "the ranks did not replay the same plans"
+            assert self.whole is False or zero.compared == one.compared, (
+                "the ranks did not replay the same plans"
+            )
             self._check_disk(runtime)
             return
         for client in self.clients:
@@ -387,12 +415,16 @@ class RanksWorld(World):
 
     def _expected(self) -> str:
         return {
-            "nothing": "nobody", "dies": "rank 1: its connection ended", "stops": "rank 1: it has been silent",
-            "crashes": "rank 1 crashed: ZeroDivisionError: of rank 1", "drops a row": "rank 1 differs",
-            "forgets a block": "its blocks are not what the plan expects", "dies first": "",
+            "nothing": "nobody",
+            "dies": "rank 1: its connection ended",
+            "stops": "rank 1: it has been silent",
+            "crashes": "rank 1 crashed: ZeroDivisionError: of rank 1",
+            "drops a row": "rank 1 differs",
+            "forgets a block": "its blocks are not what the plan expects",
+            "dies first": "",
             "draws another token": "its tokens are not what the plan expects",
             "dies reading": "rank 1: its connection ended",
-        }[self.fate.what]  # fmt: skip
+        }[self.fate.what]
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -413,17 +445,30 @@ def weather_of(chance: Random) -> Weather:
     """Of one rank, but for what is the ranks' own fate."""
     weather = Weather.draw(chance)
     settings = attrs.evolve(
-        weather.settings, collective_timeout_s=LIMIT_S, rank_timeout_s=4.0, stall_timeout_s=STALL_TIMEOUT_S
+        weather.settings,
+        collective_timeout_s=LIMIT_S,
+        rank_timeout_s=4.0,
+        stall_timeout_s=STALL_TIMEOUT_S,
     )
     return attrs.evolve(weather, settings=settings, crash=0)
 
 
 FATES: tuple[What, ...] = (
-    "nothing", "nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first",
-)  # fmt: skip
+    "nothing",
+    "nothing",
+    "dies",
+    "stops",
+    "crashes",
+    "drops a row",
+    "forgets a block",
+    "draws another token",
+    "dies first",
+)
 
 
-def run_ranks_world(seed: int, fate: Fate | None = None, directory: Path | None = None) -> RanksWorld:
+def run_ranks_world(
+    seed: int, fate: Fate | None = None, directory: Path | None = None
+) -> RanksWorld:
     """Raises, whatever is wrong with it. `directory`: of its disks; None: it has none."""
     chance = Random(seed)
     drawn = Fate(chance.choice(FATES), chance.randrange(60), loud=seed % 2 == 1)
@@ -431,7 +476,14 @@ def run_ranks_world(seed: int, fate: Fate | None = None, directory: Path | None 
     if directory is not None:
         weather = with_disk(weather, directory)
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
-    world = RanksWorld(weather, SimEngine(weather, chance, trace), clients, trace, fate=fate or drawn, chance=chance)
+    world = RanksWorld(
+        weather,
+        SimEngine(weather, chance, trace),
+        clients,
+        trace,
+        fate=fate or drawn,
+        chance=chance,
+    )
     world.engine = Rank(0, world, weather, chance, trace)
     if directory is not None:
         world.disks = SimDisks.draw(chance)
@@ -455,7 +507,8 @@ def with_disk(weather: Weather, directory: Path) -> Weather:
 
 
 def run_two_lives(seed: int, fate: Fate | None = None) -> tuple[RanksWorld, RanksWorld]:
-    """The second with the same prompts, and what is left of the files of the first. `fate`: of the second; the first has none."""
+    """The second with the same prompts, and what is left of the files of the first. `fate`: of the
+    second; the first has none."""
     with tempfile.TemporaryDirectory() as place:
         first = run_ranks_world(seed, Fate(), Path(place))
         lose_files(Path(place), Random(seed))

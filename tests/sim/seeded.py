@@ -1,4 +1,5 @@
-"""The one place that knows Trio's private names for seeded scheduling: same seed, same interleaving."""
+"""The one place that knows Trio's private names for seeded scheduling: same seed, same
+interleaving."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ def _seeded_scheduling(seed: int) -> Iterator[None]:
 
 
 def run_seeded(seed: int, main: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """`trio.run` on a virtual clock that jumps when everybody waits, tasks scheduled in an order drawn from `seed`."""
+    """`trio.run` on a virtual clock that jumps when everybody waits, tasks scheduled in an order
+    drawn from `seed`."""
     with _seeded_scheduling(seed):
         return trio.run(main, *args, clock=MockClock(autojump_threshold=0))

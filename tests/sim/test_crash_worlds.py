@@ -1,4 +1,5 @@
-"""Worlds in which requests, or companies of them, crash the engine; `just sim-crashes N` runs more."""
+"""Worlds in which requests, or companies of them, crash the engine; `just sim-crashes N` runs
+more."""
 
 from __future__ import annotations
 

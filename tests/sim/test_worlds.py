@@ -31,10 +31,26 @@ def test_the_same_seed_is_the_same_world(seed: int) -> None:
 def test_the_worlds_meet_every_fate() -> None:
     """A world where nobody is cut off proves nothing about being cut off."""
     worlds = [first(seed) for seed in SEEDS]
-    assert 0 < sum(world.drafts.accepted for world in worlds) < sum(world.drafts.drafted for world in worlds)
+    assert (
+        0
+        < sum(world.drafts.accepted for world in worlds)
+        < sum(world.drafts.drafted for world in worlds)
+    )
     assert sum(world.drafts.accepted > 20 for world in worlds) > 10
     met = {outcome for world in worlds for outcome in world.outcomes}
     assert met >= {
-        "stop", "length", "left", "stalled", "queue_full", "queue_timeout", "first_token_timeout", "token_timeout",
-        "request_timeout", "engine_stopped", "intake_failed", "draining", "device_stuck", "died",
-    }  # fmt: skip
+        "stop",
+        "length",
+        "left",
+        "stalled",
+        "queue_full",
+        "queue_timeout",
+        "first_token_timeout",
+        "token_timeout",
+        "request_timeout",
+        "engine_stopped",
+        "intake_failed",
+        "draining",
+        "device_stuck",
+        "died",
+    }

@@ -1,4 +1,5 @@
-"""What a seed makes of a world: the engine's speed and faults, the settings, the moment of the end. All drawn once."""
+"""What a seed makes of a world: the engine's speed and faults, the settings, the moment of the end.
+All drawn once."""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ class SimulatedCrash(Exception):
 
 
 def token_at(key: int, position: int) -> int:
-    """Bytes of many lengths of character, from somewhere in the middle; some answers end by themselves."""
-    return EOS if position > 3 and (key + position) % 37 == 0 else SAID[(key + position) % len(SAID)]
+    """Bytes of many lengths of character, from somewhere in the middle; some answers end by
+    themselves."""
+    return (
+        EOS if position > 3 and (key + position) % 37 == 0 else SAID[(key + position) % len(SAID)]
+    )
 
 
 class SimTokenizer(ByteTokenizer):
@@ -103,16 +107,23 @@ class Weather:
             kv=pick((CUTTABLE, CUTTABLE, UNCUTTABLE)),
             repeats=pick((0, 0.5, 1, 1)),
             eager=pick((False, True, True)),
-            roots=tuple(tuple(chance.randrange(EOS + 1) for _ in range(300)) for _ in range(pick((1, 3)))),
+            roots=tuple(
+                tuple(chance.randrange(EOS + 1) for _ in range(300)) for _ in range(pick((1, 3)))
+            ),
         )
 
 
 class SimEngine(FakeEngine):
-    """The fake engine in this weather. Counts what it did to the actors, so that no other crash goes unseen."""
+    """The fake engine in this weather. Counts what it did to the actors, so that no other crash
+    goes unseen."""
 
     def __init__(self, weather: Weather, chance: Random, trace: list[Any]) -> None:
         super().__init__(
-            before_step=self._suffer, token_at=token_at, tokenizer=SimTokenizer(), kv=weather.kv, guess=self._guess
+            before_step=self._suffer,
+            token_at=token_at,
+            tokenizer=SimTokenizer(),
+            kv=weather.kv,
+            guess=self._guess,
         )
         self.crashes: Counter[str] = Counter()
         self._weather = weather
@@ -121,7 +132,9 @@ class SimEngine(FakeEngine):
 
     async def _suffer(self, plan: Plan) -> None:
         weather, fate = self._weather, self._chance.random()
-        self._trace.append((trio.current_time(), plan.step, plan.drop, len(plan.decode), plan.prefill))
+        self._trace.append(
+            (trio.current_time(), plan.step, plan.drop, len(plan.decode), plan.prefill)
+        )
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         await trio.sleep(self._chance.choice(weather.step_s) + 0.0005 * prefilled)
         if fate < weather.crash:
@@ -141,4 +154,6 @@ class SimEngine(FakeEngine):
             self.crashes["janitor"] += 1
             raise SimulatedCrash("the device does not say")
         used = 95 if self._chance.random() < self._weather.pressure else 50
-        return MemoryStats(active_bytes=used, spare_bytes=self._chance.randrange(10), limit_bytes=100)
+        return MemoryStats(
+            active_bytes=used, spare_bytes=self._chance.randrange(10), limit_bytes=100
+        )

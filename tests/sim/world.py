@@ -1,4 +1,5 @@
-"""One simulated world: the whole graph, a fake engine, 40 clients, one seed. Virtual time, so it takes milliseconds."""
+"""One simulated world: the whole graph, a fake engine, 40 clients, one seed. Virtual time, so it
+takes milliseconds."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ NGRAM: ProposerName = "ngram"
 
 
 class Eager(Speculation):
-    """Everybody drafts as much as there is room for, whatever it costs: what is measured on a virtual clock seldom pays."""
+    """Everybody drafts as much as there is room for, whatever it costs: what is measured on a
+    virtual clock seldom pays."""
 
     def allow(self, rows: Sequence[Drafter]) -> Allowed:
         """By each of a row's proposers in turn."""
@@ -43,7 +45,9 @@ class Eager(Speculation):
             return Allowed(watch=True)
         self._turn = getattr(self, "_turn", 0) + 1
         named = [[*row.records] or [NGRAM] for row in rows]
-        proposers = tuple(names[(self._turn + place) % len(names)] for place, names in enumerate(named))
+        proposers = tuple(
+            names[(self._turn + place) % len(names)] for place, names in enumerate(named)
+        )
         return Allowed(drafts, proposers if {*proposers} != {NGRAM} else (), watch=True)
 
 
@@ -74,7 +78,12 @@ class World:
 
     async def _graph(self, *, task_status: trio.TaskStatus[Runtime]) -> None:
         try:
-            await run_graph(self.weather.settings, self.engine, limit=self.weather.limit, task_status=task_status)
+            await run_graph(
+                self.weather.settings,
+                self.engine,
+                limit=self.weather.limit,
+                task_status=task_status,
+            )
         except* ActorFailed:
             self.died = True
 
@@ -100,7 +109,10 @@ class World:
                 continue
             waiting = list(_what_waits(client.stalled))
             assert isinstance(waiting[-1], Finished | Failed), (client, waiting)
-            assert not any(isinstance(reply, Finished | Failed) for reply in waiting[:-1]), (client, waiting)
+            assert not any(isinstance(reply, Finished | Failed) for reply in waiting[:-1]), (
+                client,
+                waiting,
+            )
 
     def _check(self, runtime: Runtime) -> None:
         for client in self.clients:
@@ -111,7 +123,11 @@ class World:
             state = submission.replies.statistics()
             assert (state.open_send_channels, state.open_receive_channels) == (0, 0), submission
         stats = runtime.health().scheduler
-        assert (stats.active_sequences, stats.queued_requests, stats.prefilling_sequences) == (0, 0, 0), stats
+        assert (stats.active_sequences, stats.queued_requests, stats.prefilling_sequences) == (
+            0,
+            0,
+            0,
+        ), stats
         if self.whole and not self.died and not self.engine.crashes:
             assert self.engine.held == (stats.cache.blocks, stats.cache.snapshots), stats.cache
         assert stats.cache.bytes <= stats.cache.capacity_bytes
@@ -139,7 +155,8 @@ def _what_waits(answer: Answer) -> Iterator[Reply]:
 
 @contextmanager
 def _watched(submissions: list[Submission]) -> Iterator[None]:
-    """Remember every reply channel that is opened; keep the crashes that we cause out of the log."""
+    """Remember every reply channel that is opened; keep the crashes that we cause out of the
+    log."""
 
     def remember(
         request: Generate, settings: Settings, admit: Admit | None = None

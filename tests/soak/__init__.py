@@ -1,1 +1,2 @@
-"""Hours of mixed load on real servers: what memory, descriptors, tasks, files, latency and hit rate do, judged by their slopes."""
+"""Hours of mixed load on real servers: what memory, descriptors, tasks, files, latency and hit rate
+do, judged by their slopes."""

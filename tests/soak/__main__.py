@@ -1,7 +1,9 @@
-"""`python -m tests.soak HOURS [--out DIRECTORY] [--seed N]`: mixed load of every endpoint on real servers, judged by slopes.
+"""`python -m tests.soak HOURS [--out DIRECTORY] [--seed N]`: mixed load of every endpoint on real
+servers, judged by slopes.
 
-Three servers stay up all the time, and are loaded in turns: one with keys, the embedded model and two small ones, of which one at a time
-fits beside it; then a group of two ranks together with a server whose model has LoRA adapters. Prints each series' slope and ends with 1 if one of them grows
+Three servers stay up all the time, and are loaded in turns: one with keys, the embedded model and
+two small ones, of which one at a time fits beside it; then a group of two ranks together with a
+server whose model has LoRA adapters. Prints each series' slope and ends with 1 if one of them grows
 (or the hit rate falls), an answer was wrong, or a request met an error.
 """
 
@@ -28,14 +30,25 @@ from tests.soak.judging import Report, judge
 from tests.soak.load import Load, Tally, Target
 from tests.soak.page import page
 from tests.soak.sampling import Sampler
-from tests.soak.servers import ADAPTED, LARGE, MODEL_MEMORY, OTHER, SMALL, SPLIT, SSD_BYTES, Group, Models, group
+from tests.soak.servers import (
+    ADAPTED,
+    LARGE,
+    MODEL_MEMORY,
+    OTHER,
+    SMALL,
+    SPLIT,
+    SSD_BYTES,
+    Group,
+    Models,
+    group,
+)
 from tests.soak.wishes import Question, questions
 
 
 @attrs.frozen
 class Shape:
-    """How a soak is played. A cycle has a turn of each server. `churn`: the small model changes after so many cycles.
-    `fewest`: so many answers are compared, however long that takes."""
+    """How a soak is played. A cycle has a turn of each server. `churn`: the small model changes
+    after so many cycles. `fewest`: so many answers are compared, however long that takes."""
 
     seconds: float
     one_rank_s: float = 90.0
@@ -65,7 +78,9 @@ Watch = Callable[[float, str], None]
 """Is told the part that is done, and a word on it."""
 
 
-def references(models: Models, place: Path, shape: Shape, watch: Watch) -> dict[str, list[Question]]:
+def references(
+    models: Models, place: Path, shape: Shape, watch: Watch
+) -> dict[str, list[Question]]:
     """By model, from servers that keep nothing, one after another."""
     known: dict[str, list[Question]] = {}
     for server, flags, names in (
@@ -76,14 +91,17 @@ def references(models: Models, place: Path, shape: Shape, watch: Watch) -> dict[
             for name in names:
                 watch(0.0, f"known answers of {name}")
                 described = models.described(name)
-                known[name] = trio.run(questions, served.port, described, shape.prompts, Random(shape.seed))
+                known[name] = trio.run(
+                    questions, served.port, described, shape.prompts, Random(shape.seed)
+                )
     return known
 
 
 async def play(
     groups: Sequence[Group], known: dict[str, list[Question]], shape: Shape, out: Path, watch: Watch
 ) -> Soaked:
-    """`groups`: one rank, the ranks, and the one with adapters. The page and the verdict so far are written after each cycle, so that they can be looked at."""
+    """`groups`: one rank, the ranks, and the one with adapters. The page and the verdict so far are
+    written after each cycle, so that they can be looked at."""
     began, tally = time.monotonic(), Tally()
     single, ranks, tuned = groups
 
@@ -103,12 +121,16 @@ async def play(
             while now() < shape.seconds or tally.checked < shape.fewest:
                 watch(
                     now() / shape.seconds,
-                    f"{tally.checked} answers, {len(tally.wrong)} wrong, {len(tally.errors)} errors",
+                    f"{tally.checked} answers, {len(tally.wrong)} wrong, {len(tally.errors)} "
+                    "errors",
                 )
                 small = (SMALL, OTHER)[cycle // shape.churn % 2]
-                # A turn ends when the clients have read what they asked for; the next cycle begins at its own time all the same.
+                # A turn ends when the clients have read what they asked for; the next cycle begins
+                # at its own time all the same.
                 await load.run(
-                    [one.of((LARGE, small), small)], shape.clients, (cycle * shape.cycle_s + shape.one_rank_s) - now()
+                    [one.of((LARGE, small), small)],
+                    shape.clients,
+                    (cycle * shape.cycle_s + shape.one_rank_s) - now(),
                 )
                 cycle += 1
                 await load.run(several, shape.clients, cycle * shape.cycle_s - now())
@@ -120,10 +142,17 @@ async def play(
 
 def _write(soaked: Soaked, shape: Shape, out: Path) -> None:
     facts = {
-        "machine": f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "played": f"{soaked.windows} cycles of {shape.cycle_s:.0f} s (one rank {shape.one_rank_s:.0f} s, two ranks "
-        f"and adapters {shape.ranks_s:.0f} s), {shape.clients} clients with pauses of {shape.pause_s:g} s, seed {shape.seed}",
-        "bounds": f"cached blocks 40 MB for each model, SSD tier {SSD_BYTES / 1e6:.0f} MB, 20 stored responses",
+        "machine": (
+            f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        ),
+        "played": f"{soaked.windows} cycles of {shape.cycle_s:.0f} s (one rank "
+        f"{shape.one_rank_s:.0f} s, two ranks "
+        f"and adapters {shape.ranks_s:.0f} s), {shape.clients} clients with pauses of "
+        f"{shape.pause_s:g} s, seed {shape.seed}",
+        "bounds": (
+            f"cached blocks 40 MB for each model, SSD tier {SSD_BYTES / 1e6:.0f} MB, 20 stored "
+            "responses"
+        ),
     }
     text = page(soaked.report, soaked.tally, facts)
     (out / "verdict.txt").write_text("\n".join(_verdict(soaked)) + "\n", encoding="utf-8")
@@ -135,8 +164,13 @@ def _verdict(soaked: Soaked) -> Iterator[str]:
     tally = soaked.tally
     yield from map(str, soaked.report.judged)
     yield from soaked.report.faults
-    yield f"{tally.checked} answers compared, {len(tally.wrong)} wrong, {len(tally.errors)} errors; {soaked.windows} cycles"
-    yield "FAILED" if soaked.report.failed else "held" if soaked.report.told else "too short to tell"
+    yield (
+        f"{tally.checked} answers compared, {len(tally.wrong)} wrong, {len(tally.errors)} errors; "
+        f"{soaked.windows} cycles"
+    )
+    yield (
+        "FAILED" if soaked.report.failed else "held" if soaked.report.told else "too short to tell"
+    )
 
 
 def soak(shape: Shape, out: Path, watch: Watch) -> Soaked:
@@ -166,7 +200,12 @@ def main() -> int:
         signal.SIGTERM, signal.default_int_handler
     )  # So that the servers end, too: Trio knows what to do with it.
     shape = Shape(arguments.hours * 3600, seed=arguments.seed)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, disable=not sys.stdout.isatty()) as bars:
         task = bars.add_task("servers start", total=1.0)
 

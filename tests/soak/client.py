@@ -20,19 +20,26 @@ PATIENCE_S = 180.0
 SLOW_BYTES = 256
 Manner = Literal["reads", "slow", "leaves"]
 """How a client reads: what comes, a few bytes at a time with pauses, or not to the end."""
-CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+)
 LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 Json = dict[str, Any]
 
 
 KEY, LIMITED_KEY = "sk-soak", "sk-limited"
-"""A key that may do everything, and one that may ask a few times a minute. A server without keys takes any."""
+"""A key that may do everything, and one that may ask a few times a minute. A server without keys
+takes any."""
 FORM = "Content-Type: multipart/form-data; boundary=soak\r\n"
 
 
 @attrs.frozen
 class Ask:
-    """`structured`: blanks of the answer do not count. `form`: a file to upload, instead of a body."""
+    """`structured`: blanks of the answer do not count. `form`: a file to upload, instead of a
+    body."""
 
     path: str
     body: Json | None = None
@@ -52,8 +59,8 @@ class Ask:
 
 @attrs.frozen
 class Heard:
-    """Status 0: the connection ended before there was one. `first_s`: to the first text; `gaps_s`: between texts. `short`: the connection
-    ended before the body was as long as its head says."""
+    """Status 0: the connection ended before there was one. `first_s`: to the first text; `gaps_s`:
+    between texts. `short`: the connection ended before the body was as long as its head says."""
 
     status: int
     body: bytes = b""
@@ -68,7 +75,9 @@ class Heard:
         return None
 
 
-async def ask(port: int, wish: Ask, manner: Manner = "reads", chance: Random | None = None) -> Heard:
+async def ask(
+    port: int, wish: Ask, manner: Manner = "reads", chance: Random | None = None
+) -> Heard:
     """To the end of the answer, or to where the client leaves."""
     chance = chance or Random(0)
     stays_s = chance.uniform(0.02, 1.0) if manner == "leaves" else PATIENCE_S
@@ -92,13 +101,28 @@ async def ask(port: int, wish: Ask, manner: Manner = "reads", chance: Random | N
     first_s = arrived[0] - began if arrived else None
     length = LENGTH.search(head)
     short = length is not None and len(body) < int(length[1])
-    return Heard(status, joined(body) if b"chunked" in head.lower() else body, first_s, tuple(gaps), short=short)
+    return Heard(
+        status,
+        joined(body) if b"chunked" in head.lower() else body,
+        first_s,
+        tuple(gaps),
+        short=short,
+    )
 
 
 # -- what of an answer must be equal -------------------------------------------------------------
 
 VOLATILE = {
-    *("id", "created", "created_at", "completed_at", "usage", "response_id", "previous_response_id", "metadata"),
+    *(
+        "id",
+        "created",
+        "created_at",
+        "completed_at",
+        "usage",
+        "response_id",
+        "previous_response_id",
+        "metadata",
+    ),
     *("cache_salt", "system_fingerprint", "store", "background", "loaded", "logprobs"),
 }
 TOLERANCE = 1e-3
@@ -106,13 +130,18 @@ TOLERANCE = 1e-3
 
 
 def answer_of(wish: Ask, heard: Heard) -> Any:
-    """What of an answer must be equal however it was read: texts and how they ended, or an object without what names it."""
+    """What of an answer must be equal however it was read: texts and how they ended, or an object
+    without what names it."""
     if heard.status != 200:
         problem = (heard.json() or {}).get("error") or {}
         return [heard.status, problem.get("code")]
     streamed = bool(wish.body and wish.body.get("stream"))
     if wish.path in TEXTS:
-        texts = STREAMED[wish.path](list(events(heard.body))) if streamed else TEXTS[wish.path](heard.json())
+        texts = (
+            STREAMED[wish.path](list(events(heard.body)))
+            if streamed
+            else TEXTS[wish.path](heard.json())
+        )
         return [["".join(text.split()) if wish.structured else text, end] for text, end in texts]
     return _stripped(heard.json())
 
@@ -146,7 +175,12 @@ Texts = list[tuple[str, Any]]
 
 
 def _responded(response: Json) -> Texts:
-    texts = [part["text"] for item in response["output"] for part in item.get("content", ()) if "text" in part]
+    texts = [
+        part["text"]
+        for item in response["output"]
+        for part in item.get("content", ())
+        if "text" in part
+    ]
     return [("".join(texts), response["status"])]
 
 
@@ -156,7 +190,10 @@ def _chosen(said: list[Json]) -> Texts:
         if "error" in event:
             return [("", event["error"].get("code"))]
         for choice in event["choices"]:
-            place, text = choice["index"], choice.get("text") or choice.get("delta", {}).get("content") or ""
+            place, text = (
+                choice["index"],
+                choice.get("text") or choice.get("delta", {}).get("content") or "",
+            )
             texts[place] = texts.get(place, "") + text
             ends[place] = choice.get("finish_reason") or ends.get(place)
     return [(texts[place], ends[place]) for place in sorted(texts)]
@@ -175,14 +212,20 @@ def _messaged(said: list[Json]) -> Texts:
 
 
 TEXTS: dict[str, Callable[[Any], Texts]] = {
-    CHAT: lambda said: [(one["message"]["content"], one["finish_reason"]) for one in said["choices"]],
+    CHAT: lambda said: [
+        (one["message"]["content"], one["finish_reason"]) for one in said["choices"]
+    ],
     COMPLETIONS: lambda said: [(one["text"], one["finish_reason"]) for one in said["choices"]],
     RESPONSES: _responded,
-    MESSAGES: lambda said: [("".join(part.get("text", "") for part in said["content"]), said["stop_reason"])],
+    MESSAGES: lambda said: [
+        ("".join(part.get("text", "") for part in said["content"]), said["stop_reason"])
+    ],
 }
 STREAMED: dict[str, Callable[[list[Json]], Texts]] = {
     CHAT: _chosen,
     COMPLETIONS: _chosen,
-    RESPONSES: lambda said: _responded(said[-1]["response"]) if "response" in said[-1] else [("", "error")],
+    RESPONSES: lambda said: (
+        _responded(said[-1]["response"]) if "response" in said[-1] else [("", "error")]
+    ),
     MESSAGES: _messaged,
 }

@@ -1,7 +1,8 @@
-"""From samples to a verdict: windows of one cycle of turns each, of these the second part, and the slope of each series.
+"""From samples to a verdict: windows of one cycle of turns each, of these the second part, and the
+slope of each series.
 
-A window has all kinds of turns in it, so that its median does not depend on whose turn it is. The first part is left out: caches,
-heaps and the stored responses fill up to their bounds there.
+A window has all kinds of turns in it, so that its median does not depend on whose turn it is. The
+first part is left out: caches, heaps and the stored responses fill up to their bounds there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Kind:
 
 
 MEASURED = 1.05
-"""Files are evicted and written while they are added up, so that some count that were not there at one time."""
+"""Files are evicted and written while they are added up, so that some count that were not there at
+one time."""
 KINDS = {
     "anonymous": Kind("MB", 1e6),
     "resident": Kind("MB", 1e6, None),
@@ -75,7 +77,8 @@ class Judged:
         slope = self.slope
         return (
             f"{self.name}: {slope.level:.4g} {self.kind.unit}, slope {slope.value:+.3g} an hour "
-            f"({slope.low:+.3g} to {slope.high:+.3g}): {self.verdict}{' FAILS' if self.failed else ''}"
+            f"({slope.low:+.3g} to {slope.high:+.3g}): "
+            f"{self.verdict}{' FAILS' if self.failed else ''}"
         )
 
 
@@ -92,12 +95,20 @@ class Report:
     @property
     def told(self) -> bool:
         """Whether there were windows enough for each slope."""
-        return all(series.verdict != "unknown" for series in self.judged if series.kind.bad and series.points)
+        return all(
+            series.verdict != "unknown"
+            for series in self.judged
+            if series.kind.bad and series.points
+        )
 
 
 def judge(samples: Sequence[Sample], tally: Tally, window_s: float) -> Report:
     """`window_s`: of one cycle of turns."""
-    series = [*_sampled(samples, window_s), *_rates(samples, window_s), *_latencies(tally, window_s)]
+    series = [
+        *_sampled(samples, window_s),
+        *_rates(samples, window_s),
+        *_latencies(tally, window_s),
+    ]
     end_h = max((sample["at"] for sample in samples), default=0.0) / HOUR_S
     judged = []
     for name, kind, points in series:
@@ -106,7 +117,9 @@ def judge(samples: Sequence[Sample], tally: Tally, window_s: float) -> Report:
     return Report(judged, [*_faults(samples, tally)])
 
 
-def _windows(values: Sequence[tuple[float, float]], window_s: float, of: Callable[[list[float]], float]) -> Points:
+def _windows(
+    values: Sequence[tuple[float, float]], window_s: float, of: Callable[[list[float]], float]
+) -> Points:
     """(seconds, value) to a point for each whole window."""
     grouped: dict[int, list[float]] = {}
     for at, value in values:
@@ -120,7 +133,9 @@ def _sampled(samples: Sequence[Sample], window_s: float) -> Iterator[tuple[str, 
     for name in names:
         kind = KINDS.get(name.rpartition(".")[2].split(" of ")[0])
         if kind is not None:
-            values = [(sample["at"], sample[name] / kind.divisor) for sample in samples if name in sample]
+            values = [
+                (sample["at"], sample[name] / kind.divisor) for sample in samples if name in sample
+            ]
             yield name, kind, _windows(values, window_s, median)
 
 
@@ -147,9 +162,13 @@ def _rates(samples: Sequence[Sample], window_s: float) -> Iterator[tuple[str, Ki
         rate = [(at, hit.get(at, 0.0) / tokens) for at, tokens in queried.items() if tokens]
         yield f"{group}.hit rate", Kind("of 1", bad="falls"), rate
         generated, prefilled = summed(f"{group}.generated"), summed(f"{group}.prefilled")
-        for name in {name for sample in samples for name in sample if name.startswith(f"{group}.cpu_s")}:
+        for name in {
+            name for sample in samples for name in sample if name.startswith(f"{group}.cpu_s")
+        }:
             tokens = {at: generated[at] + prefilled.get(at, 0.0) for at in generated}
-            points = [(at, 1000 * cpu / tokens[at]) for at, cpu in summed(name).items() if tokens.get(at)]
+            points = [
+                (at, 1000 * cpu / tokens[at]) for at, cpu in summed(name).items() if tokens.get(at)
+            ]
             yield name.replace("cpu_s", "CPU of a token"), Kind("ms"), points
 
 
@@ -157,7 +176,11 @@ def _latencies(tally: Tally, window_s: float) -> Iterator[tuple[str, Kind, Point
     for name, values in (("first text", tally.firsts), ("gap between texts", tally.gaps)):
         for share in (0.5, 0.99):
             points = _windows(values, window_s, partial(percentile, share=share))
-            yield f"{name}, p{100 * share:.0f}", Kind("ms"), [(at, 1000 * seconds) for at, seconds in points]
+            yield (
+                f"{name}, p{100 * share:.0f}",
+                Kind("ms"),
+                [(at, 1000 * seconds) for at, seconds in points],
+            )
 
 
 def _faults(samples: Sequence[Sample], tally: Tally) -> Iterator[str]:

@@ -18,16 +18,28 @@ from tests.soak.features import Script
 from tests.soak.wishes import Question
 
 IDENTIFIERS = re.compile("/(resp|file|batch)[-_].*")
-PAGES = ("/v1/models", "/health", "/livez", "/metrics", "/server_info", "/openapi.json", "/docs", "/", "/v1/live")
+PAGES = (
+    "/v1/models",
+    "/health",
+    "/livez",
+    "/metrics",
+    "/server_info",
+    "/openapi.json",
+    "/docs",
+    "/",
+    "/v1/live",
+)
 SALTS = 6
-"""Caches of the last so many turns may be asked for again: some is in memory, some on disk, some nowhere any more."""
+"""Caches of the last so many turns may be asked for again: some is in memory, some on disk, some
+nowhere any more."""
 KEPT = 30
 """Wrong answers that are told in full."""
 
 
 @attrs.define
 class Tally:
-    """What the clients met. `firsts` and `gaps`: (when, seconds) of streams that were read at once."""
+    """What the clients met. `firsts` and `gaps`: (when, seconds) of streams that were read at
+    once."""
 
     asked: Counter[str] = attrs.field(factory=Counter)
     """Answers by endpoint, and by how they were read."""
@@ -41,8 +53,8 @@ class Tally:
 
 @attrs.frozen
 class Target:
-    """A server and what it is asked; `watched`: the latency of its streams is judged. `keyed`: it has keys with limits. `exchanged`: a
-    model that is put to sleep and loaded."""
+    """A server and what it is asked; `watched`: the latency of its streams is judged. `keyed`: it
+    has keys with limits. `exchanged`: a model that is put to sleep and loaded."""
 
     port: int
     questions: Sequence[Question]
@@ -52,10 +64,17 @@ class Target:
 
     def scripts(self) -> dict[Script, int]:
         """What a client does, and how often."""
-        often: dict[Script, int] = {Load.question: 40, Load.page: 4, Load.conversation: 2, Load.background: 2}
+        often: dict[Script, int] = {
+            Load.question: 40,
+            Load.page: 4,
+            Load.conversation: 2,
+            Load.background: 2,
+        }
         often |= {Load.cancelled: 2, features.batch: 1}
         return (
-            often | ({features.limited: 2} if self.keyed else {}) | ({features.exchanged: 1} if self.exchanged else {})
+            often
+            | ({features.limited: 2} if self.keyed else {})
+            | ({features.exchanged: 1} if self.exchanged else {})
         )
 
     def of(self, models: Sequence[str], exchanged: str) -> Target:
@@ -74,12 +93,15 @@ class Load:
     turn: int = 0
 
     async def run(self, targets: Sequence[Target], clients: int, seconds: float) -> None:
-        """One turn: a new cache, and those of the last ones. Each client finishes what it asks, now of one target, now of another."""
+        """One turn: a new cache, and those of the last ones. Each client finishes what it asks, now
+        of one target, now of another."""
         self.turn += 1
         end = trio.current_time() + seconds
         async with trio.open_nursery() as nursery:
             for number in range(clients):
-                nursery.start_soon(self._client, targets, end, Random(self.chance.randrange(2**32) + number))
+                nursery.start_soon(
+                    self._client, targets, end, Random(self.chance.randrange(2**32) + number)
+                )
 
     async def _client(self, targets: Sequence[Target], end: float, chance: Random) -> None:
         while trio.current_time() < end:
@@ -108,9 +130,14 @@ class Load:
     def compare(self, wish: Ask, heard: Heard, answer: Any) -> None:
         self.tally.checked += 1
         if heard.status in (0, 429) or heard.status >= 500:
-            self.tally.errors.append(f"{self.now():.0f} s: {wish.path} {heard.status} {heard.body[:200]!r}")
+            self.tally.errors.append(
+                f"{self.now():.0f} s: {wish.path} {heard.status} {heard.body[:200]!r}"
+            )
         elif not equal(answer, said := answer_of(wish, heard)):
-            told = f"{self.now():.0f} s: {json.dumps(wish.body)[:300]}: {json.dumps(said)}, not {json.dumps(answer)}"
+            told = (
+                f"{self.now():.0f} s: {json.dumps(wish.body)[:300]}: {json.dumps(said)}, not "
+                f"{json.dumps(answer)}"
+            )
             self.tally.wrong.append(told if len(self.tally.wrong) < KEPT else "another")
 
     async def heard(self, target: Target, wish: Ask) -> Heard:
@@ -144,7 +171,9 @@ class Load:
             await self._get(target, path)
 
     def _response(self, target: Target, chance: Random) -> Question:
-        return chance.choice([one for one in target.questions if one.wish.path == RESPONSES and _whole(one.wish)])
+        return chance.choice(
+            [one for one in target.questions if one.wish.path == RESPONSES and _whole(one.wish)]
+        )
 
     async def _stored(self, target: Target, question: Question, **fields: Any) -> Any:
         """The response, or None where it became an error, which is counted."""
@@ -187,7 +216,9 @@ class Load:
         self.tally.checked += 1
         said = [list(one) for one in TEXTS[RESPONSES](response)]
         if not equal(question.answer, said):
-            self.tally.wrong.append(f"{self.now():.0f} s: {question.wish.path}: {said}, not {question.answer}")
+            self.tally.wrong.append(
+                f"{self.now():.0f} s: {question.wish.path}: {said}, not {question.answer}"
+            )
 
 
 def _whole(wish: Ask) -> bool:

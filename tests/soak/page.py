@@ -14,13 +14,21 @@ from trouper.cli.html_page import html_page
 def page(report: Report, tally: Tally, facts: dict[str, str]) -> str:
     """`facts`: what the run was, as terms and their descriptions."""
     verdict = "FAILED" if report.failed else "held"
-    terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+    terms = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items()
+    )
     counts = ", ".join(f"{number} {what}" for what, number in tally.asked.most_common())
     parts = [
-        f"<dl>{terms}<dt>answers</dt><dd>{tally.checked} compared, {len(tally.wrong)} wrong, {len(tally.errors)} errors</dd>",
+        (
+            f"<dl>{terms}<dt>answers</dt><dd>{tally.checked} compared, {len(tally.wrong)} wrong, "
+            f"{len(tally.errors)} errors</dd>"
+        ),
         f"<dt>asked</dt><dd>{escape(counts)}</dd></dl>",
         _faults(report),
-        f'<div class="wide"><table><tr><th>series<th>level<th>slope an hour<th>low<th>high<th>verdict</tr>{_rows(report)}</table></div>',
+        (
+            '<div class="wide"><table><tr><th>series<th>level<th>slope an '
+            f"hour<th>low<th>high<th>verdict</tr>{_rows(report)}</table></div>"
+        ),
         f"<main>{_plots(report)}</main>",
     ]
     return html_page(f"Soak: {verdict}", "\n".join(parts))
@@ -39,7 +47,10 @@ def _row(series: Judged) -> str:
     figures = "".join(f"<td>{figure:+.3g}" for figure in (slope.value, slope.low, slope.high))
     mark = f"<b>{series.verdict}</b>" if series.failed else series.verdict
     not_judged = "" if series.kind.bad else " (not judged)"
-    return f"<tr><td>{escape(series.name)}<td>{slope.level:.4g} {series.kind.unit}{figures}<td>{mark}{not_judged}</tr>"
+    return (
+        f"<tr><td>{escape(series.name)}<td>{slope.level:.4g} "
+        f"{series.kind.unit}{figures}<td>{mark}{not_judged}</tr>"
+    )
 
 
 def _plots(report: Report) -> str:

@@ -1,4 +1,5 @@
-"""What is sampled of the servers: /proc, /health, /metrics and their directories, every few seconds, as lines of JSON."""
+"""What is sampled of the servers: /proc, /health, /metrics and their directories, every few
+seconds, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def of_process(process: psutil.Process) -> Sample:
 
 def _fields(text: str) -> dict[str, int]:
     """Of a file of /proc, whose lines are `Name:  number kB`."""
-    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)\b", text, re.MULTILINE)}
+    return {
+        name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)\b", text, re.MULTILINE)
+    }
 
 
 def of_health(health: Any) -> Sample:
@@ -64,7 +67,11 @@ def of_health(health: Any) -> Sample:
 def of_directories(group: Group) -> Sample:
     """Files and bytes on disk; what vanishes meanwhile counts as gone."""
     sizes = list(_sizes(group.cache))
-    return {"files": len(sizes), "disk_bytes": sum(sizes), "temporary_files": len(list(_sizes(group.temporary)))}
+    return {
+        "files": len(sizes),
+        "disk_bytes": sum(sizes),
+        "temporary_files": len(list(_sizes(group.temporary))),
+    }
 
 
 def _sizes(directory: Path) -> Sequence[int]:
@@ -93,7 +100,9 @@ class Sampler:
     async def look(self) -> None:
         sample: Sample = {"at": self.now(), "load": neighbours()}
         for group in self.groups:
-            sample |= {f"{group.name}.{name}": value for name, value in (await self._of(group)).items()}
+            sample |= {
+                f"{group.name}.{name}": value for name, value in (await self._of(group)).items()
+            }
         self.samples.append(sample)
         self.sink.write(json.dumps(sample) + "\n")
         self.sink.flush()

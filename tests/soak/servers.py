@@ -1,5 +1,5 @@
-"""The servers of a soak: one with keys and two of three models at a time, one whose model has LoRA adapters, and a group of two ranks.
-All stay for as long as the soak does."""
+"""The servers of a soak: one with keys and two of three models at a time, one whose model has LoRA
+adapters, and a group of two ranks. All stay for as long as the soak does."""
 
 from __future__ import annotations
 
@@ -35,8 +35,22 @@ CERTAIN_SMALL = 0.004
 MODEL_MEMORY = 575_000_000
 """Room for the embedded model (538 MB) and one of the others (26 MB)."""
 SSD_BYTES = 60_000_000
-COMMON = ("--gather-ms", "0", "--cache-memory", "40MB", "--ssd-keep-free", "100MB", "--janitor-interval-s", "2",
-          "--stored-responses", "20", "--stored-responses-bytes", "2MB", "--completion-batch-size", "8")  # fmt: skip
+COMMON = (
+    "--gather-ms",
+    "0",
+    "--cache-memory",
+    "40MB",
+    "--ssd-keep-free",
+    "100MB",
+    "--janitor-interval-s",
+    "2",
+    "--stored-responses",
+    "20",
+    "--stored-responses-bytes",
+    "2MB",
+    "--completion-batch-size",
+    "8",
+)
 PATIENT = ("--queue-timeout-s", "300", "--first-token-timeout-s", "300", "--token-timeout-s", "300")
 """Neighbours on the machine are no fault of the server's."""
 
@@ -82,12 +96,26 @@ class Models:
             **{n: str(path) for n, path in more.items()},
         }
         flags = [flag for path in named.values() for flag in ("--model", path)]
-        flags += [flag for name, path in named.items() for flag in ("--served-model-name", f"{name}={path}")]
+        flags += [
+            flag
+            for name, path in named.items()
+            for flag in ("--served-model-name", f"{name}={path}")
+        ]
         return [*flags, "--api-key-file", str(self.keys), *self._checked()]
 
     def tuned_flags(self) -> list[str]:
-        adapters = [f"--adapter={name.partition(':')[2]}={self.tuned / name.partition(':')[2]}" for name in ADAPTED[1:]]
-        return ["--model", str(self.tuned), "--served-model-name", TUNED, *adapters, *self._checked()]
+        adapters = [
+            f"--adapter={name.partition(':')[2]}={self.tuned / name.partition(':')[2]}"
+            for name in ADAPTED[1:]
+        ]
+        return [
+            "--model",
+            str(self.tuned),
+            "--served-model-name",
+            TUNED,
+            *adapters,
+            *self._checked(),
+        ]
 
     def split_flags(self) -> list[str]:
         return ["--model", str(self.split), "--served-model-name", SPLIT, *self._checked()]
@@ -112,7 +140,8 @@ def _keys(file: Path) -> Path:
 
 @attrs.frozen
 class Group:
-    """The processes of one model server: several ranks, or one. `port`: rank 0's; `place`: its cache and temporary files."""
+    """The processes of one model server: several ranks, or one. `port`: rank 0's; `place`: its
+    cache and temporary files."""
 
     name: str
     port: int
@@ -129,8 +158,11 @@ class Group:
 
 
 @contextmanager
-def group(name: str, place: Path, flags: Sequence[str], *, ranks: int = 1, quiet: bool = False) -> Iterator[Group]:
-    """`quiet`: it keeps nothing, and drafts nothing. Raises `AssertionError` if it does not start."""
+def group(
+    name: str, place: Path, flags: Sequence[str], *, ranks: int = 1, quiet: bool = False
+) -> Iterator[Group]:
+    """`quiet`: it keeps nothing, and drafts nothing. Raises `AssertionError` if it does not
+    start."""
     port, own = free_port(), place / name
     (own / "tmp").mkdir(parents=True)
     command = [sys.executable, "-c", RUN, "serve", "--port", str(port), *flags, *PATIENT]
@@ -142,7 +174,11 @@ def group(name: str, place: Path, flags: Sequence[str], *, ranks: int = 1, quiet
     with (own / "log").open("w") as log, environments(ranks) as each:
         try:
             for environment in each:
-                added = {"OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(own / "tmp")}
+                added = {
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "HF_HUB_OFFLINE": "1",
+                    "TMPDIR": str(own / "tmp"),
+                }
                 processes.append(
                     subprocess.Popen(
                         command,
@@ -154,7 +190,9 @@ def group(name: str, place: Path, flags: Sequence[str], *, ranks: int = 1, quiet
                     )
                 )
             assert processes[0].stdout is not None
-            assert any("is ready at" in line for line in processes[0].stdout), (own / "log").read_text()[-3000:]
+            assert any("is ready at" in line for line in processes[0].stdout), (
+                own / "log"
+            ).read_text()[-3000:]
             yield Group(name, port, [psutil.Process(process.pid) for process in processes], own)
         finally:
             for process in processes:

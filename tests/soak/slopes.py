@@ -1,7 +1,8 @@
 """The slope of a series with a confidence interval, and what it means.
 
-Theil-Sen: the median of the slopes of all pairs of points, which outliers hardly move. Its interval is Sen's (1968), from the
-variance of Kendall's S; the variance is larger where neighbouring residuals resemble each other (Hamed and Rao 1998, lag 1 alone).
+Theil-Sen: the median of the slopes of all pairs of points, which outliers hardly move. Its interval
+is Sen's (1968), from the variance of Kendall's S; the variance is larger where neighbouring
+residuals resemble each other (Hamed and Rao 1998, lag 1 alone).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Literal
 import attrs
 
 LEVEL = 0.999
-"""Of each interval: some twenty series are judged, and all of them together may give a false alarm in one run of fifty."""
+"""Of each interval: some twenty series are judged, and all of them together may give a false alarm
+in one run of fifty."""
 FEWEST = 8
 """Points; of fewer nothing can be told."""
 Verdict = Literal["flat", "negligible", "grows", "falls", "unknown"]
@@ -31,8 +33,8 @@ class Slope:
     level: float
 
     def verdict(self, tolerance: float) -> Verdict:
-        """`tolerance`: a share of the level for one unit of x. A slope that is certainly not zero is negligible if even its
-        nearer bound is less."""
+        """`tolerance`: a share of the level for one unit of x. A slope that is certainly not zero
+        is negligible if even its nearer bound is less."""
         if math.isinf(self.low) and math.isinf(self.high):
             return "unknown"
         if self.low <= 0 <= self.high:
@@ -48,7 +50,9 @@ def theil_sen(points: Sequence[tuple[float, float]], level: float = LEVEL) -> Sl
     middle = median(y for _, y in points) if points else 0.0
     if count < FEWEST:
         return Slope(0.0, -math.inf, math.inf, middle)
-    slopes = sorted((b - y) / (a - x) for place, (x, y) in enumerate(points) for a, b in points[place + 1 :])
+    slopes = sorted(
+        (b - y) / (a - x) for place, (x, y) in enumerate(points) for a, b in points[place + 1 :]
+    )
     value = median(slopes)
     variance = count * (count - 1) * (2 * count + 5) / 18 * _inflation(points, value)
     reach = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(variance)

@@ -17,12 +17,20 @@ from tests.soak.slopes import theil_sen
 
 
 def test_a_few_seconds_of_soak_on_real_servers(tmp_path: Path) -> None:
-    shape = Shape(1.0, 0.7, 0.5, pause_s=0.02, prompts=1, churn=1, sample_s=0.2, fewest=40, tiny=True)
+    shape = Shape(
+        1.0, 0.7, 0.5, pause_s=0.02, prompts=1, churn=1, sample_s=0.2, fewest=40, tiny=True
+    )
     soaked = soak(shape, tmp_path, lambda part, text: None)
     assert not soaked.report.faults and not soaked.report.told
     assert {"reads", "/v1/responses"} <= soaked.tally.asked.keys()
     names = {series.name for series in soaked.report.judged}
-    assert {"one.anonymous", "one.tasks", "ranks.descriptors of rank 1", "one.hit rate", "first text, p99"} <= names
+    assert {
+        "one.anonymous",
+        "one.tasks",
+        "ranks.descriptors of rank 1",
+        "one.hit rate",
+        "first text, p99",
+    } <= names
     assert "<svg" in (tmp_path / "soak.html").read_text()
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert all(sample["one.descriptors"] > 5 and sample["one.tasks"] > 5 for sample in samples)
@@ -32,7 +40,8 @@ def test_a_few_seconds_of_soak_on_real_servers(tmp_path: Path) -> None:
 def noisy(slope: float, count: int, seed: int, level: float = 500.0) -> list[tuple[float, float]]:
     chance = Random(seed)
     return [
-        (x / count, level + slope * x / count + chance.gauss(0, 1) + (50 if x % 9 == 4 else 0)) for x in range(count)
+        (x / count, level + slope * x / count + chance.gauss(0, 1) + (50 if x % 9 == 4 else 0))
+        for x in range(count)
     ]
 
 
@@ -55,7 +64,10 @@ class TestSlopes:
     def test_a_step_early_or_neighbours_that_resemble_each_other_are_less_certain(self) -> None:
         walk = [(float(x), float(x // 7 % 2) * 10) for x in range(28)]
         assert theil_sen(walk).verdict(0) in ("flat", "unknown")
-        wide, narrow = theil_sen(walk), theil_sen([(x, 10.0 * (i % 2)) for i, (x, _) in enumerate(walk)])
+        wide, narrow = (
+            theil_sen(walk),
+            theil_sen([(x, 10.0 * (i % 2)) for i, (x, _) in enumerate(walk)]),
+        )
         assert wide.high - wide.low >= narrow.high - narrow.low
 
     def test_constant_and_short_series(self) -> None:
@@ -68,9 +80,14 @@ class TestJudging:
     @staticmethod
     def samples(growth: float) -> list[dict[str, float]]:
         return [
-            {"at": 10.0 * n, "one.anonymous": 5e8 + growth * n + 1e6 * (n % 3), "one.hit": 5.0 * n, "one.queried": 10.0 * n}
+            {
+                "at": 10.0 * n,
+                "one.anonymous": 5e8 + growth * n + 1e6 * (n % 3),
+                "one.hit": 5.0 * n,
+                "one.queried": 10.0 * n,
+            }
             for n in range(300)
-        ]  # fmt: skip
+        ]
 
     def test_memory_that_grows_fails_and_memory_that_does_not_holds(self) -> None:
         assert judge(self.samples(1e5), Tally(), 60).failed
@@ -85,7 +102,9 @@ class TestJudging:
             sample["one.anonymous"] += 1e5 * min(sample["at"], 900.0)
         assert not judge(samples, Tally(), 60).failed
 
-    def test_a_wrong_answer_an_error_a_restart_and_a_full_directory_fail_whatever_the_slopes_are(self) -> None:
+    def test_a_wrong_answer_an_error_a_restart_and_a_full_directory_fail_whatever_the_slopes_are(
+        self,
+    ) -> None:
         assert judge(self.samples(0), Tally(wrong=["x"]), 60).failed
         assert judge(self.samples(0), Tally(errors=["x"]), 60).failed
         for name, value in (("one.restarts", 1.0), ("one.disk_bytes", 1e8)):
@@ -109,14 +128,21 @@ class TestJudging:
 
 class TestAnswers:
     def test_a_stream_and_a_whole_answer_are_one(self) -> None:
-        whole: dict[str, Any] = {"choices": [{"index": 0, "message": {"content": "ab"}, "finish_reason": "stop"}]}
+        whole: dict[str, Any] = {
+            "choices": [{"index": 0, "message": {"content": "ab"}, "finish_reason": "stop"}]
+        }
         events: list[dict[str, Any]] = [
-            {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in "ab"
+            {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+            for text in "ab"
         ]
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
         streamed = answer_of(Ask(CHAT, {"stream": True}), Heard(200, body))
-        assert streamed == answer_of(Ask(CHAT, {}), Heard(200, json.dumps(whole).encode())) == [["ab", "stop"]]
+        assert (
+            streamed
+            == answer_of(Ask(CHAT, {}), Heard(200, json.dumps(whole).encode()))
+            == [["ab", "stop"]]
+        )
         broken = body + b'data: {"error": {"code": "engine_stopped"}}\n\n'
         assert not equal(streamed, answer_of(Ask(CHAT, {"stream": True}), Heard(200, broken)))
 

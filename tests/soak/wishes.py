@@ -1,6 +1,8 @@
-"""What the soak asks, and the answers it must get: computed beforehand by a server that keeps nothing, one request at a time.
+"""What the soak asks, and the answers it must get: computed beforehand by a server that keeps
+nothing, one request at a time.
 
-Greedy prompts are chosen so that the model is sure of each token: no rounding of a batch changes an answer.
+Greedy prompts are chosen so that the model is sure of each token: no rounding of a batch changes an
+answer.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ SCHEMA = {
 
 @attrs.frozen
 class Model:
-    """`certain`: between the best two log-probabilities of each token. `vocabulary`: ids that prompts are made of."""
+    """`certain`: between the best two log-probabilities of each token. `vocabulary`: ids that
+    prompts are made of."""
 
     name: str
     certain: float
@@ -63,15 +66,16 @@ class Question:
     answer: Any
 
     def salted(self, salt: str) -> Ask:
-        """The same, in a cache of its own: it computes what others with the same prompt have stored."""
+        """The same, in a cache of its own: it computes what others with the same prompt have
+        stored."""
         if self.wish.body is None or self.wish.path not in SALTED:
             return self.wish
         return attrs.evolve(self.wish, body={**self.wish.body, "cache_salt": salt})
 
 
 async def questions(port: int, model: Model, count: int, chance: Random) -> list[Question]:
-    """Of every endpoint; `count` prompts of chats, and as many of completions. Raises `AssertionError` if the model is sure of
-    too few."""
+    """Of every endpoint; `count` prompts of chats, and as many of completions. Raises
+    `AssertionError` if the model is sure of too few."""
     chats = [talk async for talk in _certain_talks(port, model, count, chance)]
     prompts = [prompt async for prompt in _certain_prompts(port, model, count, chance)]
     wishes = [*generating(model, chats, prompts), *computing(model, chance)]
@@ -86,10 +90,16 @@ async def questions(port: int, model: Model, count: int, chance: Random) -> list
 async def _certain_talks(port: int, model: Model, count: int, chance: Random) -> Any:
     for _ in range(TRIES * count):
         text = " ".join(chance.choices(WORDS, k=chance.randrange(3, model.longest)))
-        talk = [{"role": "system", "content": "Say it again. " * 8}, {"role": "user", "content": f"Say: {text}"}]
+        talk = [
+            {"role": "system", "content": "Say it again. " * 8},
+            {"role": "user", "content": f"Say: {text}"},
+        ]
         body = {"messages": talk, "logprobs": True, "top_logprobs": 2}
         said = (await ask(port, Ask(CHAT, _greedy(model, **body)))).json()
-        steps = [[top["logprob"] for top in step["top_logprobs"]] for step in said["choices"][0]["logprobs"]["content"]]
+        steps = [
+            [top["logprob"] for top in step["top_logprobs"]]
+            for step in said["choices"][0]["logprobs"]["content"]
+        ]
         if all(best - second > model.certain for best, second in steps):
             yield talk
             count -= 1
@@ -104,7 +114,9 @@ async def _certain_prompts(port: int, model: Model, count: int, chance: Random) 
         phrase = chance.sample(range(*model.vocabulary), chance.randrange(5, 12))
         prompt = (phrase * model.longest)[: chance.randrange(20, 4 * model.longest)]
         body = _greedy(model, prompt=prompt, logprobs=2)
-        said = (await ask(port, Ask(COMPLETIONS, body))).json()["choices"][0]["logprobs"]["top_logprobs"]
+        said = (await ask(port, Ask(COMPLETIONS, body))).json()["choices"][0]["logprobs"][
+            "top_logprobs"
+        ]
         best = [sorted(step.values(), reverse=True) for step in said]
         if all(len(step) > 1 and step[0] - step[1] > model.certain for step in best):
             yield prompt
@@ -118,7 +130,9 @@ def _greedy(model: Model, **fields: Any) -> Json:
     return {"model": model.name, "max_tokens": TOKENS, "temperature": 0, **fields}
 
 
-def generating(model: Model, chats: Sequence[list[Json]], prompts: Sequence[list[int]]) -> Iterator[Ask]:
+def generating(
+    model: Model, chats: Sequence[list[Json]], prompts: Sequence[list[int]]
+) -> Iterator[Ask]:
     for talk in chats:
         spoken = {"messages": talk}
         yield Ask(CHAT, _greedy(model, **spoken, stream=True))
@@ -131,9 +145,16 @@ def generating(model: Model, chats: Sequence[list[Json]], prompts: Sequence[list
     for prompt in prompts:
         yield Ask(COMPLETIONS, _greedy(model, prompt=prompt, stream=True))
         yield Ask(COMPLETIONS, _greedy(model, prompt=prompt, n=2))
-        yield Ask(COMPLETIONS, _greedy(model, prompt=[prompt, prompt[: len(prompt) // 2 + 1]], max_tokens=1))
+        yield Ask(
+            COMPLETIONS,
+            _greedy(model, prompt=[prompt, prompt[: len(prompt) // 2 + 1]], max_tokens=1),
+        )
     schema = {"type": "json_schema", "json_schema": {"name": "seven", "schema": SCHEMA}}
-    yield Ask(CHAT, _greedy(model, messages=chats[0], response_format=schema, max_tokens=40), structured=True)
+    yield Ask(
+        CHAT,
+        _greedy(model, messages=chats[0], response_format=schema, max_tokens=40),
+        structured=True,
+    )
 
 
 def computing(model: Model, chance: Random) -> Iterator[Ask]:
@@ -145,9 +166,15 @@ def computing(model: Model, chance: Random) -> Iterator[Ask]:
     yield Ask("/v1/score", {"model": name, "text_1": texts[0], "text_2": texts[1:]})
     yield Ask("/tokenize", {"model": name, "prompt": texts[2]})
     yield Ask("/detokenize", {"model": name, "tokens": [70, 71, 72]})
-    yield Ask("/v1/messages/count_tokens", {"model": name, "messages": [{"role": "user", "content": texts[1]}]})
+    yield Ask(
+        "/v1/messages/count_tokens",
+        {"model": name, "messages": [{"role": "user", "content": texts[1]}]},
+    )
     yield Ask("/v1/responses/input_tokens", {"model": name, "input": texts[1]})
-    yield Ask("/infill", {"model": name, "input_prefix": texts[0], "input_suffix": texts[1], "n_predict": 4})
+    yield Ask(
+        "/infill",
+        {"model": name, "input_prefix": texts[0], "input_suffix": texts[1], "n_predict": 4},
+    )
     yield Ask(CHAT, {"model": name, "messages": [], "temperature": 9})
     yield Ask(COMPLETIONS, _greedy(model, prompt=texts[0], top_k="many"))
 

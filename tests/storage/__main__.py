@@ -1,4 +1,5 @@
-"""`python -m tests.storage N [FIRST]`: at least N faults in worlds from seed FIRST on. Fails at the first wrong byte."""
+"""`python -m tests.storage N [FIRST]`: at least N faults in worlds from seed FIRST on. Fails at the
+first wrong byte."""
 
 # ruff: noqa: T201
 from __future__ import annotations

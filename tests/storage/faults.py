@@ -23,7 +23,8 @@ OFTEN = {
     "try_lock": 0.2,
     "pwrite": 0.2,
 }
-"""What happens once in a write fails more often than what happens in each read, so that both are tried alike."""
+"""What happens once in a write fails more often than what happens in each read, so that both are
+tried alike."""
 
 
 class Crashed(BaseException):
@@ -170,12 +171,16 @@ def _swap(_: Random, path: Path, other: Path) -> None:
 
 WAYS: dict[str, Callable[[Random, Path, Path], object]] = {
     "flipped": lambda random, path, other: path.write_bytes(flipped(random, path.read_bytes())),
-    "truncated": lambda random, path, other: os.truncate(path, random.randint(0, path.stat().st_size)),
+    "truncated": lambda random, path, other: os.truncate(
+        path, random.randint(0, path.stat().st_size)
+    ),
     "emptied": lambda random, path, other: os.truncate(path, 0),
     "zeroed": lambda random, path, other: path.write_bytes(bytes(path.stat().st_size)),
     "longer": lambda random, path, other: path.write_bytes(path.read_bytes() + random.randbytes(9)),
     "removed": lambda random, path, other: path.unlink(),
     "swapped": _swap,
     "moved over another": lambda random, path, other: path.replace(other),
-    "garbage": lambda random, path, other: path.with_name(f"{random.randbytes(8).hex()}{SUFFIX}").write_bytes(b"{}"),
+    "garbage": lambda random, path, other: path.with_name(
+        f"{random.randbytes(8).hex()}{SUFFIX}"
+    ).write_bytes(b"{}"),
 }

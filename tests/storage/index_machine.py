@@ -1,4 +1,5 @@
-"""Hypothesis plays with an `PrefixTree` and with dictionaries that promise the same; after each rule they agree."""
+"""Hypothesis plays with an `PrefixTree` and with dictionaries that promise the same; after each
+rule they agree."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ NAMESPACE = b"n" * 32
 
 salts = st.sampled_from(["", "", "tenant"])
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=3 * BLOCK + 2).map(tuple)
-"""So few tokens that texts share prefixes, leave each other in the middle of blocks, and end there."""
+"""So few tokens that texts share prefixes, leave each other in the middle of blocks, and end
+there."""
 picks = st.integers(0, 2**16)
-flags = st.sampled_from([Flags(payload=True), Flags(payload=True, snapshot=True), Flags(snapshot=True)])
+flags = st.sampled_from(
+    [Flags(payload=True), Flags(payload=True, snapshot=True), Flags(snapshot=True)]
+)
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -84,7 +88,9 @@ class IndexMachine(RuleBasedStateMachine):
             found[salt, numbers(tokens)] = node
         return found
 
-    def pick(self, paths: Sequence[Path] | set[Path] | dict[Path, object], number: int) -> Path | None:
+    def pick(
+        self, paths: Sequence[Path] | set[Path] | dict[Path, object], number: int
+    ) -> Path | None:
         ordered = sorted(paths)
         return ordered[number % len(ordered)] if ordered else None
 
@@ -127,7 +133,9 @@ class IndexMachine(RuleBasedStateMachine):
         for limit in range(len(tokens) + 1):
             for at_snapshot in (False, True):
                 match = self.index.match(self.chain(salt, tokens), limit, at_snapshot=at_snapshot)
-                assert match.tokens == self.model.longest(salt, tokens[:limit], at_snapshot=at_snapshot)
+                assert match.tokens == self.model.longest(
+                    salt, tokens[:limit], at_snapshot=at_snapshot
+                )
                 self._check_match(match, tokens[:limit])
                 assert not (at_snapshot and match.nodes) or match.nodes[-1].has_snapshot
         if used:
@@ -143,7 +151,9 @@ class IndexMachine(RuleBasedStateMachine):
         for before, node in zip(match.nodes, match.nodes[1:], strict=False):
             assert node.parent is before
         text = b"".join(node.tokens for node in match.nodes)
-        assert text[: match.tokens * TOKEN_BYTES] == token_bytes(tokens)[: match.tokens * TOKEN_BYTES]
+        assert (
+            text[: match.tokens * TOKEN_BYTES] == token_bytes(tokens)[: match.tokens * TOKEN_BYTES]
+        )
         assert match.tokens <= len(text) // TOKEN_BYTES < match.tokens + BLOCK
         assert match.last.end % BLOCK == 0
 
@@ -194,7 +204,9 @@ class IndexMachine(RuleBasedStateMachine):
         parent = self.model.parent(path)
         tokens = token_bytes(path[1][len(parent[1]) :])
         self.model.on_disk(path, flags)
-        self.index.on_disk(self.key(parent), BlockRef(self.key(path), tokens, flags.payload, flags.snapshot))
+        self.index.on_disk(
+            self.key(parent), BlockRef(self.key(path), tokens, flags.payload, flags.snapshot)
+        )
 
     @precondition(lambda self: self.stored)
     @rule(number=picks)
@@ -229,7 +241,9 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def the_same_is_held(self) -> None:
         paths = self.paths()
-        assert paths.keys() == self.model.nodes(), "a node that is nowhere and leads nowhere, or one that is missing"
+        assert paths.keys() == self.model.nodes(), (
+            "a node that is nowhere and leads nowhere, or one that is missing"
+        )
         for path, node in paths.items():
             assert node.block == self.model.memory.get(path)
             assert node.snapshot == self.model.snapshots.get(path)
@@ -246,7 +260,8 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.eviction.blocks == len(blocks)
         assert self.index.eviction.snapshots == len(snapshots)
         assert (
-            self.index.eviction.bytes == len(blocks) * NODE_COST + tokens * TOKEN_COST + len(snapshots) * SNAPSHOT_COST
+            self.index.eviction.bytes
+            == len(blocks) * NODE_COST + tokens * TOKEN_COST + len(snapshots) * SNAPSHOT_COST
         )
         assert self.index.eviction.evictable_bytes == self.model.evictable_bytes
         assert self.index.eviction.bytes <= self.sizes.capacity_bytes
@@ -256,10 +271,15 @@ class IndexMachine(RuleBasedStateMachine):
     def children_are_sorted(self) -> None:
         for node in (*self.index.nodes(), *map(self.index.root, sorted(self.model.salts))):
             children = list(node.children)
-            assert [child.tokens for child in children] == sorted(child.tokens for child in children)
+            assert [child.tokens for child in children] == sorted(
+                child.tokens for child in children
+            )
             assert all(child.parent is node for child in children)
             assert node.resident_children == sum(child.is_resident for child in children)
 
 
 def numbers(tokens: bytes) -> Tokens:
-    return tuple(int.from_bytes(tokens[at : at + TOKEN_BYTES], "big") for at in range(0, len(tokens), TOKEN_BYTES))
+    return tuple(
+        int.from_bytes(tokens[at : at + TOKEN_BYTES], "big")
+        for at in range(0, len(tokens), TOKEN_BYTES)
+    )

@@ -1,4 +1,5 @@
-"""Chains of pieces whose bytes follow from their keys, so that whatever is read can be compared with what it must be."""
+"""Chains of pieces whose bytes follow from their keys, so that whatever is read can be compared
+with what it must be."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ Raw = tuple[tuple[str, tuple[int, ...], bytes], ...]
 def piece(
     parent: bytes, tokens: bytes, *, payload: bool = True, snapshot: bool = False, salt: bytes = b""
 ) -> BlockData:
-    """Of 16 bytes a token: a bfloat16 and a uint8 tensor, and if asked a float32 snapshot with an empty tensor in it. The
-    same key has other bytes with another `salt`."""
+    """Of 16 bytes a token: a bfloat16 and a uint8 tensor, and if asked a float32 snapshot with an
+    empty tensor in it. The same key has other bytes with another `salt`."""
     key = sha256(parent + tokens).digest()
     count = len(tokens) // 4
     kv = (
@@ -41,27 +42,41 @@ def noise(key: bytes, what: bytes, count: int) -> bytes:
 
 
 def chain(
-    count: int, *, parent: bytes = ROOT, seed: int = 0, tokens: int = 4, payload: bool = True, snapshot_every: int = 2
+    count: int,
+    *,
+    parent: bytes = ROOT,
+    seed: int = 0,
+    tokens: int = 4,
+    payload: bool = True,
+    snapshot_every: int = 2,
 ) -> list[BlockData]:
     random, pieces = Random(f"{parent.hex()} {seed}"), list[BlockData]()
     for place in range(count):
         before = pieces[-1].key if pieces else parent
         has_snapshot = place % snapshot_every == snapshot_every - 1
-        pieces.append(piece(before, random.randbytes(4 * tokens), payload=payload, snapshot=has_snapshot))
+        pieces.append(
+            piece(before, random.randbytes(4 * tokens), payload=payload, snapshot=has_snapshot)
+        )
     return pieces
 
 
 def wanted(pieces: Sequence[BlockData], places: Sequence[int] | None = None) -> list[BlockRef]:
     """All that there is of these pieces."""
     return [
-        BlockRef(pieces[i].key, pieces[i].tokens, bool(pieces[i].payload), pieces[i].snapshot is not None)
+        BlockRef(
+            pieces[i].key, pieces[i].tokens, bool(pieces[i].payload), pieces[i].snapshot is not None
+        )
         for i in (range(len(pieces)) if places is None else places)
     ]
 
 
 def raw(payload: Tensors | None) -> Raw | None:
     """Something that can be compared."""
-    return None if payload is None else tuple((one.dtype, one.shape, bytes(one.data)) for one in payload)
+    return (
+        None
+        if payload is None
+        else tuple((one.dtype, one.shape, bytes(one.data)) for one in payload)
+    )
 
 
 def same(got: Sequence[BlockData], expected: Sequence[BlockData]) -> bool:
@@ -72,7 +87,10 @@ def same(got: Sequence[BlockData], expected: Sequence[BlockData]) -> bool:
 
 
 def read_all(store: RunStore, run: RunInfo) -> list[BlockData]:
-    parts = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.blocks]
+    parts = [
+        BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
+        for info in run.blocks
+    ]
     return store.read(run.name, parts)
 
 

@@ -1,4 +1,5 @@
-"""What `PrefixTree` promises, by dictionaries from (salt, tokens up to the end of a node). Slow and plain: an oracle."""
+"""What `PrefixTree` promises, by dictionaries from (salt, tokens up to the end of a node). Slow and
+plain: an oracle."""
 
 from __future__ import annotations
 
@@ -61,7 +62,11 @@ class NaiveTree:
 
     def nodes(self) -> set[Path]:
         """What is somewhere, in use, or leads to something that is."""
-        own = {*self.memory, *self.pins, *(path for path, flags in self.disk.items() if flags.payload)}
+        own = {
+            *self.memory,
+            *self.pins,
+            *(path for path, flags in self.disk.items() if flags.payload),
+        }
         return own.union(*map(self.above, own))
 
     @property
@@ -70,10 +75,13 @@ class NaiveTree:
 
     @property
     def evictable_bytes(self) -> int:
-        """All but blocks that are in use or continued by what is, and snapshots of nodes that are in use."""
+        """All but blocks that are in use or continued by what is, and snapshots of nodes that are
+        in use."""
         locked = set(self.pins).union(*map(self.above, self.pins))
         blocks = sum(self._cost(path) for path in self.memory if path not in locked)
-        return blocks + sum(self.sizes.snapshot_bytes for path in self.snapshots if path not in self.pins)
+        return blocks + sum(
+            self.sizes.snapshot_bytes for path in self.snapshots if path not in self.pins
+        )
 
     def _cost(self, path: Path) -> int:
         return NODE_COST + (len(path[1]) - len(self.parent(path)[1])) * self.sizes.token_bytes
@@ -81,7 +89,8 @@ class NaiveTree:
     # -- finding ---------------------------------------------------------------------------------
 
     def reachable(self, salt: str) -> Iterator[Tokens]:
-        """Ends of nodes that are usable together with all that they continue: a hole ends a match (F6)."""
+        """Ends of nodes that are usable together with all that they continue: a hole ends a match
+        (F6)."""
         for path in self.nodes():
             if path[0] == salt and all(map(self.usable, (path, *self.above(path)))):
                 yield path[1]
@@ -89,7 +98,9 @@ class NaiveTree:
     def longest(self, salt: str, tokens: Tokens, *, at_snapshot: bool) -> int:
         found = self.reachable(salt)
         if at_snapshot:
-            ends = [end for end in found if tokens[: len(end)] == end and self.has_snapshot((salt, end))]
+            ends = [
+                end for end in found if tokens[: len(end)] == end and self.has_snapshot((salt, end))
+            ]
             return max(map(len, ends), default=0)
         return max((shared(end, tokens) for end in found), default=0)
 
@@ -155,10 +166,13 @@ class NaiveTree:
         return before - self.bytes
 
     def _evict_oldest(self) -> bool:
-        """A block only if nothing below it is in memory or in use; a snapshot only if its own node is not in use."""
+        """A block only if nothing below it is in memory or in use; a snapshot only if its own node
+        is not in use."""
         kept = {*self.memory, *self.pins}
         inner = set[Path]().union(*map(self.above, kept))
-        candidates = [("block", path) for path in self.memory if path not in inner and path not in self.pins]
+        candidates = [
+            ("block", path) for path in self.memory if path not in inner and path not in self.pins
+        ]
         candidates += [("snapshot", path) for path in self.snapshots if path not in self.pins]
         if not candidates:
             return False
@@ -205,4 +219,6 @@ class NaiveTree:
 
 
 def shared(a: Tokens, b: Tokens) -> int:
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

@@ -1,4 +1,5 @@
-"""The directory stays within its bound and the disk above its floor; what was of use last stays longest."""
+"""The directory stays within its bound and the disk above its floor; what was of use last stays
+longest."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_a_full_disk_is_worse_than_an_empty_cache(store: RunStore) -> None:
     disk.free = 10 * size
     assert full.make_room(size, HUGE, floor_bytes=9 * size).removed == ()
     disk.free = 9 * size
-    assert [run.name for run in full.make_room(size, HUGE, floor_bytes=9 * size).removed] == [runs[0].name]
+    assert [run.name for run in full.make_room(size, HUGE, floor_bytes=9 * size).removed] == [
+        runs[0].name
+    ]
     disk.free = 0
     room = full.make_room(size, HUGE, floor_bytes=9 * size)
     assert (room.fits, len(room.removed), full.total_bytes) == (False, 3, 0)

@@ -36,7 +36,9 @@ def test_a_restart_opens_the_catalogue_only(store: RunStore) -> None:
     store.save_catalogue()
     disk = CountingDisk()
     again = RunStore(store.directory, NAMESPACE, disk)
-    assert sorted(all_runs(again), key=lambda run: run.name) == sorted(runs, key=lambda run: run.name)
+    assert sorted(all_runs(again), key=lambda run: run.name) == sorted(
+        runs, key=lambda run: run.name
+    )
     assert disk.opened == ["catalogue.msgpack"]
     assert again.total_bytes == sum(run.file_bytes for run in runs)
     late, _ = put(store, seed=11)
@@ -83,7 +85,9 @@ def test_a_catalogue_may_lag(store: RunStore) -> None:
         lambda data: b"x" * 1000,
     ],
 )
-def test_a_damaged_catalogue_is_built_again(store: RunStore, spoil: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_catalogue_is_built_again(
+    store: RunStore, spoil: Callable[[bytes], bytes]
+) -> None:
     run, _ = put(store)
     store.save_catalogue()
     path = store.path / "catalogue.msgpack"
@@ -134,7 +138,9 @@ def test_what_a_run_continues_comes_before_it(store: RunStore) -> None:
         known |= {info.key for info in run.blocks}
 
 
-def test_damaged_and_foreign_files_are_counted_and_removed_and_nothing_else_is(store: RunStore) -> None:
+def test_damaged_and_foreign_files_are_counted_and_removed_and_nothing_else_is(
+    store: RunStore,
+) -> None:
     torn, _ = put(store, seed=1)
     flipped, _ = put(store, seed=2)
     kept, _ = put(store, seed=3)

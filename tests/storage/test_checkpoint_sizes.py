@@ -1,4 +1,5 @@
-"""The size of a checkpoint's weights in float32, by its headers alone: that of every form of packed weights is that of the plain ones."""
+"""The size of a checkpoint's weights in float32, by its headers alone: that of every form of packed
+weights is that of the plain ones."""
 
 from __future__ import annotations
 
@@ -35,40 +36,69 @@ COMPRESSED: Json = {"quant_method": "compressed-tensors", "format": "pack-quanti
 
 
 def compressed(bits: int) -> Json:
-    return {"quantization_config": COMPRESSED | {"config_groups": {"group_0": {"weights": {"num_bits": bits}}}}}
+    return {
+        "quantization_config": COMPRESSED
+        | {"config_groups": {"group_0": {"weights": {"num_bits": bits}}}}
+    }
 
 
 CASES: dict[str, tuple[Json, Json]] = {
     "plain": ({}, tensors(q__weight=("BF16", (ROWS, COLUMNS)))),
     "mlx": (
         {"quantization": {"group_size": 32, "bits": 4}},
-        tensors(q__weight=("U32", (ROWS, COLUMNS // 8)), q__scales=("BF16", (ROWS, 8)), q__biases=("BF16", (ROWS, 8))),
+        tensors(
+            q__weight=("U32", (ROWS, COLUMNS // 8)),
+            q__scales=("BF16", (ROWS, 8)),
+            q__biases=("BF16", (ROWS, 8)),
+        ),
     ),
     "mlx, a layer of its own": (
-        {"quantization": {"group_size": 32, "bits": 4, "model.layers.0.q": {"group_size": 128, "bits": 8}}},
-        tensors(q__weight=("U32", (ROWS, COLUMNS // 4)), q__scales=("BF16", (ROWS, 2)), q__biases=("BF16", (ROWS, 2))),
+        {
+            "quantization": {
+                "group_size": 32,
+                "bits": 4,
+                "model.layers.0.q": {"group_size": 128, "bits": 8},
+            }
+        },
+        tensors(
+            q__weight=("U32", (ROWS, COLUMNS // 4)),
+            q__scales=("BF16", (ROWS, 2)),
+            q__biases=("BF16", (ROWS, 2)),
+        ),
     ),
     "awq": (
         {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}},
         tensors(
-            q__qweight=("I32", (COLUMNS, ROWS // 8)), q__qzeros=("I32", (2, ROWS // 8)), q__scales=("F16", (2, ROWS))
+            q__qweight=("I32", (COLUMNS, ROWS // 8)),
+            q__qzeros=("I32", (2, ROWS // 8)),
+            q__scales=("F16", (2, ROWS)),
         ),
     ),
     "gptq by channels, of a model that sees": (
-        {"text_config": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": -1}}},
+        {
+            "text_config": {
+                "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": -1}
+            }
+        },
         tensors(q__qweight=("I32", (COLUMNS // 8, ROWS)), q__scales=("F16", (1, ROWS))),
     ),
     "compressed-tensors": (
         compressed(4),
-        tensors(q__weight_packed=("I32", (ROWS, COLUMNS // 8)), q__weight_scale=("BF16", (ROWS, 8))),
+        tensors(
+            q__weight_packed=("I32", (ROWS, COLUMNS // 8)), q__weight_scale=("BF16", (ROWS, 8))
+        ),
     ),
     "compressed-tensors of 8 bits": (
         compressed(8),
-        tensors(q__weight_packed=("I32", (ROWS, COLUMNS // 4)), q__weight_scale=("BF16", (ROWS, 1))),
+        tensors(
+            q__weight_packed=("I32", (ROWS, COLUMNS // 4)), q__weight_scale=("BF16", (ROWS, 1))
+        ),
     ),
     "nvfp4": (
         compressed(4),
-        tensors(q__weight_packed=("U8", (ROWS, COLUMNS // 2)), q__weight_scale=("F8_E4M3", (ROWS, 16))),
+        tensors(
+            q__weight_packed=("U8", (ROWS, COLUMNS // 2)), q__weight_scale=("F8_E4M3", (ROWS, 16))
+        ),
     ),
     "mxfp4 of gpt-oss": (
         {"quantization_config": {"quant_method": "mxfp4"}},
@@ -83,7 +113,9 @@ def test_packed_weights_are_as_large_as_plain_ones(form: str) -> None:
     assert float32_bytes(headers, config) == PLAIN
 
 
-@pytest.mark.parametrize("odd", [None, [], {"bits": None}, {"config_groups": {"a": 1}}, {"config_groups": {"a": {}}}])
+@pytest.mark.parametrize(
+    "odd", [None, [], {"bits": None}, {"config_groups": {"a": 1}}, {"config_groups": {"a": {}}}]
+)
 def test_odd_configs_are_no_fault(odd: object) -> None:
     headers = tensors(q__qweight=("I32", (COLUMNS, ROWS // 8)), q__scales=("F16", (2, ROWS)))
     assert float32_bytes(headers, {"quantization_config": odd}) == PLAIN

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, all_runs, how_it_reads, path_of, put, wanted
+from tests.storage.making import (
+    NAMESPACE,
+    OTHER_NAMESPACE,
+    all_runs,
+    how_it_reads,
+    path_of,
+    put,
+    wanted,
+)
 from trouper.storage import run_format, run_reading
 from trouper.storage.runs import BlockRef, Damaged, Disk, RunStore
 
@@ -20,7 +28,9 @@ def test_d9_every_byte_counts(store: RunStore) -> None:
     run, pieces = put(store)
     path, good = path_of(store, run), path_of(store, run).read_bytes()
     ends = set()
-    flips = [(at, bit) for at in range(48) for bit in range(8)] + [(at, at % 8) for at in range(48, len(good))]
+    flips = [(at, bit) for at in range(48) for bit in range(8)] + [
+        (at, at % 8) for at in range(48, len(good))
+    ]
     for at, bit in flips:
         path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
         ends.add(how_it_reads(store, run, pieces))
@@ -57,7 +67,8 @@ def test_a_file_that_ends_while_it_is_read_is_torn(store: RunStore) -> None:
 
 
 def test_the_comparison_can_fail(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: with checksums that always agree, the same flips are wrong bytes, and that is noticed."""
+    """Negative control: with checksums that always agree, the same flips are wrong bytes, and that
+    is noticed."""
     run, pieces = put(store)
     path, good = path_of(store, run), path_of(store, run).read_bytes()
 
@@ -101,15 +112,23 @@ def test_files_that_are_no_runs(store: RunStore, kind: bytes, reason: str) -> No
     assert how_it_reads(store, run, pieces) == reason
 
 
-def test_a_sound_header_that_says_nonsense_is_foreign(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sound_header_that_says_nonsense_is_foreign(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a program with a bug, or of another version, would write it: its own checksum agrees."""
     nonsense: list[Callable[[dict[str, object]], object]] = [
         lambda header: header.update({"x9.0": header["b0.0"]}),
         lambda header: header.update({"b99.0": header["b0.0"]}),
         lambda header: header.update({"b": 1}),
-        lambda header: header.update({"b0.0": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 48]}}),
-        lambda header: header.update({"b0.0": {"dtype": "F7", "shape": [48], "data_offsets": [0, 48]}}),
-        lambda header: header.update({"b0.0": {"dtype": "BF16", "shape": [2, 4, 3], "data_offsets": [48, 0]}}),
+        lambda header: header.update(
+            {"b0.0": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 48]}}
+        ),
+        lambda header: header.update(
+            {"b0.0": {"dtype": "F7", "shape": [48], "data_offsets": [0, 48]}}
+        ),
+        lambda header: header.update(
+            {"b0.0": {"dtype": "BF16", "shape": [2, 4, 3], "data_offsets": [48, 0]}}
+        ),
         lambda header: amend(header, "format", "trouper-run-99"),
         lambda header: amend(header, "keys", "zz"),
         lambda header: amend(header, "keys", ""),
@@ -141,7 +160,13 @@ def resealed(good: bytes, change: Callable[[dict[str, object]], object]) -> byte
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     length, rest = len(text).to_bytes(8, "little"), text[run_format.CHECKSUM_END :]
-    return length + run_format.OPENING + xxh3_128_hexdigest(length + rest).encode() + rest + good[8 + size :]
+    return (
+        length
+        + run_format.OPENING
+        + xxh3_128_hexdigest(length + rest).encode()
+        + rest
+        + good[8 + size :]
+    )
 
 
 def test_another_namespaces_run_is_foreign(store: RunStore) -> None:

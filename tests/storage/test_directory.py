@@ -43,7 +43,10 @@ def test_an_empty_directory_measures_nothing(cache: Path) -> None:
 
 
 def test_r4_unused_files_go_and_used_ones_stay(cache: Path) -> None:
-    old, young = put(cache / "a" / "old", age_s=2 * DAY_S), put(cache / "a" / "young", age_s=DAY_S / 2)
+    old, young = (
+        put(cache / "a" / "old", age_s=2 * DAY_S),
+        put(cache / "a" / "young", age_s=DAY_S / 2),
+    )
     read = put(cache / "read", age_s=2 * DAY_S)
     os.utime(read, (time.time(), read.stat().st_mtime))
     measured = disk.sweep(cache, DAY_S)
@@ -66,8 +69,12 @@ def test_its_own_tag_outlives_every_sweep(cache: Path) -> None:
     disk.prepare(cache)
 
 
-@pytest.mark.parametrize("tag", [None, b"Signature: 8a477f597d28d172789f06886806bc55\n# another program's"])
-def test_a_directory_of_somebody_elses_files_is_left_alone(tmp_path: Path, tag: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "tag", [None, b"Signature: 8a477f597d28d172789f06886806bc55\n# another program's"]
+)
+def test_a_directory_of_somebody_elses_files_is_left_alone(
+    tmp_path: Path, tag: bytes | None
+) -> None:
     """`--ssd-cache-dir ~/models` must not cost anybody their models."""
     theirs = put(tmp_path / "home" / "model.safetensors", age_s=365 * DAY_S)
     if tag is not None:
@@ -87,7 +94,9 @@ def test_a_link_is_neither_followed_nor_counted(cache: Path, tmp_path: Path) -> 
     assert outside.exists()
 
 
-def test_files_and_directories_may_vanish_meanwhile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_directories_may_vanish_meanwhile(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another server may share the directory and sweep it at the same moment."""
     for name in ("a/1", "a/2", "b/3"):
         put(cache / name, age_s=2 * DAY_S)
@@ -111,7 +120,9 @@ def test_files_and_directories_may_vanish_meanwhile(cache: Path, monkeypatch: py
     assert (measured.files, measured.swept_files) == (0, 2)
 
 
-def test_a_file_that_vanishes_before_it_is_looked_at_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_before_it_is_looked_at_is_no_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(cache / "gone")
     real = os.scandir
 

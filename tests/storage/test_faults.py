@@ -1,4 +1,5 @@
-"""A thousand faults: nothing wrong is served, nothing sound is lost, bounds hold. (More: `python -m tests.storage`.)"""
+"""A thousand faults: nothing wrong is served, nothing sound is lost, bounds hold. (More: `python -m
+tests.storage`.)"""
 
 from __future__ import annotations
 
@@ -26,7 +27,17 @@ def test_nothing_wrong_comes_from_a_sick_disk(tmp_path: Path) -> None:
     for what in ("pieces served", "written", "evicted", "bounds checked", "reopened", "crashes"):
         assert counts[what] >= 20, f"the campaign hardly tests: {counts}"
     assert {f"at rest {way}" for way in WAYS} <= injected.keys()
-    for operation in ("open", "create", "pread", "writev", "rename", "unlink", "stat", "files", "free"):
+    for operation in (
+        "open",
+        "create",
+        "pread",
+        "writev",
+        "rename",
+        "unlink",
+        "stat",
+        "files",
+        "free",
+    ):
         assert any(kind.startswith(operation) for kind in injected), f"{operation} never failed"
 
 
@@ -47,10 +58,14 @@ def test_the_campaign_notices_wrong_bytes(tmp_path: Path, monkeypatch: pytest.Mo
         campaign(2000, tmp_path)
 
 
-def test_the_campaign_notices_another_namespaces_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_campaign_notices_another_namespaces_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control: keys, tokens and checksums agree there, too."""
     real = run_reading.open_run
-    monkeypatch.setattr("trouper.storage.runs.open_run", lambda disk, path, namespace: real(disk, path))
+    monkeypatch.setattr(
+        "trouper.storage.runs.open_run", lambda disk, path, namespace: real(disk, path)
+    )
     world = World(0, tmp_path / "cache")
     first, other = world.servers[0], world.servers[2]
     sealed = world._new(first)
@@ -71,14 +86,18 @@ def test_the_campaign_notices_a_lost_run(tmp_path: Path, monkeypatch: pytest.Mon
         campaign(2000, tmp_path)
 
 
-def test_the_campaign_notices_an_exceeded_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_campaign_notices_an_exceeded_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control: nothing is ever evicted, and said to be."""
     monkeypatch.setattr(BoundedDirectory, "_evict_known", lambda *_: (True, []))
     with pytest.raises(AssertionError, match="too large"):
         campaign(2000, tmp_path)
 
 
-def test_the_campaign_notices_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_campaign_notices_a_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control: cleaning up is forgotten."""
 
     def keep(disk: Disk, path: Path) -> None:

@@ -63,7 +63,9 @@ def test_who_listens_hears_of_every_byte_that_is_read(weights: Path, memo: Path)
     assert (len(heard), sum(heard)) == (3, len(CONTENT))
 
 
-def test_it_is_read_once_by_whatever_name(weights: Path, memo: Path, hashed: list[Path], tmp_path: Path) -> None:
+def test_it_is_read_once_by_whatever_name(
+    weights: Path, memo: Path, hashed: list[Path], tmp_path: Path
+) -> None:
     link = tmp_path / "link"
     link.symlink_to(weights)
     assert len({file_digest(path, memo) for path in (weights, link, weights)}) == 1
@@ -71,7 +73,9 @@ def test_it_is_read_once_by_whatever_name(weights: Path, memo: Path, hashed: lis
 
 
 @pytest.mark.parametrize("at", [0, 1 << 20, len(CONTENT) - 1])
-def test_one_byte_changes_it_even_when_size_and_time_are_as_before(weights: Path, memo: Path, at: int) -> None:
+def test_one_byte_changes_it_even_when_size_and_time_are_as_before(
+    weights: Path, memo: Path, at: int
+) -> None:
     before, stat = file_digest(weights, memo), weights.stat()
     with weights.open("r+b") as file:
         file.seek(at)
@@ -80,7 +84,11 @@ def test_one_byte_changes_it_even_when_size_and_time_are_as_before(weights: Path
     while weights.stat().st_ctime_ns == stat.st_ctime_ns:  # The clock ticks in milliseconds.
         os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     after = weights.stat()
-    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        stat.st_size,
+        stat.st_mtime_ns,
+        stat.st_ino,
+    )
     assert file_digest(weights, memo) != before
 
 
@@ -109,8 +117,12 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
     assert not memo.exists()
 
 
-@pytest.mark.parametrize("spoiled", [b"", b"{", b"[]", b'{"x": 1}', b"\xff\xfe", b'{"x": {"state": {}, "digest": 1}}'])
-def test_a_damaged_memo_is_ignored_and_replaced(weights: Path, memo: Path, hashed: list[Path], spoiled: bytes) -> None:
+@pytest.mark.parametrize(
+    "spoiled", [b"", b"{", b"[]", b'{"x": 1}', b"\xff\xfe", b'{"x": {"state": {}, "digest": 1}}']
+)
+def test_a_damaged_memo_is_ignored_and_replaced(
+    weights: Path, memo: Path, hashed: list[Path], spoiled: bytes
+) -> None:
     memo.parent.mkdir()
     memo.write_bytes(spoiled)
     for _ in range(2):

@@ -1,4 +1,5 @@
-"""A directory of models of which one does not answer: as on a mount whose server is gone. A FIFO is not opened at all."""
+"""A directory of models of which one does not answer: as on a mount whose server is gone. A FIFO is
+not opened at all."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_others_are_found_and_it_has_one_thread(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_others_are_found_and_it_has_one_thread(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mounted = threading.Event()
 
     def read(name: str, directory: Path) -> ModelFiles:

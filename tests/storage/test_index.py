@@ -26,7 +26,10 @@ Tail = tuple[int, ...]
 def new(blocks: int = 1000, digest: Digest = digest_of, block_size: int = BLOCK) -> PrefixTree:
     """With room for so many full blocks."""
     sizes = Sizes(
-        block_size=block_size, token_bytes=TOKEN_COST, snapshot_bytes=SNAPSHOT_COST, capacity_bytes=blocks * FULL_COST
+        block_size=block_size,
+        token_bytes=TOKEN_COST,
+        snapshot_bytes=SNAPSHOT_COST,
+        capacity_bytes=blocks * FULL_COST,
     )
     return PrefixTree(NAMESPACE, sizes, digest)
 
@@ -43,11 +46,17 @@ def put(index: PrefixTree, tokens: Sequence[int], salt: str = "") -> list[Node]:
     return nodes
 
 
-def known(index: PrefixTree, tokens: Sequence[int], salt: str = "", *, at_snapshot: bool = False) -> int:
-    return index.match(index.chain(token_bytes(tokens), salt), len(tokens), at_snapshot=at_snapshot).tokens
+def known(
+    index: PrefixTree, tokens: Sequence[int], salt: str = "", *, at_snapshot: bool = False
+) -> int:
+    return index.match(
+        index.chain(token_bytes(tokens), salt), len(tokens), at_snapshot=at_snapshot
+    ).tokens
 
 
-def tell(index: PrefixTree, root: bytes, tokens: Sequence[int], *, snapshot: bool = False) -> list[bytes]:
+def tell(
+    index: PrefixTree, root: bytes, tokens: Sequence[int], *, snapshot: bool = False
+) -> list[bytes]:
     """The disk has a text; the keys of its blocks."""
     keys = [root]
     for start in range(0, len(tokens), index.sizes.block_size):
@@ -64,7 +73,9 @@ def root_key(salt: str) -> bytes:
 # -- tokens --------------------------------------------------------------------------------------
 
 
-TAILS = st.lists(st.integers(0, 2) | st.sampled_from([255, 256, 2**24, 2**31 - 1]), max_size=4).map(tuple)
+TAILS = st.lists(st.integers(0, 2) | st.sampled_from([255, 256, 2**24, 2**31 - 1]), max_size=4).map(
+    tuple
+)
 
 
 @given(st.integers(0, 300), st.sampled_from([0, 7, 2**31 - 1]), TAILS, TAILS)
@@ -73,11 +84,18 @@ TAILS = st.lists(st.integers(0, 2) | st.sampled_from([255, 256, 2**24, 2**31 - 1
 @example(128, 7, (1,), (2,))
 @example(170, 7, (256,), (255,))
 @example(0, 0, (), (0,))
-def test_common_is_how_many_tokens_two_texts_share(length: int, token: int, one: Tail, other: Tail) -> None:
-    """Whole tokens, not bytes; in texts that are short, long, equal, or the beginning of each other."""
+def test_common_is_how_many_tokens_two_texts_share(
+    length: int, token: int, one: Tail, other: Tail
+) -> None:
+    """Whole tokens, not bytes; in texts that are short, long, equal, or the beginning of each
+    other."""
     a, b = (token,) * length + one, (token,) * length + other
-    shared = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    assert common(token_bytes(a), token_bytes(b)) == common(token_bytes(b), token_bytes(a)) == shared
+    shared = next(
+        (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+    assert (
+        common(token_bytes(a), token_bytes(b)) == common(token_bytes(b), token_bytes(a)) == shared
+    )
 
 
 @given(TAILS, TAILS)
@@ -108,7 +126,9 @@ def test_r2_equal_keys_of_other_tokens_are_a_miss() -> None:
 
 
 def test_r2_equal_keys_after_other_parents_are_a_miss() -> None:
-    index = new(digest=lambda data: sha256(data[32:]).digest() if len(data) > 32 else digest_of(data))
+    index = new(
+        digest=lambda data: sha256(data[32:]).digest() if len(data) > 32 else digest_of(data)
+    )
     put(index, [1, 1, 1, 1, 5, 5, 5, 5])
     put(index, [2, 2, 2, 2])
     assert known(index, [1, 1, 1, 1, 5, 5, 5, 5]) == 8
@@ -149,7 +169,9 @@ def test_a_departure_within_a_block_keeps_what_is_shared() -> None:
     put(index, [1, 2, 3, 4, 5, 6, 0, 0])
     assert known(index, [1, 2, 3, 4, 5, 6, 7, 0]) == 7
     assert known(index, [1, 2, 3, 4, 5, 6, 0, 1]) == 7
-    assert known(index, [1, 2, 3, 4, 5, 6, 7, 8, 9, 11]) == 9, "in the last block, too, which is not full"
+    assert known(index, [1, 2, 3, 4, 5, 6, 7, 8, 9, 11]) == 9, (
+        "in the last block, too, which is not full"
+    )
     assert known(index, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]) == 10
     assert known(index, [1, 2, 0]) == 2
     assert known(index, [0, 2, 3]) == 0
@@ -180,7 +202,9 @@ def test_salts_never_meet() -> None:
     index = new()
     put(index, [1, 2, 3, 4, 5], "tenant a")
     tell(index, root_key("tenant b"), [1, 2, 3, 4, 5])
-    assert [known(index, [1, 2, 3, 4, 5], salt) for salt in ("", "tenant a", "tenant b", "tenant c")] == [0, 5, 5, 0]
+    assert [
+        known(index, [1, 2, 3, 4, 5], salt) for salt in ("", "tenant a", "tenant b", "tenant c")
+    ] == [0, 5, 5, 0]
 
 
 # -- the disk ------------------------------------------------------------------------------------
@@ -258,7 +282,12 @@ def test_r5_what_is_in_use_stays_with_all_that_it_continues_wherever_it_is() -> 
         put(index, [n] * 4)
     assert first.block is not None
     assert second.block is not None
-    assert index.insert(index.insert(index.root(), token_bytes([9] * 4)) or first, token_bytes([9] * 4)) is None
+    assert (
+        index.insert(
+            index.insert(index.root(), token_bytes([9] * 4)) or first, token_bytes([9] * 4)
+        )
+        is None
+    )
     index.eviction.unpin(on_disk)
     assert index.eviction.evict(3 * FULL_COST) == 3 * FULL_COST
 
@@ -330,7 +359,9 @@ def test_candidates_for_eviction_are_bounded_by_what_is_held() -> None:
 # -- the machine ---------------------------------------------------------------------------------
 
 
-def play(index_class: type[PrefixTree], examples: int, phases: Collection[Phase] = tuple(Phase)) -> None:
+def play(
+    index_class: type[PrefixTree], examples: int, phases: Collection[Phase] = tuple(Phase)
+) -> None:
     machine = type("Machine", (IndexMachine,), {"index_class": index_class})
     how = settings(
         max_examples=examples,

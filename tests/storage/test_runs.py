@@ -37,24 +37,37 @@ def test_a_run_comes_back(store: RunStore) -> None:
     run, pieces = put(store)
     assert same(store.read(run.name, wanted(pieces)), pieces)
     assert run.parent == ROOT
-    assert [(info.key, info.tokens) for info in run.blocks] == [(one.key, one.tokens) for one in pieces]
-    assert [(info.payload_bytes, info.snapshot_bytes) for info in run.blocks] == [(64, None), (64, 20), (64, None)]
+    assert [(info.key, info.tokens) for info in run.blocks] == [
+        (one.key, one.tokens) for one in pieces
+    ]
+    assert [(info.payload_bytes, info.snapshot_bytes) for info in run.blocks] == [
+        (64, None),
+        (64, 20),
+        (64, None),
+    ]
     assert store.verify(run.name) == run
 
 
-def test_pieces_come_in_the_order_in_which_they_are_wanted_and_only_what_is_wanted(store: RunStore) -> None:
+def test_pieces_come_in_the_order_in_which_they_are_wanted_and_only_what_is_wanted(
+    store: RunStore,
+) -> None:
     run, pieces = put(store, 5)
     got = store.read(run.name, wanted(pieces, [3, 0, 4]))
     assert same(got, [pieces[3], pieces[0], pieces[4]])
     bare = store.read(run.name, [BlockRef(pieces[1].key, pieces[1].tokens)])
     assert same(bare, [attrs.evolve(pieces[1], snapshot=None)])
-    state = store.read(run.name, [BlockRef(pieces[1].key, pieces[1].tokens, payload=False, snapshot=True)])
+    state = store.read(
+        run.name, [BlockRef(pieces[1].key, pieces[1].tokens, payload=False, snapshot=True)]
+    )
     assert same(state, [attrs.evolve(pieces[1], payload=())])
 
 
 def test_empty_parts_are_told_from_missing_ones(store: RunStore) -> None:
-    """A payload of tensors without elements, a snapshot without tensors, a piece that is a snapshot only."""
-    first = attrs.evolve(piece(ROOT, b"abcd"), payload=(Tensor("BF16", (2, 0, 3), b""),), snapshot=())
+    """A payload of tensors without elements, a snapshot without tensors, a piece that is a snapshot
+    only."""
+    first = attrs.evolve(
+        piece(ROOT, b"abcd"), payload=(Tensor("BF16", (2, 0, 3), b""),), snapshot=()
+    )
     second = piece(first.key, b"efgh", payload=False, snapshot=True)
     run = write_run(store, ROOT, [first, second])
     assert same(store.read(run.name, [BlockRef(first.key, b"abcd", snapshot=True)]), [first])
@@ -85,7 +98,16 @@ def test_more_tensors_than_one_system_call_takes(store: RunStore) -> None:
 def test_the_file_is_what_the_safetensors_library_reads(store: RunStore) -> None:
     run, pieces = put(store)
     with safe_open(path_of(store, run), "numpy") as opened:
-        assert sorted(opened.keys()) == ["b0.0", "b0.1", "b1.0", "b1.1", "b2.0", "b2.1", "s1.0", "s1.1"]
+        assert sorted(opened.keys()) == [
+            "b0.0",
+            "b0.1",
+            "b1.0",
+            "b1.1",
+            "b2.0",
+            "b2.1",
+            "s1.0",
+            "s1.1",
+        ]
         assert opened.metadata()["namespace"] == NAMESPACE
         assert opened.get_slice("b1.0").get_dtype() == "BF16"
         assert opened.get_slice("b1.0").get_shape() == [2, 4, 3]
@@ -113,7 +135,9 @@ def test_neighbours_are_read_at_once_and_others_not_at_all(store: RunStore) -> N
     assert before - header_bytes == 64 + 64 + 20
 
 
-def test_no_read_is_much_longer_than_its_bound(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_read_is_much_longer_than_its_bound(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Payloads of 64 bytes: three reach the bound of a read."""
     monkeypatch.setattr(run_reading, "READ_BYTES", 150)
     run, pieces = put(store, 20)
@@ -137,7 +161,9 @@ def test_a_write_that_fails_leaves_nothing(store: RunStore, operation: str) -> N
     assert failing.total_bytes == run.file_bytes
 
 
-def test_a_disk_that_takes_nothing_more_is_an_error_and_one_that_takes_little_is_not(store: RunStore) -> None:
+def test_a_disk_that_takes_nothing_more_is_an_error_and_one_that_takes_little_is_not(
+    store: RunStore,
+) -> None:
     class Slow(Disk):
         most = 5
 

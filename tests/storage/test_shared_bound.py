@@ -1,4 +1,5 @@
-"""Several writers of one directory keep one bound, at any moment: models of a server, servers, the ranks of a group."""
+"""Several writers of one directory keep one bound, at any moment: models of a server, servers, the
+ranks of a group."""
 
 from __future__ import annotations
 
@@ -106,7 +107,9 @@ store = RunStore(Path(sys.argv[1]), sys.argv[2])
 store.refresh()
 print("ready", flush=True)
 sys.stdin.readline()
-print(sum(write_run(store, ROOT, chain(3, seed=seed), LIMITS)[0] is not None for seed in range(int(sys.argv[3]), int(sys.argv[3]) + 60)))
+first = int(sys.argv[3])
+runs = (write_run(store, ROOT, chain(3, seed=seed), LIMITS) for seed in range(first, first + 60))
+print(sum(run[0] is not None for run in runs))
 """
 
 
@@ -127,7 +130,8 @@ def test_at_no_moment_do_processes_and_threads_together_exceed_the_bound(cache: 
         written: list[int] = []
         threads = [
             threading.Thread(
-                target=lambda first: written.append(_write_many(RunStore(cache, NAMESPACE), first)), args=(first,)
+                target=lambda first: written.append(_write_many(RunStore(cache, NAMESPACE), first)),
+                args=(first,),
             )
             for first in (3000, 4000)
         ]
@@ -138,7 +142,9 @@ def test_at_no_moment_do_processes_and_threads_together_exceed_the_bound(cache: 
         for thread in threads:
             thread.start()
         measured = list[int]()
-        while any(writer.poll() is None for writer in writers) or any(thread.is_alive() for thread in threads):
+        while any(writer.poll() is None for writer in writers) or any(
+            thread.is_alive() for thread in threads
+        ):
             measured += measured_at_once(cache)
         for thread in threads:
             thread.join()
@@ -182,7 +188,9 @@ class Dies(Disk):
 
 
 @pytest.mark.parametrize("operation", ["create", "rename"])
-def test_what_a_killed_writer_had_reserved_is_free_after_the_next_listing(cache: Path, operation: str) -> None:
+def test_what_a_killed_writer_had_reserved_is_free_after_the_next_listing(
+    cache: Path, operation: str
+) -> None:
     store = RunStore(cache, NAMESPACE)
     for seed in range(4):
         assert write(store, seed)
@@ -227,7 +235,9 @@ def test_a_writer_that_is_stopped_while_it_has_the_lock_costs_the_others_writes_
     with SharedUsage(Disk(), cache).locked() as usage:
         assert usage is not None
         assert not write(store, 1)
-        assert [run.name for run in store.runs] == [run.name for run in RunStore(cache, NAMESPACE).refresh().appeared]
+        assert [run.name for run in store.runs] == [
+            run.name for run in RunStore(cache, NAMESPACE).refresh().appeared
+        ]
         store.remove(next(iter(store.runs)).name)
         assert not store.save_catalogue(LIMITS).fits
     assert (stored_bytes(cache), counted(cache)) == (0, SEALED), "too high until the next listing"

@@ -1,8 +1,9 @@
 """Servers that share a sick disk, against a model that knows every byte that was ever written.
 
-Two stores of one namespace and one of another do random things in one directory, on disks that fail, while files are also
-damaged at rest. Whatever is served is compared with what it must be; now and then everything is opened again by a healthy
-disk, which must find every file that is still what was written, and be able to keep the bound.
+Two stores of one namespace and one of another do random things in one directory, on disks that
+fail, while files are also damaged at rest. Whatever is served is compared with what it must be; now
+and then everything is opened again by a healthy disk, which must find every file that is still what
+was written, and be able to keep the bound.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ class World:
         self.written: dict[Path, bytes] = {}
         self.sealed: dict[str, list[Sealed]] = {NAMESPACE: [], OTHER_NAMESPACE: []}
         cache_directory.prepare(directory)
-        self.servers = [self._server(namespace) for namespace in (NAMESPACE, NAMESPACE, OTHER_NAMESPACE)]
+        self.servers = [
+            self._server(namespace) for namespace in (NAMESPACE, NAMESPACE, OTHER_NAMESPACE)
+        ]
         self.counted = True
-        """Whether somebody has listed the directory since its files were changed by nobody of them: then the bound holds."""
+        """Whether somebody has listed the directory since its files were changed by nobody of them:
+        then the bound holds."""
 
     def _server(self, namespace: str) -> RunStore:
         return RunStore(self.directory, namespace, FaultyDisk(self.random, RATE))
@@ -63,14 +67,24 @@ class World:
 
     def _step(self, number: int) -> None:
         store = self.servers[number]
-        actions = (self._write, self._read, self._remove, self._touch, self._look, self._save, self._verify)
+        actions = (
+            self._write,
+            self._read,
+            self._remove,
+            self._touch,
+            self._look,
+            self._save,
+            self._verify,
+        )
         action = self.random.choices(actions, (8, 8, 1, 2, 2, 1, 2))[0]
         temporary, unlinks = self._temporary(), unlink_faults(store)
         try:
             action(number, store)
         except OSError:
             self.counts["operations refused"] += 1
-            assert self._temporary() <= temporary or unlink_faults(store) > unlinks, "a temporary file is left"
+            assert self._temporary() <= temporary or unlink_faults(store) > unlinks, (
+                "a temporary file is left"
+            )
         except Crashed:
             self.counts["crashes"] += 1
             self._restart(number)
@@ -94,7 +108,8 @@ class World:
             self.counts["no room"] += 1
             return
         self.counts["written"] += 1
-        if self.counted and not there:  # Else nothing was written, and nothing evicted that damage may have added.
+        # Else nothing was written, and nothing evicted that damage may have added.
+        if self.counted and not there:
             self.counts["bounds checked"] += 1
             assert self._bytes() <= MAX_BYTES, "the directory is too large"
 
@@ -145,7 +160,9 @@ class World:
         parent = run.blocks[index - 1].key if index else run.parent
         payload = want.payload and bool(info.payload_bytes)
         expected = truth(store, parent, want.tokens, payload=payload, snapshot=want.snapshot)
-        assert (got.key, got.tokens) == (expected.key, expected.tokens) == (want.key, want.tokens), "wrong piece"
+        assert (
+            (got.key, got.tokens) == (expected.key, expected.tokens) == (want.key, want.tokens)
+        ), "wrong piece"
         assert raw(got.payload) == raw(expected.payload), "wrong bytes"
         assert raw(got.snapshot) == raw(expected.snapshot), "wrong bytes in a snapshot"
 
@@ -184,15 +201,27 @@ class World:
 
     def _settle(self, namespace: str) -> None:
         store = RunStore(self.directory, namespace)
-        whole = {path.name for path in store.path.glob(f"*{SUFFIX}") if self.written.get(path) == path.read_bytes()}
+        whole = {
+            path.name
+            for path in store.path.glob(f"*{SUFFIX}")
+            if self.written.get(path) == path.read_bytes()
+        }
         found = {run.name: run for run in all_runs(store)}
         assert whole <= found.keys(), "a sound run was lost"
         for run in found.values():
-            every = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.blocks]
-            assert self._serve(store, run, every) or run.name not in whole, "a sound run is called damaged"
+            every = [
+                BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
+                for info in run.blocks
+            ]
+            assert self._serve(store, run, every) or run.name not in whole, (
+                "a sound run is called damaged"
+            )
         assert store.make_room(0, MAX_BYTES).fits, "the directory is too large"
         assert self._bytes() <= MAX_BYTES, "the directory is too large"
-        assert sum(path.stat().st_size for path in self.directory.glob(f"*/*{SUFFIX}")) == store.total_bytes
+        assert (
+            sum(path.stat().st_size for path in self.directory.glob(f"*/*{SUFFIX}"))
+            == store.total_bytes
+        )
         self.counts["reopened"] += 1
 
     def _sweep(self) -> None:
@@ -209,7 +238,9 @@ class World:
         return sum(path.stat().st_size for path in self.directory.glob("*/*"))
 
 
-def truth(store: RunStore, parent: bytes, tokens: bytes, *, payload: bool, snapshot: bool) -> BlockData:
+def truth(
+    store: RunStore, parent: bytes, tokens: bytes, *, payload: bool, snapshot: bool
+) -> BlockData:
     """The same text has other bytes in another namespace."""
     return piece(parent, tokens, payload=payload, snapshot=snapshot, salt=store.namespace.encode())
 
@@ -220,12 +251,16 @@ def disk_of(store: RunStore) -> FaultyDisk:
 
 
 def unlink_faults(store: RunStore) -> int:
-    return sum(count for what, count in disk_of(store).injected.items() if what.startswith("unlink"))
+    return sum(
+        count for what, count in disk_of(store).injected.items() if what.startswith("unlink")
+    )
 
 
-def campaign(faults: int, directory: Path, first: int = 0) -> tuple[Counter[str], Counter[str], int]:
-    """Worlds from seed `first` on, until so many faults were injected: the faults, what happened, and the next seed.
-    An error's note says which seed it was."""
+def campaign(
+    faults: int, directory: Path, first: int = 0
+) -> tuple[Counter[str], Counter[str], int]:
+    """Worlds from seed `first` on, until so many faults were injected: the faults, what happened,
+    and the next seed. An error's note says which seed it was."""
     injected, counts, seed = Counter[str](), Counter[str](), first
     while injected.total() < faults:
         world = World(seed, directory / str(seed))

@@ -1,8 +1,10 @@
-"""`python -m tests.tenants [MINUTES] [--tiny]`: three honest tenants and a fourth, which is honest and hostile in turns.
+"""`python -m tests.tenants [MINUTES] [--tiny]`: three honest tenants and a fourth, which is honest
+and hostile in turns.
 
-So many minutes of each, in turns of a minute on one server. Prints what each honest tenant got beside the hostile one, over what it
-got beside an honest one: tokens a second, and seconds until the first token. Exits 1 if a tenant kept less than 0.7 of its rate, waited
-more than twice as long, met an error, or the hostile one saw something of it.
+So many minutes of each, in turns of a minute on one server. Prints what each honest tenant got
+beside the hostile one, over what it got beside an honest one: tokens a second, and seconds until
+the first token. Exits 1 if a tenant kept less than 0.7 of its rate, waited more than twice as long,
+met an error, or the hostile one saw something of it.
 """
 
 # ruff: noqa: T201
@@ -32,7 +34,9 @@ NAMES = ("anna", "bert", "carl")
 KEYS = "".join(f"sk-{name} name={name}\n" for name in (*NAMES, "fourth", "hostile"))
 
 
-async def play(port: int, process: psutil.Process, seconds: float, streams: int, only: str = "") -> list[str]:
+async def play(
+    port: int, process: psutil.Process, seconds: float, streams: int, only: str = ""
+) -> list[str]:
     """Faults, as a reader needs them."""
     tenants = [Honest(name, port, streams, {}) for name in NAMES]
     fourth = Honest("fourth", port, streams, {})
@@ -43,7 +47,16 @@ async def play(port: int, process: psutil.Process, seconds: float, streams: int,
     async def hostile(turn: int) -> None:
         length = min(SETTLE_S, phase_s / 4) + phase_s
         victims = [f"{tenant.name}={tenant.response}" for tenant in tenants]
-        command = [sys.executable, "-m", "tests.tenants.hostile", str(port), str(length), str(turn), only, *victims]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.tenants.hostile",
+            str(port),
+            str(length),
+            str(turn),
+            only,
+            *victims,
+        ]
         ended = await trio.run_process(command, capture_stdout=True)
         took.append(Took(**json.loads(ended.stdout)))
 
@@ -59,7 +72,9 @@ async def play(port: int, process: psutil.Process, seconds: float, streams: int,
                     await run_phase(tenants, phase, phase_s)
                     if phase == "honest":
                         fourths.cancel_scope.cancel()
-            print(f"{turn + 1} of {rounds}: RSS {process.memory_info().rss / 1e6:.0f} MB", flush=True)
+            print(
+                f"{turn + 1} of {rounds}: RSS {process.memory_info().rss / 1e6:.0f} MB", flush=True
+            )
         nursery.cancel_scope.cancel()
     statuses = sum((Counter(one.statuses) for one in took), Counter[str]())
     print(f"answers to the hostile tenant, by status (0: none): {dict(sorted(statuses.items()))}")
@@ -86,12 +101,16 @@ def faults(tenant: Honest) -> list[str]:
     rate = beside.rate / before.rate
     firsts = [statistics.median(tally.first_s) for tally in (before, beside)]
     late = [
-        max(tally.first_s) if len(tally.first_s) < 10 else statistics.quantiles(tally.first_s, n=10)[-1]
+        max(tally.first_s)
+        if len(tally.first_s) < 10
+        else statistics.quantiles(tally.first_s, n=10)[-1]
         for tally in (before, beside)
     ]
     print(
-        f"{tenant.name}: {beside.rate:.1f} tokens a second beside the hostile tenant, {before.rate:.1f} beside an honest one "
-        f"({rate:.2f}); first token {firsts[1]:.2f} s, {firsts[0]:.2f} ({firsts[1] / firsts[0]:.2f}); slowest tenth {late[1]:.2f}, "
+        f"{tenant.name}: {beside.rate:.1f} tokens a second beside the hostile tenant, "
+        f"{before.rate:.1f} beside an honest one "
+        f"({rate:.2f}); first token {firsts[1]:.2f} s, {firsts[0]:.2f} "
+        f"({firsts[1] / firsts[0]:.2f}); slowest tenth {late[1]:.2f}, "
         f"{late[0]:.2f}; {len(beside.errors)} and {len(before.errors)} errors"
     )
     found = [f"{tenant.name}: {error}" for error in (*before.errors, *beside.errors)][:3]
@@ -105,9 +124,13 @@ def faults(tenant: Honest) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="just tenants", description=__doc__)
     parser.add_argument("minutes", nargs="?", type=float, default=10.0)
-    parser.add_argument("--tiny", action="store_true", help="a tiny random model in place of the embedded one")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny random model in place of the embedded one"
+    )
     parser.add_argument("--streams", type=int, default=2, help="of each honest tenant")
-    parser.add_argument("--only", default="", metavar="ATTACK", help="one attack, as hostile.py names it")
+    parser.add_argument(
+        "--only", default="", metavar="ATTACK", help="one attack, as hostile.py names it"
+    )
     given = parser.parse_args()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with TemporaryDirectory() as scratch:

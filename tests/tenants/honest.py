@@ -1,4 +1,5 @@
-"""A tenant that uses the server as a chat does: a few conversations, one after another, each turn streamed."""
+"""A tenant that uses the server as a chat does: a few conversations, one after another, each turn
+streamed."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ class Honest:
     async def keep_something(self) -> None:
         """Store a response, whose id others will know."""
         body = {"input": kept(self.name), "max_output_tokens": 4}
-        heard = await ask(self.port, Ask(lambda: json.dumps(body).encode(), "/v1/responses", self.headers))
+        heard = await ask(
+            self.port, Ask(lambda: json.dumps(body).encode(), "/v1/responses", self.headers)
+        )
         self.response = json.loads(heard.body)["id"]
 
     async def _converse(self, dice: Random) -> None:
@@ -79,9 +82,13 @@ class Honest:
 
     async def _turn(self, messages: list[dict[str, str]], seed: int) -> str:
         body = {
-            "messages": messages, "max_tokens": ANSWER_TOKENS, "stream": True, "ignore_eos": True, "seed": seed,
+            "messages": messages,
+            "max_tokens": ANSWER_TOKENS,
+            "stream": True,
+            "ignore_eos": True,
+            "seed": seed,
             "temperature": 0,
-        }  # fmt: skip
+        }
         phase, began, text, first = self.phase, trio.current_time(), "", True
         tally = self.tallies.setdefault(phase, Tally())
         try:
@@ -108,8 +115,12 @@ class Honest:
             async for received in stream:
                 *whole, rest = (rest + bytes(received)).split(b"\n")
                 for line in whole:
-                    if line.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5", b'data: {"error"', b'{"error"')):
+                    if line.startswith(
+                        (b"HTTP/1.1 4", b"HTTP/1.1 5", b'data: {"error"', b'{"error"')
+                    ):
                         raise ValueError((line + rest).decode("utf-8", "replace"))
-                    for choice in json.loads(line[6:])["choices"] if line.startswith(b"data: {") else ():
+                    for choice in (
+                        json.loads(line[6:])["choices"] if line.startswith(b"data: {") else ()
+                    ):
                         if content := choice["delta"].get("content"):
                             yield content

@@ -1,7 +1,8 @@
-"""A tenant that takes whatever it can get, and looks for what is others'. Bounded in number: `AT_ONCE` attacks at a time.
+"""A tenant that takes whatever it can get, and looks for what is others'. Bounded in number:
+`AT_ONCE` attacks at a time.
 
-`python -m tests.tenants.hostile PORT SECONDS SEED ATTACK VICTIM=RESPONSE...`: a process of its own, so that the clients of the honest
-tenants are not slowed down; prints a `Took` as JSON.
+`python -m tests.tenants.hostile PORT SECONDS SEED ATTACK VICTIM=RESPONSE...`: a process of its own,
+so that the clients of the honest tenants are not slowed down; prints a `Took` as JSON.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def attacks(dice: Random) -> dict[str, Ask]:
         "tokenize": of("/tokenize", prompt=salt + LONG * 20),
         "no path": of("/v1/" + "a" * 20_000),
         "no key": Ask(lambda: b"{}", CHAT, (("Authorization", "Bearer " + "x" * 9000),)),
-        "background": of("/v1/responses", input=salt + LONG, background=True, max_output_tokens=2000),
+        "background": of(
+            "/v1/responses", input=salt + LONG, background=True, max_output_tokens=2000
+        ),
     }
 
 
@@ -136,10 +139,17 @@ class Hostile:
                     heard = await ask(self.port, Ask(bytes, path, KEY, method=method))
                     if heard.status not in (0, 404, 429, 503):
                         self.took.leaks.append(f"{method} {path}: {heard.status}")
-                after = of("/v1/responses", previous_response_id=response, input="It is", max_output_tokens=4)
+                after = of(
+                    "/v1/responses",
+                    previous_response_id=response,
+                    input="It is",
+                    max_output_tokens=4,
+                )
                 if b"secret" in (heard := await ask(self.port, after)).body or heard.status == 200:
                     self.took.leaks.append(f"{after.path}: {heard.body[:200]!r}")
-                heard = await ask(self.port, of("/v1/responses", input=kept(victim), max_output_tokens=4))
+                heard = await ask(
+                    self.port, of("/v1/responses", input=kept(victim), max_output_tokens=4)
+                )
                 if is_first and _was_cached(heard):
                     self.took.leaks.append(f"a cached prompt: {heard.body[:200]!r}")
             is_first = False
@@ -147,7 +157,8 @@ class Hostile:
 
 
 def _was_cached(heard: Heard) -> bool:
-    """Whether tokens came from the cache, of a prompt that this tenant has sent for the first time."""
+    """Whether tokens came from the cache, of a prompt that this tenant has sent for the first
+    time."""
     if heard.status != 200:
         return False
     details = json.loads(heard.body).get("usage", {}).get("input_tokens_details") or {}

@@ -1,4 +1,5 @@
-"""`python -m tests.web.batch_server DIR`: a server of batches with the fake engine, to be killed. A prompt that has DEADLY in it kills it.
+"""`python -m tests.web.batch_server DIR`: a server of batches with the fake engine, to be killed. A
+prompt that has DEADLY in it kills it.
 
 It prints its URL, and drains when its standard input ends.
 """

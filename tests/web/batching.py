@@ -18,23 +18,37 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 
 def request(custom_id: str, body: dict[str, Any] | None = None, url: str = CHAT) -> dict[str, Any]:
     """A line of an input file."""
-    body = {"messages": [{"role": "user", "content": custom_id}], "max_tokens": 3} if body is None else body
+    body = (
+        {"messages": [{"role": "user", "content": custom_id}], "max_tokens": 3}
+        if body is None
+        else body
+    )
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
 def lines(requests: Iterable[Any]) -> bytes:
-    return b"".join(one if isinstance(one, bytes) else json.dumps(one).encode() + b"\n" for one in requests)
+    return b"".join(
+        one if isinstance(one, bytes) else json.dumps(one).encode() + b"\n" for one in requests
+    )
 
 
 def strict(base_url: str, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(
-        base_url=base_url, api_key=key, max_retries=0, timeout=PATIENCE_S, _strict_response_validation=True
+        base_url=base_url,
+        api_key=key,
+        max_retries=0,
+        timeout=PATIENCE_S,
+        _strict_response_validation=True,
     )
 
 
-def started(client: openai.OpenAI, requests: Sequence[Any], endpoint: Any = CHAT, **more: Any) -> Batch:
+def started(
+    client: openai.OpenAI, requests: Sequence[Any], endpoint: Any = CHAT, **more: Any
+) -> Batch:
     file = client.files.create(file=("in.jsonl", lines(requests)), purpose="batch")
-    return client.batches.create(input_file_id=file.id, endpoint=endpoint, **{"completion_window": "24h"} | more)
+    return client.batches.create(
+        input_file_id=file.id, endpoint=endpoint, **{"completion_window": "24h"} | more
+    )
 
 
 def ended(client: openai.OpenAI, batch: Batch) -> Batch:

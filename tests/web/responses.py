@@ -39,10 +39,13 @@ ITEMS = {
     "only thought": [(REASONING, "hm")],
     "call": [(FUNCTION, '{"a": 1}')],
     "everything": [
-        (REASONING, "let me see"), (MESSAGE, "I call it."), (FUNCTION, '{"a": 1}'), (FUNCTION, '{"a": 1}'),
+        (REASONING, "let me see"),
+        (MESSAGE, "I call it."),
+        (FUNCTION, '{"a": 1}'),
+        (FUNCTION, '{"a": 1}'),
     ],
     "call among text": [(MESSAGE, "a"), (FUNCTION, '{"a": 1}'), (MESSAGE, "b")],
-}  # fmt: skip
+}
 
 
 async def by_client(served: Served, use: Callable[[openai.OpenAI], Any]) -> Any:
@@ -63,7 +66,8 @@ class Verbatim(ByteTokenizer):
 
 
 def says(*texts: str) -> TokenAt:
-    """One text for each prompt, in the order in which they come; the last one for all that follow."""
+    """One text for each prompt, in the order in which they come; the last one for all that
+    follow."""
     keys: dict[int, bytes] = {}
 
     def token_at(key: int, position: int) -> int:
@@ -80,7 +84,9 @@ def saying(*texts: str, **more: Any) -> FakeEngine:
 
 
 def prompts_of(engine: FakeEngine) -> list[str]:
-    return [bytes(ints(admit.prompt)).decode() for plan in engine.plans_seen for admit in plan.admit]
+    return [
+        bytes(ints(admit.prompt)).decode() for plan in engine.plans_seen for admit in plan.admit
+    ]
 
 
 def told(response: Response) -> list[tuple[str, str]]:
@@ -89,7 +95,12 @@ def told(response: Response) -> list[tuple[str, str]]:
     for item in response.output:
         match item.type:
             case "message":
-                said.append((MESSAGE, "".join(part.text for part in item.content if part.type == "output_text")))
+                said.append(
+                    (
+                        MESSAGE,
+                        "".join(part.text for part in item.content if part.type == "output_text"),
+                    )
+                )
             case "reasoning":
                 said.append((REASONING, "".join(part.text for part in item.content or ())))
             case "function_call":
@@ -98,7 +109,8 @@ def told(response: Response) -> list[tuple[str, str]]:
 
 
 def without_names(value: Any) -> Any:
-    """What two runs of one request have in common: everything but ids, times and what was cached."""
+    """What two runs of one request have in common: everything but ids, times and what was
+    cached."""
     if isinstance(value, dict):
         drawn = ("id", "item_id", "call_id", "created_at", "completed_at", "cached_tokens")
         return {key: without_names(one) for key, one in value.items() if key not in drawn}

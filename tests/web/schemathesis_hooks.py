@@ -1,8 +1,9 @@
 """What schemathesis is told besides the document. It loads this by SCHEMATHESIS_HOOKS.
 
-All its checks run. What is allowed: a valid body may be refused with one of the codes that the document itself lists as beyond any
-schema. The rule that of the many ways to ask for a structure one may be given multiplies with the other rules beyond what
-the generator can spell out; so it is taken out of what is generated from, and bodies are made to follow it afterwards.
+All its checks run. What is allowed: a valid body may be refused with one of the codes that the
+document itself lists as beyond any schema. The rule that of the many ways to ask for a structure
+one may be given multiplies with the other rules beyond what the generator can spell out; so it is
+taken out of what is generated from, and bodies are made to follow it afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def before_load_schema(context: schemathesis.HookContext, raw_schema: dict[str, 
 
 
 @schemathesis.hook
-def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) -> schemathesis.Case[Any]:
+def map_case(
+    context: schemathesis.HookContext, case: schemathesis.Case[Any]
+) -> schemathesis.Case[Any]:
     assert case.meta is not None
     if isinstance(case.body, dict) and case.meta.generation.mode.is_positive:
         for name in [name for name in NO_STRUCTURE if case.body.get(name) is not None][1:]:
@@ -40,7 +43,10 @@ def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) ->
 
 @schemathesis.hook
 def filter_failure(
-    context: schemathesis.HookContext, failure: Any, case: schemathesis.Case[Any], response: schemathesis.Response
+    context: schemathesis.HookContext,
+    failure: Any,
+    case: schemathesis.Case[Any],
+    response: schemathesis.Response,
 ) -> bool:
     if not isinstance(failure, RejectedPositiveData) or response.status_code != 400:
         return True

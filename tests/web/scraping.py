@@ -27,7 +27,11 @@ class Scraped:
 
     def values(self, name: str, **labels: str) -> list[float]:
         wanted = set(labels.items())
-        return [value for (one, own), value in self.samples.items() if one == name and wanted <= set(own)]
+        return [
+            value
+            for (one, own), value in self.samples.items()
+            if one == name and wanted <= set(own)
+        ]
 
 
 async def scrape(served: Served, headers: str = "") -> Scraped:
@@ -40,7 +44,9 @@ async def scrape(served: Served, headers: str = "") -> Scraped:
 def read_text(text: str) -> Scraped:
     families = [*text_string_to_metric_families(text)]
     samples = {
-        (one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples
+        (one.name, tuple(sorted(one.labels.items()))): one.value
+        for family in families
+        for one in family.samples
     }
     assert len(samples) == sum(len(family.samples) for family in families), "each sample once"
     return Scraped(samples, {family.name: family.type for family in families}, text)

@@ -41,7 +41,8 @@ class Served:
 
     @property
     def connections(self) -> int:
-        """How many the server holds: sockets of this process that are bound to its port and connected."""
+        """How many the server holds: sockets of this process that are bound to its port and
+        connected."""
         return sum(
             connection.laddr.port == self.port and connection.status != psutil.CONN_LISTEN
             for connection in psutil.Process().net_connections("tcp")
@@ -52,7 +53,8 @@ class Served:
 
 
 async def pace(_: object) -> None:
-    """A step takes a little time, as on a device; otherwise the fake engine never lets a client in between."""
+    """A step takes a little time, as on a device; otherwise the fake engine never lets a client in
+    between."""
     await trio.sleep(STEP_S)
 
 
@@ -64,8 +66,8 @@ async def serving(
     clock: Callable[[], float] = trio.current_time,
     **server: Any,
 ) -> AsyncIterator[Served]:
-    """Shut down at the end, which must end by itself and leave no task and no file behind. It takes well under two
-    seconds; the limit here leaves room for a busy machine."""
+    """Shut down at the end, which must end by itself and leave no task and no file behind. It takes
+    well under two seconds; the limit here leaves room for a busy machine."""
     engine = engine or FakeEngine(before_step=pace)
     shutdown = trio.Event()
     before = open_files()
@@ -73,7 +75,9 @@ async def serving(
         chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
         runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
         chosen_server = ServerSettings(**{"port": 0} | server)
-        start = partial(serve_http, runtime, chosen_server, shutdown=shutdown, observers=observers, clock=clock)
+        start = partial(
+            serve_http, runtime, chosen_server, shutdown=shutdown, observers=observers, clock=clock
+        )
         [url] = await nursery.start(start)
         yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
         with trio.fail_after(SHUTDOWN_S):
@@ -85,7 +89,9 @@ async def serving(
 
 
 @asynccontextmanager
-async def serving_manager(manager: ModelManager, settings: ServerSettings | None = None) -> AsyncIterator[int]:
+async def serving_manager(
+    manager: ModelManager, settings: ServerSettings | None = None
+) -> AsyncIterator[int]:
     """The port at which `manager` is served."""
     settings = settings or ServerSettings(port=0)
     shutdown = trio.Event()
@@ -96,7 +102,8 @@ async def serving_manager(manager: ModelManager, settings: ServerSettings | None
 
 
 def open_files() -> int:
-    """Number of open files and sockets, without those of a GPU's driver, which opens some whenever a thread has new work for it."""
+    """Number of open files and sockets, without those of a GPU's driver, which opens some whenever
+    a thread has new work for it."""
     own = Path("/proc/self/fd")
     return sum(not opened_by_driver(each) for each in own.iterdir()) if own.is_dir() else 0
 
@@ -118,7 +125,9 @@ def post(path: str, body: object, headers: str = "") -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     if data and "content-type:" not in headers.lower():
         headers += "Content-Type: application/json\r\n"
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    )
     return head.encode() + data
 
 
@@ -138,16 +147,21 @@ async def receive_all(stream: trio.SocketStream) -> bytes:
 
 
 async def exchange(served: Served, request: bytes) -> tuple[int, dict[str, str], bytes]:
-    """One request on a connection of its own: status, headers, body (as it came, chunked or not)."""
+    """One request on a connection of its own: status, headers, body (as it came, chunked or
+    not)."""
     async with await served.connect() as stream:
-        await stream.send_all(request.replace(b"Host: localhost\r\n", b"Host: localhost\r\nConnection: close\r\n", 1))
+        await stream.send_all(
+            request.replace(b"Host: localhost\r\n", b"Host: localhost\r\nConnection: close\r\n", 1)
+        )
         head, _, body = (await receive_all(stream)).partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     return int(status.split()[1]), headers, body
 
 
-async def ask(served: Served, body: object, path: str = "/v1/completions", headers: str = "") -> tuple[int, Any]:
+async def ask(
+    served: Served, body: object, path: str = "/v1/completions", headers: str = ""
+) -> tuple[int, Any]:
     """Status and JSON."""
     status, _, data = await exchange(served, post(path, body, headers))
     return status, json.loads(data)

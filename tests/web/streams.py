@@ -15,7 +15,9 @@ Json = dict[str, Any]
 async def stream(served: Served, body: Json, path: str = "/v1/completions") -> list[Json]:
     """The chunks, with usage in the last."""
     options = {"include_usage": True} | body.get("stream_options", {})
-    status, _, data = await exchange(served, post(path, body | {"stream": True, "stream_options": options}))
+    status, _, data = await exchange(
+        served, post(path, body | {"stream": True, "stream_options": options})
+    )
     assert status == 200, data
     assert data.count(b"data: [DONE]") == 1, data
     return [msgspec.json.decode(event) for event in re.findall(rb"data: (\{.*\})", data)]
@@ -32,18 +34,27 @@ def joined(chunks: list[Json]) -> list[Json]:
 
 
 def joined_chat(chunks: list[Json]) -> list[Json]:
-    """The choices of a chat. Ids of calls are random, so they are only looked at: each comes once."""
+    """The choices of a chat. Ids of calls are random, so they are only looked at: each comes
+    once."""
     choices: dict[int, Json] = {}
     for said in _said(chunks, choices):
         choice, delta = choices[said["index"]], said["delta"]
-        message = choice.setdefault("message", {"role": delta.get("role"), "content": None, "refusal": None})
+        message = choice.setdefault(
+            "message", {"role": delta.get("role"), "content": None, "refusal": None}
+        )
         for key in ("content", "reasoning_content"):
             if key in delta:
                 message[key] = (message.get(key) or "") + delta[key]
         for part in delta.get("tool_calls", ()):
             calls = message.setdefault("tool_calls", [])
             if part["index"] == len(calls):
-                calls.append({"id": part["id"], "type": part["type"], "function": {"name": "", "arguments": ""}})
+                calls.append(
+                    {
+                        "id": part["id"],
+                        "type": part["type"],
+                        "function": {"name": "", "arguments": ""},
+                    }
+                )
             for key, text in part["function"].items():
                 calls[part["index"]]["function"][key] += text
         _add_logprobs(choice, said["logprobs"])
@@ -68,4 +79,6 @@ def _said(chunks: list[Json], choices: dict[int, Json]) -> list[Json]:
 def _add_logprobs(choice: Json, more: Json | None) -> None:
     if more is not None:
         before = choice["logprobs"] or dict.fromkeys(more)
-        choice["logprobs"] = {key: more[key] if old is None else old + more[key] for key, old in before.items()}
+        choice["logprobs"] = {
+            key: more[key] if old is None else old + more[key] for key, old in before.items()
+        }

@@ -38,16 +38,32 @@ INSIDE = (
     "named/loop",
 )
 OUTSIDE = (
-    "", "other", "other/none", "named/..", "named/../other", "named/out", "named/out/secret", "named/sql/../../other",
-    "named-not", "named/../none", "link/out/none", "other/in/../../other", "named/\0", "named/\ud800",
-)  # fmt: skip
+    "",
+    "other",
+    "other/none",
+    "named/..",
+    "named/../other",
+    "named/out",
+    "named/out/secret",
+    "named/sql/../../other",
+    "named-not",
+    "named/../none",
+    "link/out/none",
+    "other/in/../../other",
+    "named/\0",
+    "named/\ud800",
+)
 
 
-def test_what_is_within_is_decided_by_what_a_path_means(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_within_is_decided_by_what_a_path_means(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named = [str(root / "link")]
     assert [path for path in INSIDE if within(f"{root}/{path}", named) is None] == []
     assert [path for path in OUTSIDE if within(f"{root}/{path}", named) is not None] == []
-    assert within(f"{root}/other/in", named) == str((root / "named/sql").resolve()), "no link that may change is left"
+    assert within(f"{root}/other/in", named) == str((root / "named/sql").resolve()), (
+        "no link that may change is left"
+    )
     assert within(str(root / "named"), []) is None
     monkeypatch.chdir(root / "named")
     monkeypatch.setenv("HOME", str(root / "other"))
@@ -67,17 +83,31 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def load(served: Served, path: str) -> tuple[int, bytes]:
-    status, _, body = await exchange(served, post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path}))
+    status, _, body = await exchange(
+        served, post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path})
+    )
     return status, body
 
 
-async def test_other_directories_are_refused_whether_they_are_there_or_not(root: Path, loaded: list[str]) -> None:
+async def test_other_directories_are_refused_whether_they_are_there_or_not(
+    root: Path, loaded: list[str]
+) -> None:
     async with serving(FakeEngine(), adapters_from=(str(root / "link"),)) as served:
-        answers = {(await load(served, f"{root}/{path}")) for path in OUTSIDE if "\ud800" not in path}
-        answers |= {await load(served, "/etc"), await load(served, "/nonexistent"), await load(served, "/root/.ssh")}
+        answers = {
+            (await load(served, f"{root}/{path}")) for path in OUTSIDE if "\ud800" not in path
+        }
+        answers |= {
+            await load(served, "/etc"),
+            await load(served, "/nonexistent"),
+            await load(served, "/root/.ssh"),
+        }
         [(status, body)] = answers
         error = json.loads(body)["error"]
-        assert (status, error["code"], error["param"]) == (403, "adapter_path_not_allowed", "lora_path")
+        assert (status, error["code"], error["param"]) == (
+            403,
+            "adapter_path_not_allowed",
+            "lora_path",
+        )
         assert "--adapters-from" in error["message"] and str(root) not in error["message"]
         assert loaded == []
         assert (await load(served, f"{root}/named/sql"))[0] == 200
@@ -87,7 +117,10 @@ async def test_other_directories_are_refused_whether_they_are_there_or_not(root:
 async def test_the_directories_of_adapters_are_named_too(root: Path, loaded: list[str]) -> None:
     settings = {"adapter": (f"sql={root / 'named/sql'}",)}
     async with serving(FakeEngine(), settings) as served:
-        assert [(await load(served, f"{root}/{path}"))[0] for path in ("named/sql", "named")] == [200, 403]
+        assert [(await load(served, f"{root}/{path}"))[0] for path in ("named/sql", "named")] == [
+            200,
+            403,
+        ]
 
 
 async def test_none_are_named_without_a_flag(root: Path, loaded: list[str]) -> None:

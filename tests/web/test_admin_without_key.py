@@ -29,7 +29,11 @@ LOCAL = ("127.0.0.1", 50_000)
         (LOCAL, {"host": "localhost:8000"}, True),
         (("::1", 1), {"host": "[::1]:8000"}, True),
         (("::ffff:127.0.0.1", 1), {"host": "127.0.0.1"}, True),
-        (["127.8.9.10", 1], {"accept": "*/*", "remote-addr": "127.8.9.10", "x-request-id": "1"}, True),
+        (
+            ["127.8.9.10", 1],
+            {"accept": "*/*", "remote-addr": "127.8.9.10", "x-request-id": "1"},
+            True,
+        ),
         (None, {}, False),
         (("", 0), {}, False),
         (("testclient", 1), {}, False),
@@ -38,13 +42,29 @@ LOCAL = ("127.0.0.1", 50_000)
         (("192.0.2.7", 1), {"host": "localhost", "x-forwarded-for": "127.0.0.1"}, False),
         (LOCAL, {"host": "llm.example.org"}, False),
         (LOCAL, {"host": "two, hosts"}, False),
-        *((LOCAL, {"host": "localhost", name: ""}, False) for name in (
-            "forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded", "x-real-ip",
-            "x-client-ip", "client-ip", "true-client-ip", "cf-connecting-ip", "fly-client-ip", "x-original-uri",
-            "x-envoy-external-address", "x-cluster-client-ip", "tailscale-user-login",
-        )),
+        *(
+            (LOCAL, {"host": "localhost", name: ""}, False)
+            for name in (
+                "forwarded",
+                "via",
+                "x-forwarded-for",
+                "x-forwarded-proto",
+                "x-forwarded-host",
+                "x-forwarded",
+                "x-real-ip",
+                "x-client-ip",
+                "client-ip",
+                "true-client-ip",
+                "cf-connecting-ip",
+                "fly-client-ip",
+                "x-original-uri",
+                "x-envoy-external-address",
+                "x-cluster-client-ip",
+                "tailscale-user-login",
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_who_is_on_this_machine(client: Any, headers: dict[str, str], local: bool) -> None:
     assert is_local(client, headers, "1.1") is local
     assert not is_local(client, headers, "1.0"), "so nginx asked, with no header of its own"
@@ -60,7 +80,9 @@ async def test_a_proxy_on_the_same_machine_opens_nothing() -> None:
             error = json.loads(body)["error"]
             assert (status, error["code"]) == (403, "admin_needs_key"), path
             assert path in error["message"] and "--allow-admin-without-key" in error["message"]
-        assert (await exchange(served, get("/v1/models", forwarded)))[0] == 200, "what is no administration"
+        assert (await exchange(served, get("/v1/models", forwarded)))[0] == 200, (
+            "what is no administration"
+        )
         old = post(ADMIN[0], {}).replace(b"HTTP/1.1", b"HTTP/1.0")
         assert (await exchange(served, old))[0] == 403
 
@@ -75,9 +97,16 @@ async def test_a_flag_or_a_key_opens_it(server: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("client", "allowed", "refused"),
-    [(LOCAL, False, False), (("192.0.2.7", 1), False, True), (None, False, True), (None, True, False)],
+    [
+        (LOCAL, False, False),
+        (("192.0.2.7", 1), False, True),
+        (None, False, True),
+        (None, True, False),
+    ],
 )
-async def test_an_app_in_another_server(client: Any, allowed: bool, refused: bool, tmp_path: Path) -> None:
+async def test_an_app_in_another_server(
+    client: Any, allowed: bool, refused: bool, tmp_path: Path
+) -> None:
     """The peer is the one of which that server tells; one that it does not know is a stranger."""
     async with serving(FakeEngine()) as served:
         settings = ServerSettings(batch_dir=tmp_path, allow_admin_without_key=allowed)
@@ -93,13 +122,27 @@ async def test_an_app_in_another_server(client: Any, allowed: bool, refused: boo
         async def send(message: Any) -> None:
             statuses.append(message.get("status"))
 
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"2")]
+        headers = [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"2"),
+        ]
         path = "/v1/models/load"
         scope: Any = {
-            "type": "http", "asgi": {}, "http_version": "1.1", "method": "POST", "scheme": "http", "headers": headers,
-            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "client": client,
-            "server": None, "extensions": {},
-        }  # fmt: skip
+            "type": "http",
+            "asgi": {},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "headers": headers,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "client": client,
+            "server": None,
+            "extensions": {},
+        }
         with trio.fail_after(PATIENCE_S):
             await app(scope, receive, send)
     assert (statuses[0] == 403) is refused

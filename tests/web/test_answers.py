@@ -23,7 +23,9 @@ def answers(count: int) -> tuple[list[Sender], list[Answer]]:
     ]
 
 
-async def test_they_come_in_their_own_order_whoever_ends_first(autojump_clock: trio.abc.Clock) -> None:
+async def test_they_come_in_their_own_order_whoever_ends_first(
+    autojump_clock: trio.abc.Clock,
+) -> None:
     senders, asked = answers(3)
 
     async def end() -> None:
@@ -36,7 +38,11 @@ async def test_they_come_in_their_own_order_whoever_ends_first(autojump_clock: t
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end)
         choices = await collect_all(asked)
-    assert [(choice.text, choice.tokens) for choice in choices] == [("0", (0,)), ("1", (1,)), ("2", (2,))]
+    assert [(choice.text, choice.tokens) for choice in choices] == [
+        ("0", (0,)),
+        ("1", (1,)),
+        ("2", (2,)),
+    ]
 
 
 async def test_the_first_failure_is_everybodys(autojump_clock: trio.abc.Clock) -> None:

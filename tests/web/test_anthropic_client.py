@@ -44,7 +44,9 @@ class Speaker(FakeEngine):
     def __attrs_post_init__(self) -> None:
         self.before_step = pace
         self.token_at = lambda key, position: (
-            [*self.said.encode(), EOS][min(position, len(self.said.encode()))] if self.said else letters(key, position)
+            [*self.said.encode(), EOS][min(position, len(self.said.encode()))]
+            if self.said
+            else letters(key, position)
         )
 
 
@@ -62,10 +64,14 @@ class Recorder(ByteTokenizer):
 def strict(served: Served, **options: Any) -> anthropic.Anthropic:
     url = served.base_url.removesuffix("/v1")
     defaults: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 20}
-    return anthropic.Anthropic(base_url=url, _strict_response_validation=True, **(defaults | options))
+    return anthropic.Anthropic(
+        base_url=url, _strict_response_validation=True, **(defaults | options)
+    )
 
 
-async def using(served: Served, function: Callable[[anthropic.Anthropic], Any], **options: Any) -> Any:
+async def using(
+    served: Served, function: Callable[[anthropic.Anthropic], Any], **options: Any
+) -> Any:
     """In a thread, with a client of its own that leaves no connection behind."""
 
     def run() -> Any:
@@ -82,7 +88,11 @@ def comparable(message: Message) -> dict[str, Any]:
         block.pop("id", None)
     body.pop("stop_details", None)
     usage: Any = body.pop("usage")
-    prompt = usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+    prompt = (
+        usage["input_tokens"]
+        + usage["cache_read_input_tokens"]
+        + usage["cache_creation_input_tokens"]
+    )
     return body | {"id": "", "prompt": prompt, "output_tokens": usage["output_tokens"]}
 
 
@@ -129,7 +139,12 @@ ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
     ),
     (CALL, {"tools": [TOOL], "tool_choice": {"type": "none"}}, [text(CALL)], "end_turn"),
     (CALL[6:-7], {"tools": [TOOL], "tool_choice": {"type": "any"}}, [use(at="é")], "tool_use"),
-    (CALL[6:-7], {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look"}}, [use(at="é")], "tool_use"),
+    (
+        CALL[6:-7],
+        {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look"}},
+        [use(at="é")],
+        "tool_use",
+    ),
     (
         CALL[6:-7],
         {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 9},
@@ -146,7 +161,9 @@ ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
 ]
 
 
-def check_answer(client: anthropic.Anthropic, body: dict[str, Any], blocks: list[dict[str, Any]], reason: str) -> None:
+def check_answer(
+    client: anthropic.Anthropic, body: dict[str, Any], blocks: list[dict[str, Any]], reason: str
+) -> None:
     asked: dict[str, Any] = {"model": "fake", "messages": HELLO, "max_tokens": 1000} | body
     whole = client.messages.create(**asked)
     described("AnthropicMessage").validate(whole.to_dict())
@@ -166,7 +183,11 @@ def check_answer(client: anthropic.Anthropic, body: dict[str, Any], blocks: list
         described("AnthropicEvent").validate(event.to_dict())
     assert raw[0].message.usage.output_tokens == 0
     starts = [event.index for event in raw if event.type == "content_block_start"]
-    assert starts == [event.index for event in raw if event.type == "content_block_stop"] == [*range(len(blocks))]
+    assert (
+        starts
+        == [event.index for event in raw if event.type == "content_block_stop"]
+        == [*range(len(blocks))]
+    )
 
 
 async def test_whole_and_streamed() -> None:
@@ -185,7 +206,11 @@ async def test_thinking_that_is_not_shown_is_carried_by_its_signature() -> None:
     engine = Speaker(said="<think>hm</think>Yes", tokenizer=Recorder())
 
     def check(client: anthropic.Anthropic) -> None:
-        asked: Any = {"model": "fake", "max_tokens": 99, "thinking": {"type": "adaptive", "display": "omitted"}}
+        asked: Any = {
+            "model": "fake",
+            "max_tokens": 99,
+            "thinking": {"type": "adaptive", "display": "omitted"},
+        }
         whole = client.messages.create(messages=HELLO, **asked)
         with client.messages.stream(messages=HELLO, **asked) as stream:
             kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
@@ -203,7 +228,8 @@ async def test_thinking_that_is_not_shown_is_carried_by_its_signature() -> None:
 
 
 async def test_what_a_coding_agent_sends() -> None:
-    """System prompts as arrays whose first block has a hash of each request, caching, betas, results of tools."""
+    """System prompts as arrays whose first block has a hash of each request, caching, betas,
+    results of tools."""
     caching = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     asked: Any = {
         "model": "fake",
@@ -229,8 +255,17 @@ async def test_what_a_coding_agent_sends() -> None:
             {
                 "role": "user",
                 "content": [
-                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("a"), text("b")]},
-                    {"type": "tool_result", "tool_use_id": "toolu_2", "content": "not there", "is_error": True}
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "toolu_1",
+                        "content": [text("a"), text("b")],
+                    },
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "toolu_2",
+                        "content": "not there",
+                        "is_error": True,
+                    }
                     | caching,
                     {"type": "tool_result", "tool_use_id": "unknown"},
                     text("Well?"),
@@ -238,7 +273,10 @@ async def test_what_a_coding_agent_sends() -> None:
             },
             {"role": "user", "content": "And?"},
         ],
-        "tools": [TOOL | caching | {"eager_input_streaming": True}, TOOL | {"name": "Bash", "type": "custom"}],
+        "tools": [
+            TOOL | caching | {"eager_input_streaming": True},
+            TOOL | {"name": "Bash", "type": "custom"},
+        ],
         "metadata": {"user_id": "user_1"},
         "thinking": {"type": "enabled", "budget_tokens": 31_999},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -253,7 +291,9 @@ async def test_what_a_coding_agent_sends() -> None:
         for event in client.beta.messages.create(**asked, stream=True):
             BETA_EVENT.validate_python(event.to_dict())
         unknown = ("max_tokens", "metadata")
-        counted = client.beta.messages.count_tokens(**{name: asked[name] for name in asked if name not in unknown})
+        counted = client.beta.messages.count_tokens(
+            **{name: asked[name] for name in asked if name not in unknown}
+        )
         usage = whole.usage
         assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
@@ -264,16 +304,28 @@ async def test_what_a_coding_agent_sends() -> None:
     assert seen[0] == seen[1] == seen[2]
     turns, kwargs = seen[0]
     assert kwargs.pop("tools") == [
-        {"type": "function", "function": {"name": name, "description": "Looks", "parameters": TOOL["input_schema"]}}
+        {
+            "type": "function",
+            "function": {"name": name, "description": "Looks", "parameters": TOOL["input_schema"]},
+        }
         for name in ("look", "Bash")
     ]
     assert kwargs == {"enable_thinking": True, "reasoning_effort": "high"}
-    call = {"type": "function", "id": "toolu_1", "function": {"name": "look", "arguments": {"at": "é"}}}
+    call = {
+        "type": "function",
+        "id": "toolu_1",
+        "function": {"name": "look", "arguments": {"at": "é"}},
+    }
     other = {"type": "function", "id": "toolu_2", "function": {"name": "look", "arguments": {}}}
     assert list(turns) == [
         {"role": "system", "content": "You help.\nBe brief."},
         {"role": "user", "content": "<reminder>\nFix it."},
-        {"role": "assistant", "content": "I look.", "tool_calls": [call, other], "reasoning_content": "hm"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [call, other],
+            "reasoning_content": "hm",
+        },
         {"role": "tool", "tool_call_id": "toolu_1", "content": "a\nb", "name": "look"},
         {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: not there", "name": "look"},
         {"role": "tool", "tool_call_id": "unknown", "content": ""},
@@ -307,7 +359,9 @@ async def test_an_answer_goes_on_where_the_last_message_ends() -> None:
     def check(client: anthropic.Anthropic) -> None:
         for said in ("The answer is (", ""):
             client.messages.create(
-                model="fake", max_tokens=9, messages=[*HELLO, {"role": "assistant", "content": said}]
+                model="fake",
+                max_tokens=9,
+                messages=[*HELLO, {"role": "assistant", "content": said}],
             )
 
     async with serving(engine) as served:
@@ -315,7 +369,11 @@ async def test_an_answer_goes_on_where_the_last_message_ends() -> None:
     assert isinstance(engine.tokenizer, Recorder)
     [(turns, kwargs), (others, free)] = engine.tokenizer.seen
     assert turns[-1] == {"role": "assistant", "content": "The answer is ("}
-    assert kwargs == {"enable_thinking": False, "add_generation_prompt": False, "continue_final_message": True}
+    assert kwargs == {
+        "enable_thinking": False,
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
     assert (list(others), free) == (HELLO, {"enable_thinking": False}), "an empty one is none"
 
 
@@ -324,7 +382,11 @@ async def test_usage_tells_the_cache_apart_and_the_count_is_exact() -> None:
         asked: Any = {"model": "fake", "messages": [{"role": "user", "content": "long " * 200}]}
         counted = client.messages.count_tokens(**asked).input_tokens
         first = client.messages.create(max_tokens=4, **asked).usage
-        assert (first.input_tokens, first.cache_read_input_tokens, first.output_tokens) == (counted, 0, 4)
+        assert (first.input_tokens, first.cache_read_input_tokens, first.output_tokens) == (
+            counted,
+            0,
+            4,
+        )
         with client.messages.stream(max_tokens=4, **asked) as stream:
             again = stream.get_final_message().usage
         cached = again.cache_read_input_tokens or 0
@@ -338,12 +400,19 @@ async def test_more_tokens_than_there_is_room_for_are_all_there_is() -> None:
     """Agents always ask for as much as the largest models give."""
 
     def check(client: anthropic.Anthropic) -> None:
-        asked: Any = {"model": "fake", "messages": HELLO, "max_tokens": 64_000, "extra_body": {"ignore_eos": True}}
+        asked: Any = {
+            "model": "fake",
+            "messages": HELLO,
+            "max_tokens": 64_000,
+            "extra_body": {"ignore_eos": True},
+        }
         whole = client.messages.create(**asked)
         assert whole.stop_reason == "model_context_window_exceeded"
         assert whole.usage.input_tokens + whole.usage.output_tokens == 200
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
-            client.messages.create(model="fake", max_tokens=1, messages=[{"role": "user", "content": "x" * 200}])
+            client.messages.create(
+                model="fake", max_tokens=1, messages=[{"role": "user", "content": "x" * 200}]
+            )
 
     async with serving(settings={"max_kv_size": 200}) as served:
         await using(served, check)
@@ -357,7 +426,9 @@ async def use_the_async_client(url: str) -> None:
         whole = await client.messages.create(**asked)
         async with client.messages.stream(**asked) as stream:
             pieces = [piece async for piece in stream.text_stream]
-        assert len(pieces) > 1 and [block.to_dict() for block in whole.content] == [text("".join(pieces))]
+        assert len(pieces) > 1 and [block.to_dict() for block in whole.content] == [
+            text("".join(pieces))
+        ]
         assert (await client.messages.count_tokens(model="fake", messages=HELLO)).input_tokens > 0
 
 
@@ -378,35 +449,72 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0"),
-    ({"messages": [{"role": "user", "content": [{"type": "search_result", "source": {}}]}]}, "'search_result'"),
-    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "search_result", "source": {}}]}]},
+        "'search_result'",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+        "'document'",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x"}]}]}, "'tool_use'"),
-    ({"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]}, "'server_tool_use'"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages.0.content.0.text"),
-    ({"messages": [{"role": "user", "content": [text("x") | {"citations": [{}]}]}]}, "messages.0.content.0.citations"),
-    ({"messages": [{"role": "user", "content": [text("x") | {"new": 1}]}]}, "messages.0.content.0.new"),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]},
+        "'server_tool_use'",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
+        "messages.0.content.0.text",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [text("x") | {"citations": [{}]}]}]},
+        "messages.0.content.0.citations",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [text("x") | {"new": 1}]}]},
+        "messages.0.content.0.new",
+    ),
     ({"messages": [{"role": "user", "content": "\udc00"}]}, "surrogate"),
     (
         {
             "messages": [
                 {
                     "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "document"}]}],
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "x",
+                            "content": [{"type": "document"}],
+                        }
+                    ],
                 }
             ]
         },
         "messages.0.content.0.content.0",
     ),
     (
-        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "is_error": 1}]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "x", "is_error": 1}],
+                }
+            ]
+        },
         "messages.0.content.0.is_error",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages.0.content.0.tool_use_id"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+        "messages.0.content.0.tool_use_id",
+    ),
     (
         {
             "messages": [
                 *HELLO,
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "y", "input": []}]},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "x", "name": "y", "input": []}],
+                },
             ]
         },
         "messages.1.content.0.input",
@@ -415,7 +523,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {
             "messages": [
                 *HELLO,
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "y", "input": {}}]},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "x", "name": "y", "input": {}}],
+                },
             ]
         },
         "messages",
@@ -468,7 +579,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "between_tools"}}, "thinking.type"),
     ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 2000}, "thinking.budget_tokens"),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 2000},
+        "thinking.budget_tokens",
+    ),
     ({"thinking": {"type": "adaptive", "budget_tokens": 2000}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
     (
@@ -483,8 +597,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": "none"}}, "output_config.effort"),
     ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
     ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": "x"}}}, "output_config.format.schema"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": {}, "name": "x"}}}, "output_config.format.name"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": "x"}}},
+        "output_config.format.schema",
+    ),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {}, "name": "x"}}},
+        "output_config.format.name",
+    ),
     ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
     (
         {
@@ -501,8 +621,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         },
         "output_format.schema",
     ),
-    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits.0"),
-    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management.edits.0"),
+    (
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        "context_management.edits.0",
+    ),
+    (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
+        "context_management.edits.0",
+    ),
     ({"context_management": {"edits": 3}}, "context_management.edits"),
     ({"context_management": {"new": 3}}, "context_management.new"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
@@ -522,28 +648,56 @@ async def test_what_would_be_ignored_is_refused_by_name() -> None:
         for change, named in WRONG:
             body = {"model": "fake", "messages": HELLO, "max_tokens": 2} | change
             status, said = await ask(served, body, "/v1/messages")
-            assert (status, said["type"], said["error"]["type"]) == (400, "error", "invalid_request_error"), change
+            assert (status, said["type"], said["error"]["type"]) == (
+                400,
+                "error",
+                "invalid_request_error",
+            ), change
             assert named in said["error"]["message"], (change, said)
             place, _, fault = said["error"]["message"].partition(": ")
             assert not place.startswith(fault.partition(":")[0] + "."), "the place is said twice"
             described("AnthropicError").validate(said)
             if not change.keys() & {"max_tokens", "cache_salt"}:
                 status, said = await ask(served, body, "/v1/messages/count_tokens")
-                assert status == 400 or not change.keys() & {"messages", "system", "tools", "thinking", "made_up"}, said
+                assert status == 400 or not change.keys() & {
+                    "messages",
+                    "system",
+                    "tools",
+                    "thinking",
+                    "made_up",
+                }, said
 
 
 HARMLESS: list[dict[str, Any]] = [
-    {"service_tier": "auto"}, {"service_tier": "standard_only"}, {"speed": "standard"}, {"mcp_servers": []},
-    {"metadata": {"user_id": None}}, {"metadata": None}, {"container": None}, {"tools": []}, {"stop_sequences": []},
-    {"tool_choice": {"type": "auto"}}, {"context_management": {"edits": []}}, {"fallbacks": "default"},
-    {"diagnostics": {"previous_message_id": None}}, {"thinking": {"type": "disabled"}}, {"system": ""},
-    {"output_config": {}}, {"output_config": {"effort": "low"}}, {"seed": 3}, {"min_p": 0.1}, {"top_k": 5},
-    {"cache_salt": "me"}, {"chat_template_kwargs": {"any": 1}}, {"temperature": 0}, {"top_p": 1},
+    {"service_tier": "auto"},
+    {"service_tier": "standard_only"},
+    {"speed": "standard"},
+    {"mcp_servers": []},
+    {"metadata": {"user_id": None}},
+    {"metadata": None},
+    {"container": None},
+    {"tools": []},
+    {"stop_sequences": []},
+    {"tool_choice": {"type": "auto"}},
+    {"context_management": {"edits": []}},
+    {"fallbacks": "default"},
+    {"diagnostics": {"previous_message_id": None}},
+    {"thinking": {"type": "disabled"}},
+    {"system": ""},
+    {"output_config": {}},
+    {"output_config": {"effort": "low"}},
+    {"seed": 3},
+    {"min_p": 0.1},
+    {"top_k": 5},
+    {"cache_salt": "me"},
+    {"chat_template_kwargs": {"any": 1}},
+    {"temperature": 0},
+    {"top_p": 1},
     {"tools": [TOOL | {"allowed_callers": ["direct"], "defer_loading": False, "strict": True}]},
     {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
     {"messages": [*HELLO, {"role": "system", "content": "Now be kind."}, *HELLO]},
     {"output_format": {"type": "json_schema", "schema": {"type": "object"}}},
-]  # fmt: skip
+]
 
 
 async def test_what_asks_for_nothing_or_is_ours_is_taken() -> None:
@@ -571,12 +725,20 @@ async def test_errors_of_the_edge_are_in_its_shape() -> None:
         for error, status, kind in (
             (error_of(client.with_options(api_key="wrong")), 401, "authentication_error"),
             (error_of(client, model="other"), 404, "not_found_error"),
-            (error_of(client, messages=[{"role": "user", "content": "x" * 3000}]), 413, "request_too_large"),
+            (
+                error_of(client, messages=[{"role": "user", "content": "x" * 3000}]),
+                413,
+                "request_too_large",
+            ),
             (error_of(client, messages=[]), 400, "invalid_request_error"),
         ):
             assert (error.status_code, error.type) == (status, kind)
             assert isinstance(error.body, dict) and error.body["type"] == "error"
-            assert error.request_id == error.body["request_id"] == error.response.headers["x-request-id"]
+            assert (
+                error.request_id
+                == error.body["request_id"]
+                == error.response.headers["x-request-id"]
+            )
 
     async with serving(model_alias=("off",), api_key=("k",), max_body_bytes=2000) as served:
         await using(served, check, api_key="k")
@@ -589,7 +751,9 @@ async def test_errors_of_the_edge_are_in_its_shape() -> None:
             (get("/v1/messages/count_tokens", key), 405, "invalid_request_error"),
         ):
             await check_error(served, request, status, kind)
-        assert "param" in (await ask(served, {}, "/v1/messagesx", key))[1]["error"], "OpenAI's shape elsewhere"
+        assert "param" in (await ask(served, {}, "/v1/messagesx", key))[1]["error"], (
+            "OpenAI's shape elsewhere"
+        )
     async with serving(body_timeout_s=0.05) as served:
         half = post("/v1/messages", b"{}").replace(b"Content-Length: 2", b"Content-Length: 9")
         await check_error(served, half, 408, "timeout_error")
@@ -603,12 +767,20 @@ async def check_error(served: Served, request: bytes, status: int, kind: str) ->
 
 async def test_a_full_queue_and_a_server_that_drains() -> None:
     tight = {"completion_batch_size": 1, "max_queue_size": 1}
-    async with serving(settings=tight) as served, await served.connect() as one, await served.connect() as two:
+    async with (
+        serving(settings=tight) as served,
+        await served.connect() as one,
+        await served.connect() as two,
+    ):
         for waiting, stream in enumerate((one, two), 1):
             await stream.send_all(post("/v1/messages", BODY | {"stream": True}))
             await eventually(lambda waiting=waiting: served.busy == waiting)  # type: ignore[misc]
         error = await using(served, error_of)
-        assert (error.status_code, error.type, error.response.headers["retry-after"]) == (429, "rate_limit_error", "1")
+        assert (error.status_code, error.type, error.response.headers["retry-after"]) == (
+            429,
+            "rate_limit_error",
+            "1",
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(served.runtime.drain, 60)
             await eventually(lambda: served.runtime.draining)
@@ -627,7 +799,9 @@ async def test_a_stream_that_breaks_ends_with_an_error() -> None:
     def check(client: anthropic.Anthropic) -> None:
         events: list[RawMessageStreamEvent] = []
         with pytest.raises(anthropic.APIStatusError) as caught:
-            events.extend(client.messages.create(model="fake", messages=HELLO, max_tokens=50, stream=True))
+            events.extend(
+                client.messages.create(model="fake", messages=HELLO, max_tokens=50, stream=True)
+            )
         assert isinstance(caught.value.body, dict)
         assert caught.value.body["error"]["type"] == "invalid_request_error"
         assert caught.value.body["error"]["details"] == {"error_code": "request_crashes_engine"}
@@ -648,8 +822,13 @@ async def test_a_silent_stream_pings() -> None:
         if plan.step > 2:
             await patience.wait()
 
-    async with serving(FakeEngine(before_step=before), heartbeat_s=0.05) as served, await served.connect() as stream:
-        await stream.send_all(post("/v1/messages", {"messages": HELLO, "max_tokens": 5, "stream": True}))
+    async with (
+        serving(FakeEngine(before_step=before), heartbeat_s=0.05) as served,
+        await served.connect() as stream,
+    ):
+        await stream.send_all(
+            post("/v1/messages", {"messages": HELLO, "max_tokens": 5, "stream": True})
+        )
         received = b""
         with trio.fail_after(20):
             while received.count(b'event: ping\ndata: {"type":"ping"}\n\n') < 2:
@@ -680,7 +859,11 @@ async def test_a_thread_is_refused_in_the_words_after_which_the_client_repeats_w
 async def test_the_models_are_listed_for_this_client_too() -> None:
     def check(client: anthropic.Anthropic) -> None:
         [listed] = client.models.list()
-        assert (listed.id, listed.type, listed.lifecycle) == (listed.display_name, "model", "active")
+        assert (listed.id, listed.type, listed.lifecycle) == (
+            listed.display_name,
+            "model",
+            "active",
+        )
         assert listed.created_at.tzinfo is not None
         assert (listed.max_input_tokens, listed.max_tokens) == (100, 100)
         assert client.models.retrieve(listed.id) == listed
@@ -692,7 +875,9 @@ async def test_the_models_are_listed_for_this_client_too() -> None:
 
 async def test_the_async_client_lists_models_page_by_page() -> None:
     async def pages(url: str) -> list[str]:
-        async with anthropic.AsyncAnthropic(base_url=url, api_key="-", _strict_response_validation=True) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url=url, api_key="-", _strict_response_validation=True
+        ) as client:
             return [model.id async for model in client.models.list(limit=1)]
 
     async with serving(FakeEngine()) as served:

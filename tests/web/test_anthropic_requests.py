@@ -49,7 +49,13 @@ RICH: Json = {
                 {"type": "thinking", "thinking": "hm", "signature": "s"},
                 {"type": "redacted_thinking", "data": "d"},
                 {"type": "text", "text": "I look.", "citations": None},
-                {"type": "tool_use", "id": "1", "name": "look", "input": {}, "caller": {"type": "direct"}},
+                {
+                    "type": "tool_use",
+                    "id": "1",
+                    "name": "look",
+                    "input": {},
+                    "caller": {"type": "direct"},
+                },
             ],
         },
         {
@@ -106,10 +112,39 @@ FORCED: Json = {
     "tool_choice": {"type": "tool", "name": "look"},
 }
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 1.5, 10**400, "", "x", "text", "any", "none", "tool", "auto", "all", "user", "enabled",
-    "disabled", "adaptive", "custom", "image", [], [None], [{}], {}, {"type": "text"}, {"type": "text", "text": "x"},
-    {"type": "object"}, {"type": "direct"}, {"type": "all"}, "clear_thinking_20251015",
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    1.5,
+    10**400,
+    "",
+    "x",
+    "text",
+    "any",
+    "none",
+    "tool",
+    "auto",
+    "all",
+    "user",
+    "enabled",
+    "disabled",
+    "adaptive",
+    "custom",
+    "image",
+    [],
+    [None],
+    [{}],
+    {},
+    {"type": "text"},
+    {"type": "text", "text": "x"},
+    {"type": "object"},
+    {"type": "direct"},
+    {"type": "all"},
+    "clear_thinking_20251015",
+)
 NAMES = (
     "type",
     "text",
@@ -124,14 +159,22 @@ NAMES = (
     "seed",
 )
 KINDS = (MessagesRequest, CountRequest)
-COMMON = {"components": {"schemas": {**COMPONENTS, **components_of(KINDS), "Model": {"type": "string"}}}}
+COMMON = {
+    "components": {"schemas": {**COMPONENTS, **components_of(KINDS), "Model": {"type": "string"}}}
+}
 BLOCKS = {kind.__struct_config__.tag for kind in (*get_args(AssistantBlock), ToolResultBlock)}
 SCHEMAS = {kind: Draft202012Validator({**COMMON, "allOf": [schema_of(kind)]}) for kind in KINDS}
 
 
 def paths(value: Any, at: Path = ()) -> Iterator[Path]:
     """Of everything inside."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in inside:
         yield (*at, key)
         yield from paths(inner, (*at, key))
@@ -205,7 +248,8 @@ def test_a_null_says_nothing_wherever_it_stands() -> None:
 @example(RICH | {"tool_choice": {"type": "any", "name": None}})
 @example(FORCED | {"tools": []})
 def test_schema_and_checks_agree(body: Json) -> None:
-    """Whatever is no 400 by the schema is none, unless for a reason that the document lists; and the other way round."""
+    """Whatever is no 400 by the schema is none, unless for a reason that the document lists; and
+    the other way round."""
     for kind, schema in SCHEMAS.items():
         problem = refusal(kind, body)
         if schema.is_valid(body):
@@ -219,13 +263,19 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 CALL = '<call>{"name": "f", "arguments": {"a": 1}}</call>'
 NO_CALL = '<call>{"name": "f", "arguments": [1]}</call>'
 SAID = st.lists(
-    st.sampled_from(["<think>", "</think>", CALL, NO_CALL, "<call>", "a", " ", "\n", "\n\n", "b c"]), max_size=12
+    st.sampled_from(
+        ["<think>", "</think>", CALL, NO_CALL, "<call>", "a", " ", "\n", "\n\n", "b c"]
+    ),
+    max_size=12,
 ).map("".join)
 
 
 def spoken(pieces: Sequence[str], *, omitted: bool) -> tuple[list[Json], list[Json]]:
     """The content, and what a client makes of the events."""
-    parser, blocks = OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False), Blocks(omitted=omitted)
+    parser, blocks = (
+        OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False),
+        Blocks(omitted=omitted),
+    )
     events = [event for piece in pieces for event in blocks.say(parser.push(piece))]
     events += [*blocks.say(parser.end()), *blocks.end()]
     content = blocks.content
@@ -267,7 +317,9 @@ def heard(events: Sequence[Json]) -> list[Json]:
 @given(SAID, st.lists(st.integers(0, 400), max_size=6), st.booleans())
 @example("<think></think>\n\nYes", list(range(30)), False)
 @example(f"{CALL}a\nb", [len(CALL) + 1], False)
-def test_d13_events_add_up_to_the_whole_message(text: str, places: list[int], omitted: bool) -> None:
+def test_d13_events_add_up_to_the_whole_message(
+    text: str, places: list[int], omitted: bool
+) -> None:
     content, client = spoken(cut(text, places), omitted=omitted)
     assert client == content == spoken([text], omitted=omitted)[0]
     texts = [block["text"] for block in content if block["type"] == "text"]
@@ -279,27 +331,41 @@ def test_a_signature_carries_what_is_not_shown(text: str) -> None:
     assert thought("", signature_of(text, omitted=True)) == text
 
 
-@pytest.mark.parametrize("signature", [None, "", "EqQBCgIYAhIM", CARRIES + "no base64", CARRIES + "/w=="])
+@pytest.mark.parametrize(
+    "signature", [None, "", "EqQBCgIYAhIM", CARRIES + "no base64", CARRIES + "/w=="]
+)
 def test_a_signature_of_somebody_else_carries_nothing(signature: str | None) -> None:
     assert thought("", signature) == ""
     assert thought("hm", signature) == "hm"
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 405, 408, 413, 415, 422, 429, 499, 500, 501, 503, 504])
+@pytest.mark.parametrize(
+    "status", [400, 401, 404, 405, 408, 413, 415, 422, 429, 499, 500, 501, 503, 504]
+)
 def test_each_status_has_a_type(status: int) -> None:
     error = anthropic_error(Problem(status, "no", code="c"), "id")
     assert error["error"]["type"] in {*TYPES.values(), "invalid_request_error", "api_error"}
-    assert (status < 499) == (error["error"]["type"] not in ("api_error", "overloaded_error", "timeout_error")) or (
-        status == 408
-    )
+    assert (status < 499) == (
+        error["error"]["type"] not in ("api_error", "overloaded_error", "timeout_error")
+    ) or (status == 408)
     Draft202012Validator({**COMMON, "allOf": [COMPONENTS["AnthropicError"]]}).validate(error)
 
 
 def test_the_message_names_what_has_no_other_place() -> None:
     assert anthropic_error(Problem(400, "no", param="a.b"), "")["error"] == {
-        "type": "invalid_request_error", "message": "a.b: no",
-    }  # fmt: skip
-    assert anthropic_error(Problem(400, "a.b is no", param="a.b"), "")["error"]["message"] == "a.b is no"
-    said = anthropic_error(Problem(400, "too many", param="messages", code="context_length_exceeded"), "")
+        "type": "invalid_request_error",
+        "message": "a.b: no",
+    }
+    assert (
+        anthropic_error(Problem(400, "a.b is no", param="a.b"), "")["error"]["message"]
+        == "a.b is no"
+    )
+    said = anthropic_error(
+        Problem(400, "too many", param="messages", code="context_length_exceeded"), ""
+    )
     assert said["error"]["message"] == "prompt is too long: too many"
-    assert [is_anthropic(path) for path in ("/v1/messages", "/v1/messages/x", "/v1/messagesx")] == [True, True, False]
+    assert [is_anthropic(path) for path in ("/v1/messages", "/v1/messages/x", "/v1/messagesx")] == [
+        True,
+        True,
+        False,
+    ]

@@ -59,9 +59,13 @@ def test_nobody_else_is(keys: Keys, authorization: str | None, api_key: str | No
 @pytest.mark.parametrize("restricted", [False, True])
 def test_what_holds_no_data_is_open_and_nothing_else(restricted: bool) -> None:
     """Probes have no key; scrapes have none where there is no key file."""
-    open_paths = {path for path in ENDPOINT_ACCESS if access_of(path, restricted=restricted) == "open"}
+    open_paths = {
+        path for path in ENDPOINT_ACCESS if access_of(path, restricted=restricted) == "open"
+    }
     page = {"/", "/live/<digest>/<name>", "/openapi.json", "/docs"}
-    assert open_paths == {"/health", "/livez", "/readyz", *page} | (set() if restricted else {"/metrics"})
+    assert open_paths == {"/health", "/livez", "/readyz", *page} | (
+        set() if restricted else {"/metrics"}
+    )
     for path in ("/v1/of-the-future", "/v1/live/", "/live", "/metrics/", "/V1/models", "//metrics"):
         assert access_of(path, restricted=restricted) == "admin", path
 
@@ -72,7 +76,9 @@ EMPTY = ["", " ", "\t\n", "\xa0", '""', "''", '  ""  ']
 @pytest.mark.parametrize("key", EMPTY)
 def test_an_empty_key_is_refused(key: str) -> None:
     """Quotes alone are what Docker makes of `KEY=""` in a file of variables."""
-    with pytest.raises(SettingsInvalid, match=r"^--api-key is empty; give a key, or leave the flag out$"):
+    with pytest.raises(
+        SettingsInvalid, match=r"^--api-key is empty; give a key, or leave the flag out$"
+    ):
         Keys.of(ServerSettings(api_key=("sk-good", key)))
 
 
@@ -109,7 +115,9 @@ async def test_a_file_without_a_key_opens_nothing(text: str, said: str, tmp_path
     file.write_text(text)
     await KeyFile(keys).look(0)
     assert keys.needed and keys.let_in(None, "sk-before") and said in keys.stale
-    assert not any(keys.let_in(f"Bearer {given}", given) for given in (*EMPTY, text, "name=a", "admin=true"))
+    assert not any(
+        keys.let_in(f"Bearer {given}", given) for given in (*EMPTY, text, "name=a", "admin=true")
+    )
 
 
 def test_without_keys_everybody_is_let_in() -> None:

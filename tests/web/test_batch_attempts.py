@@ -23,8 +23,11 @@ def decodes(served: Served) -> bool:
     return served.runtime.health().scheduler.active_sequences > 0
 
 
-async def test_a_request_that_each_drain_interrupts_has_its_answer_in_the_end(tmp_path: Path) -> None:
-    """Found by use: drained in the middle for the fourth time, it had `request_crashes_server` as its answer."""
+async def test_a_request_that_each_drain_interrupts_has_its_answer_in_the_end(
+    tmp_path: Path,
+) -> None:
+    """Found by use: drained in the middle for the fourth time, it had `request_crashes_server` as
+    its answer."""
     async with serving(batch_dir=tmp_path) as served:
         with strict(served.base_url) as client:
             batch = await trio.to_thread.run_sync(started, client, [request("long", LONG)])
@@ -43,7 +46,8 @@ async def test_a_request_that_each_drain_interrupts_has_its_answer_in_the_end(tm
 async def test_a_request_that_is_cancelled_within_a_nursery_has_its_answer_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Quart runs requests in nurseries: what comes out of a cancelled one is a group, and the attempt counted. Found on a busy machine."""
+    """Quart runs requests in nurseries: what comes out of a cancelled one is a group, and the
+    attempt counted. Found on a busy machine."""
     begun = 0
 
     async def waits(*_: Any, **__: Any) -> None:
@@ -97,7 +101,10 @@ async def test_a_kill_before_a_model_works_for_a_request_says_little_about_it(
     async with serving(FakeEngine(), batch_dir=tmp_path / str(kills)) as served:
         with strict(served.base_url) as client:
             seen = await trio.to_thread.run_sync(ended, client, batch)
-    assert (seen.output_file_id is not None, seen.error_file_id is None) == (is_answered, is_answered)
+    assert (seen.output_file_id is not None, seen.error_file_id is None) == (
+        is_answered,
+        is_answered,
+    )
 
 
 async def test_of_those_that_ran_at_a_kill_the_ones_with_the_fewest_attempts_run_first(

@@ -1,4 +1,5 @@
-"""Batches beside what goes wrong: a device without memory, a key at its limit, a cancel at the wrong moment, threads that change what is read."""
+"""Batches beside what goes wrong: a device without memory, a key at its limit, a cancel at the
+wrong moment, threads that change what is read."""
 
 from __future__ import annotations
 
@@ -19,7 +20,17 @@ from quart import has_request_context
 
 from tests.fakes import FakeEngine, FakeRow, card
 from tests.web.batching import ended, lines, output, request, started, strict
-from tests.web.serving import PATIENCE_S, Served, ask, eventually, exchange, get, pace, post, serving
+from tests.web.serving import (
+    PATIENCE_S,
+    Served,
+    ask,
+    eventually,
+    exchange,
+    get,
+    pace,
+    post,
+    serving,
+)
 from tests.web.test_batch_room import UPLOAD
 from tests.web.test_batches import END, FORM, using
 from tests.web.test_key_limits import FastClock
@@ -49,7 +60,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("batch_rows", [1, 8])
-async def test_a_request_for_which_there_is_no_memory_ends_with_that(tmp_path: Path, batch_rows: int) -> None:
+async def test_a_request_for_which_there_is_no_memory_ends_with_that(
+    tmp_path: Path, batch_rows: int
+) -> None:
     crashes, lines = 0, ["a", HEAVY, *(f"r{place}" for place in range(3 * batch_rows))]
 
     def dies(rows: Sequence[FakeRow]) -> bool:
@@ -72,7 +85,9 @@ async def test_a_request_for_which_there_is_no_memory_ends_with_that(tmp_path: P
     assert MAX_ATTEMPTS <= crashes <= MAX_ATTEMPTS + (1 if batch_rows == 1 else 5)
 
 
-async def test_a_full_disk_is_named_to_who_would_write_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_named_to_who_would_write_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by use: each was a 500 of an internal error."""
 
     def full(*_: object) -> None:
@@ -92,12 +107,17 @@ async def test_a_full_disk_is_named_to_who_would_write_on_it(tmp_path: Path, mon
             for ask in (lambda: client.files.create(file=data, purpose="batch"), start):
                 with pytest.raises(openai.InternalServerError) as refused:
                     ask()
-                assert (refused.value.status_code, refused.value.code) == (503, "batches_unavailable")
+                assert (refused.value.status_code, refused.value.code) == (
+                    503,
+                    "batches_unavailable",
+                )
                 assert "cannot be written: No space left on device" in refused.value.message
                 health = httpx2.get(str(client.base_url).replace("/v1/", "/health")).json()
                 assert "failed: No space left on device" in health["batches"]["problem"]
         assert ended(client, start()).status == "completed"
-        assert [each.id for each in client.files.list().data if each.purpose == "batch"] == [file.id]
+        assert [each.id for each in client.files.list().data if each.purpose == "batch"] == [
+            file.id
+        ]
 
     async with serving(batch_dir=tmp_path) as served:
         await using(served, use)
@@ -112,7 +132,9 @@ async def problem(served: Served, *, waits: bool) -> str:
                 return str(said)
 
 
-async def test_health_says_that_a_batch_waits_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_says_that_a_batch_waits_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batch_worker, "RETRY_S", 0.005)
 
     def full(*_: object) -> None:
@@ -134,7 +156,9 @@ async def test_the_limit_of_a_key_does_not_hold_up_the_batches_of_others(
     monkeypatch.setattr(batch_worker, "AGAIN_S", 600)
     file = key_file(tmp_path, "sk-a requests_per_minute=1\nsk-b observability=true\n")
     requests = [request(f"r{number}") for number in range(8)]
-    async with serving(api_key_file=file, clock=FastClock(), batch_dir=tmp_path / "batches", batch_rows=2) as served:
+    async with serving(
+        api_key_file=file, clock=FastClock(), batch_dir=tmp_path / "batches", batch_rows=2
+    ) as served:
 
         def use(limited: openai.OpenAI) -> None:
             waiting = started(limited, requests)
@@ -158,8 +182,14 @@ def test_what_is_cancelled_stays_so_whatever_is_logged_after_it() -> None:
     assert (progress.status, {*progress.times}) == ("cancelling", {"in_progress", "cancelling"})
 
 
-async def test_a_cancel_while_validation_ends_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_validate, validation_ended, cancels = threading.Event(), threading.Event(), threading.Event()
+async def test_a_cancel_while_validation_ends_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_validate, validation_ended, cancels = (
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
     append, write = AnswerLog.append, AnswerLog._write
 
     def wait_and_validate(*args: Any) -> Any:
@@ -204,21 +234,30 @@ class WithAdapter(FakeEngine):
         return LoadedModel(attrs.evolve(card(), adapters=(adapter,)), self.tokenizer)
 
 
-async def test_requests_of_a_batch_name_adapters_and_only_models_of_their_key(tmp_path: Path) -> None:
+async def test_requests_of_a_batch_name_adapters_and_only_models_of_their_key(
+    tmp_path: Path,
+) -> None:
     def batch_of(client: openai.OpenAI, *models: str) -> Any:
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
-        return ended(client, started(client, [request(model, body | {"model": model}) for model in models]))
+        return ended(
+            client, started(client, [request(model, body | {"model": model}) for model in models])
+        )
 
     file = key_file(tmp_path, "sk-a models=fake\nsk-b models=other\n")
     async with serving(
-        WithAdapter(before_step=pace), strict=True, api_key_file=file, batch_dir=tmp_path / "batches"
+        WithAdapter(before_step=pace),
+        strict=True,
+        api_key_file=file,
+        batch_dir=tmp_path / "batches",
     ) as served:
 
         def use(client: openai.OpenAI) -> None:
             batch = batch_of(client, "fake", "sql", "fake:sql")
             found = output(client, batch.output_file_id)
             assert batch.errors is None and batch.status == "completed"
-            assert [found[name]["response"]["body"]["model"] for name in ("sql", "fake:sql")] == ["fake:sql"] * 2
+            assert [found[name]["response"]["body"]["model"] for name in ("sql", "fake:sql")] == [
+                "fake:sql"
+            ] * 2
             check_refused(batch_of(client, "fake", "fake:other"))
             with strict(served.base_url, "sk-b") as other:
                 check_refused(batch_of(other, "fake"))
@@ -259,7 +298,9 @@ class Index(dict[str, Any]):
         return super().pop(*args)
 
 
-async def test_the_event_loop_alone_changes_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_event_loop_alone_changes_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise a file that is added while the files are listed or counted is a 500."""
     monkeypatch.setattr(Index, "threads", set(), raising=False)
     load, load_files = BatchStorage._load, FileStore.load
@@ -296,12 +337,17 @@ async def test_a_directory_that_does_not_answer_stops_no_stream(
         return paths.exists(path)
 
     monkeypatch.setattr(batch_storage, "exists", noted)
-    assert not await BatchStorage(tmp_path / "batches", KeyShares(NO_KEYS, 10**6)).open(create=False)
+    assert not await BatchStorage(tmp_path / "batches", KeyShares(NO_KEYS, 10**6)).open(
+        create=False
+    )
     assert len(threads) == 1 and threading.main_thread() not in threads
 
 
-async def test_a_disk_that_takes_no_more_stops_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More uploads wait for it than there are threads for everything else, on which long answers are formatted."""
+async def test_a_disk_that_takes_no_more_stops_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More uploads wait for it than there are threads for everything else, on which long answers
+    are formatted."""
     goes_on, begun, uploads, begin = threading.Event(), list[FileStore](), 41, FileStore.begin
 
     def hangs(path: Path) -> int:
@@ -319,7 +365,9 @@ async def test_a_disk_that_takes_no_more_stops_no_answer(tmp_path: Path, monkeyp
     async with serving(batch_dir=tmp_path) as served:
 
         async def upload() -> None:
-            statuses.append((await exchange(served, post("/v1/files", UPLOAD + b"x\r\n" + END, FORM)))[0])
+            statuses.append(
+                (await exchange(served, post("/v1/files", UPLOAD + b"x\r\n" + END, FORM)))[0]
+            )
 
         try:
             async with trio.open_nursery() as nursery:
@@ -327,7 +375,9 @@ async def test_a_disk_that_takes_no_more_stops_no_answer(tmp_path: Path, monkeyp
                     nursery.start_soon(upload)
                 await eventually(lambda: len(begun) == uploads)
                 with trio.fail_after(PATIENCE_S / 2):
-                    assert (await ask(served, {"prompt": "x", "max_tokens": 9, "ignore_eos": True}))[0] == 200
+                    assert (
+                        await ask(served, {"prompt": "x", "max_tokens": 9, "ignore_eos": True})
+                    )[0] == 200
                 goes_on.set()
         finally:
             goes_on.set()

@@ -15,7 +15,9 @@ ENDPOINT = "/v1/chat/completions"
 
 
 def line(custom_id: str) -> bytes:
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": {"n": 1}}).encode()
+    return json.dumps(
+        {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": {"n": 1}}
+    ).encode()
 
 
 def read(path: Path, data: bytes) -> InputLines:
@@ -44,9 +46,17 @@ def test_marks_ends_and_blanks(tmp_path: Path, mark: bytes, end: bytes, last: by
 
 def test_a_mark_is_no_request_and_none_within_the_file(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    assert codes(path, BOM_UTF8) == codes(path, b"") == codes(path, BOM_UTF8 + b"\r\n") == [("empty_file", None)]
+    assert (
+        codes(path, BOM_UTF8)
+        == codes(path, b"")
+        == codes(path, BOM_UTF8 + b"\r\n")
+        == [("empty_file", None)]
+    )
     assert codes(path, line("a") + b"\n" + BOM_UTF8 + line("b")) == [("invalid_json_line", 2)]
-    assert codes(path, BOM_UTF16_LE + line("a").decode().encode("utf-16-le"))[0] == ("invalid_json_line", 1)
+    assert codes(path, BOM_UTF16_LE + line("a").decode().encode("utf-16-le"))[0] == (
+        "invalid_json_line",
+        1,
+    )
     assert codes(path, line("a") + b"\0") == [("invalid_json_line", 1)]
 
 
@@ -57,4 +67,6 @@ def test_a_file_of_blank_lines_has_a_bound(tmp_path: Path, monkeypatch: pytest.M
     assert codes(path, b"\n" * 5 + line("a")) == [("too_many_lines", None)]
     assert codes(path, b"\n" * 10**6) == [("too_many_lines", None), ("empty_file", None)]
     monkeypatch.setattr(input_lines, "MAX_LINES", 2)
-    assert codes(path, (line("a") + b"\n" + line("b") + b"\n" + line("c"))) == [("too_many_tasks", None)]
+    assert codes(path, (line("a") + b"\n" + line("b") + b"\n" + line("c"))) == [
+        ("too_many_tasks", None)
+    ]

@@ -1,4 +1,5 @@
-"""The log of a batch: what is on disk when an append returns, what a kill leaves, and what a disk without room does."""
+"""The log of a batch: what is on disk when an append returns, what a kill leaves, and what a disk
+without room does."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from trouper.web.batches.answer_log import AnswerLog, BatchProgress, BatchRecord
 
 
 def answer(number: int, text: str = "x", *, ok: bool = True) -> BatchRecord:
-    return BatchRecord(answer=number, ok=ok, output=msgspec.Raw(json.dumps({"text": text}).encode()))
+    return BatchRecord(
+        answer=number, ok=ok, output=msgspec.Raw(json.dumps({"text": text}).encode())
+    )
 
 
 def opened(path: Path) -> tuple[AnswerLog, BatchProgress]:
@@ -26,7 +29,8 @@ def opened(path: Path) -> tuple[AnswerLog, BatchProgress]:
 
 
 async def test_each_prefix_of_a_log_is_one(tmp_path: Path) -> None:
-    """A kill leaves any number of its bytes. What is whole counts, and the next append comes behind it."""
+    """A kill leaves any number of its bytes. What is whole counts, and the next append comes behind
+    it."""
     log, _ = opened(tmp_path / "log")
     records = [BatchRecord(attempt=0), answer(0, "ä"), BatchRecord(attempt=1), answer(1, ok=False)]
     ends = [0]
@@ -40,7 +44,9 @@ async def test_each_prefix_of_a_log_is_one(tmp_path: Path) -> None:
         path.write_bytes(data[:size])
         cut, progress = opened(path)
         whole = max(n for n, end in enumerate(ends) if end <= size)
-        assert progress.answered == {record.answer for record in records[:whole] if record.answer is not None}
+        assert progress.answered == {
+            record.answer for record in records[:whole] if record.answer is not None
+        }
         assert progress.attempts == ({} if whole in (0, 2, 4) else {0: 1} if whole == 1 else {1: 1})
         assert progress.failed == (whole == 4)
         await cut.append(answer(7))
@@ -51,7 +57,9 @@ async def test_each_prefix_of_a_log_is_one(tmp_path: Path) -> None:
         again.close()
 
 
-async def test_an_append_returns_when_it_is_synced_and_waiting_ones_are_synced_together(tmp_path: Path) -> None:
+async def test_an_append_returns_when_it_is_synced_and_waiting_ones_are_synced_together(
+    tmp_path: Path,
+) -> None:
     sizes: list[int] = []
     log = AnswerLog(tmp_path / "log", sync=lambda fd: sizes.append(os.fstat(fd).st_size))
     assert [*log.open()] == []
@@ -100,7 +108,9 @@ async def test_a_cancelled_append_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b'{"returned":0}\n'
 
 
-async def test_a_request_has_one_line_in_the_files_even_if_the_log_had_two_answers(tmp_path: Path) -> None:
+async def test_a_request_has_one_line_in_the_files_even_if_the_log_had_two_answers(
+    tmp_path: Path,
+) -> None:
     log, _ = opened(tmp_path / "log")
     await log.append(answer(0, "first"), answer(0, "second"), answer(1, "error", ok=False))
     assert [*log.outputs(ok=True)] == [b'{"text": "first"}\n']
@@ -110,6 +120,11 @@ async def test_a_request_has_one_line_in_the_files_even_if_the_log_had_two_answe
 
 def test_an_attempt_that_was_returned_does_not_count() -> None:
     progress = BatchProgress()
-    for record in (BatchRecord(attempt=3), BatchRecord(attempt=3), BatchRecord(returned=3), BatchRecord(returned=4)):
+    for record in (
+        BatchRecord(attempt=3),
+        BatchRecord(attempt=3),
+        BatchRecord(returned=3),
+        BatchRecord(returned=4),
+    ):
         progress.add(record)
     assert progress.attempts == {3: 1, 4: 0}

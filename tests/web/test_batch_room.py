@@ -12,7 +12,16 @@ import trio
 from openai.types import Batch
 
 from tests.web.batching import ended, lines, output, request, started, strict
-from tests.web.serving import Served, eventually, exchange, get, open_files, post, receive_all, serving
+from tests.web.serving import (
+    Served,
+    eventually,
+    exchange,
+    get,
+    open_files,
+    post,
+    receive_all,
+    serving,
+)
 from tests.web.test_batches import END, FORM, PURPOSE, using
 from tests.web.test_key_limits import FastClock
 from tests.web.test_key_rights import key_file
@@ -30,10 +39,14 @@ async def batches_of(served: Served) -> dict[str, Any]:
 
 async def test_uploads_at_the_same_time_share_the_room(tmp_path: Path) -> None:
     body = UPLOAD + b"x" * 3000 + b"\r\n" + END
-    async with serving(batch_dir=tmp_path, batch_max_bytes=5000) as served, await served.connect() as first:
+    async with (
+        serving(batch_dir=tmp_path, batch_max_bytes=5000) as served,
+        await served.connect() as first,
+    ):
         await first.send_all(post("/v1/files", body, FORM + "Connection: close\r\n")[:-100])
         with trio.fail_after(60):
-            while (await batches_of(served))["bytes"] < 2500:  # noqa: ASYNC110 - sockets announce nothing
+            # Sockets announce nothing
+            while (await batches_of(served))["bytes"] < 2500:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         status, _, answer = await exchange(served, post("/v1/files", body, FORM))
         assert (status, json.loads(answer)["error"]["code"]) == (413, "no_room_for_file")
@@ -51,12 +64,18 @@ def taken(directory: Path) -> int:
 
 async def test_answers_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_storage, "ROOM_S", 0.01)
-    requests, limit, taken_bytes = [request(f"r{number}") for number in range(20)], 50_000, list[int]()
+    requests, limit, taken_bytes = (
+        [request(f"r{number}") for number in range(20)],
+        50_000,
+        list[int](),
+    )
 
     async with serving(batch_dir=tmp_path, batch_max_bytes=limit, batch_rows=1) as served:
         with strict(served.base_url) as client:
             filler = await trio.to_thread.run_sync(
-                lambda: client.files.create(file=b"x" * (limit - len(lines(requests)) - 8000), purpose="batch")
+                lambda: client.files.create(
+                    file=b"x" * (limit - len(lines(requests)) - 8000), purpose="batch"
+                )
             )
             batch = await trio.to_thread.run_sync(started, client, requests)
             with trio.fail_after(60):
@@ -93,17 +112,25 @@ async def test_a_batch_that_waits_for_room_can_be_cancelled(tmp_path: Path) -> N
 
 
 def again(client: openai.OpenAI, file_id: str) -> Batch:
-    return client.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+    return client.batches.create(
+        input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
 
 
-async def test_batches_that_wait_hold_no_files_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches_that_wait_hold_no_files_and_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batch_worker, "AGAIN_S", 600)
     monkeypatch.setattr(batch_routes, "MAX_UNFINISHED", 20)
     file = key_file(tmp_path, "sk-a requests_per_minute=1\nsk-b\n")
-    async with serving(api_key_file=file, clock=FastClock(), batch_dir=tmp_path / "batches", batch_rows=2) as served:
+    async with serving(
+        api_key_file=file, clock=FastClock(), batch_dir=tmp_path / "batches", batch_rows=2
+    ) as served:
 
         def use(limited: openai.OpenAI) -> None:
-            assert ended(limited, started(limited, [request("r")])).status == "completed", "all that the key may"
+            assert ended(limited, started(limited, [request("r")])).status == "completed", (
+                "all that the key may"
+            )
             batches = [started(limited, [request("r")])]
             before = open_files()
             batches += [again(limited, batches[0].input_file_id) for _ in range(19)]
@@ -123,7 +150,8 @@ async def test_batches_that_wait_hold_no_files_and_are_bounded(tmp_path: Path, m
 async def test_a_batch_that_has_ended_holds_nothing_of_its_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The numbers of the requests of all batches since the start would be memory that grows for ever."""
+    """The numbers of the requests of all batches since the start would be memory that grows for
+    ever."""
     storages, load = list[BatchStorage](), BatchStorage._load
 
     def noted(storage: BatchStorage) -> None:
@@ -140,7 +168,10 @@ async def test_a_batch_that_has_ended_holds_nothing_of_its_requests(
         [kept] = storages[0].batches.values()
         await eventually(lambda: not kept.progress.answered)
         shown = kept.body()
-    assert (shown["status"], shown["request_counts"]) == ("completed", {"total": 3, "completed": 3, "failed": 0})
+    assert (shown["status"], shown["request_counts"]) == (
+        "completed",
+        {"total": 3, "completed": 3, "failed": 0},
+    )
     assert shown["in_progress_at"] and shown["finalizing_at"] and shown["completed_at"]
 
 
@@ -156,7 +187,8 @@ async def test_the_bytes_of_all_files_are_known_without_a_look_at_each(tmp_path:
     store.load()
     store._files = Unlooked()
     first, second = (
-        StoredFile(id=name, filename=name, bytes=0, purpose="batch_output", created_at=1) for name in ("a", "b")
+        StoredFile(id=name, filename=name, bytes=0, purpose="batch_output", created_at=1)
+        for name in ("a", "b")
     )
     seen = []
     for file, content in ((first, b"12345"), (second, b"678"), (first, b"1")):

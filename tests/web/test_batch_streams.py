@@ -20,15 +20,23 @@ BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 
 @pytest.mark.parametrize("name", ["stream", "background"])
-async def test_what_would_be_streamed_fails_the_batch_in_extra_body_too(name: str, tmp_path: Path) -> None:
+async def test_what_would_be_streamed_fails_the_batch_in_extra_body_too(
+    name: str, tmp_path: Path
+) -> None:
     requests = [request("a"), request("b", BODY | {"extra_body": {name: True, "top_k": 3}})]
     requests.append(request("c", BODY | {"extra_body": {name: False}}))
 
     def use(client: openai.OpenAI) -> None:
         batch = ended(client, started(client, requests))
-        assert batch.status == "failed" and batch.errors is not None and batch.errors.data is not None
+        assert (
+            batch.status == "failed" and batch.errors is not None and batch.errors.data is not None
+        )
         [error] = batch.errors.data
-        assert (error.code, error.line, error.param) == ("unsupported_parameter", 2, f"body.extra_body.{name}")
+        assert (error.code, error.line, error.param) == (
+            "unsupported_parameter",
+            2,
+            f"body.extra_body.{name}",
+        )
 
     async with serving(batch_dir=tmp_path) as served:
         await using(served, use)
@@ -37,7 +45,8 @@ async def test_what_would_be_streamed_fails_the_batch_in_extra_body_too(name: st
 async def test_an_answer_that_is_no_json_is_an_error_of_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the log it would be a record that cannot be read: the batch would never end, and be lost at the next start."""
+    """In the log it would be a record that cannot be read: the batch would never end, and be lost
+    at the next start."""
 
     def unchecked(path: Path, endpoint: str, max_line_bytes: int) -> InputLines:
         monkeypatch.setattr(_Validation, "_body", staticmethod(lambda *_: None))
@@ -60,22 +69,31 @@ async def test_an_answer_that_is_no_json_is_an_error_of_its_line(
 async def test_responses_of_a_batch_do_not_push_out_those_of_conversations(tmp_path: Path) -> None:
     """A batch may have fifty times as many as are kept. Theirs are in its output file."""
     url = "/v1/responses"
-    requests = [request(f"r{number}", {"input": "hello", "max_output_tokens": 2}, url) for number in range(3)]
+    requests = [
+        request(f"r{number}", {"input": "hello", "max_output_tokens": 2}, url)
+        for number in range(3)
+    ]
 
     def use(client: openai.OpenAI) -> None:
         first = client.responses.create(model="fake", input="hello", max_output_tokens=2)
         batch = ended(client, started(client, requests, url))
-        answers = [line["response"]["body"] for line in output(client, batch.output_file_id).values()]
+        answers = [
+            line["response"]["body"] for line in output(client, batch.output_file_id).values()
+        ]
         assert [answer["store"] for answer in answers] == [False] * 3
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(answers[0]["id"])
-        client.responses.create(model="fake", input="and?", previous_response_id=first.id, max_output_tokens=2)
+        client.responses.create(
+            model="fake", input="and?", previous_response_id=first.id, max_output_tokens=2
+        )
 
     async with serving(batch_dir=tmp_path, stored_responses=2) as served:
         await using(served, use)
 
 
-@pytest.mark.parametrize("extra", [None, "x", [True], {"stream": "yes"}, {"stream": None}, {"top_k": 3}])
+@pytest.mark.parametrize(
+    "extra", [None, "x", [True], {"stream": "yes"}, {"stream": None}, {"top_k": 3}]
+)
 def test_what_asks_for_no_stream_is_left_to_the_endpoint(extra: object, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(lines([request("a", BODY | {"extra_body": extra})]))
@@ -88,14 +106,19 @@ async def test_a_huge_name_of_a_model_is_not_said_in_full(tmp_path: Path) -> Non
 
     def use(client: openai.OpenAI) -> None:
         batch = ended(
-            client, started(client, [request(f"r{end}", BODY | {"model": f"{name}{end}"}) for end in ("", ":b")])
+            client,
+            started(
+                client, [request(f"r{end}", BODY | {"model": f"{name}{end}"}) for end in ("", ":b")]
+            ),
         )
         assert batch.errors is not None and batch.errors.data is not None
         said = [error.message or "" for error in batch.errors.data]
         assert len(said) == 2 and all("'xxx" in message and len(message) < 400 for message in said)
         for model in (name, f"fake:{name}"):
             with pytest.raises(openai.NotFoundError) as refused:
-                client.chat.completions.create(model=model, messages=[{"role": "user", "content": "x"}])
+                client.chat.completions.create(
+                    model=model, messages=[{"role": "user", "content": "x"}]
+                )
             assert len(refused.value.message) < 600
 
     async with serving(WithAdapter(before_step=pace), batch_dir=tmp_path, strict=True) as served:

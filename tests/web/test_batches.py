@@ -18,7 +18,9 @@ from tests.web.serving import Served, ask, eventually, exchange, get, post, serv
 from trouper.web.batches import batch_routes
 
 
-async def using(served: Served, function: Callable[[openai.OpenAI], object], key: str = "none") -> None:
+async def using(
+    served: Served, function: Callable[[openai.OpenAI], object], key: str = "none"
+) -> None:
     with strict(served.base_url, key) as client:
         await trio.to_thread.run_sync(function, client)
 
@@ -38,9 +40,17 @@ async def test_each_endpoint_answers_as_it_does_by_http(endpoint: str, tmp_path:
     def use(client: openai.OpenAI) -> None:
         requests = [request(f"r{n}", body, endpoint) for n in range(20)]
         batch = ended(client, started(client, requests, endpoint, metadata={"a": "b"}))
-        assert (batch.status, batch.metadata, batch.error_file_id) == ("completed", {"a": "b"}, None)
+        assert (batch.status, batch.metadata, batch.error_file_id) == (
+            "completed",
+            {"a": "b"},
+            None,
+        )
         assert batch.request_counts is not None
-        assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (20, 20, 0)
+        assert (
+            batch.request_counts.total,
+            batch.request_counts.completed,
+            batch.request_counts.failed,
+        ) == (20, 20, 0)
         assert batch.in_progress_at and batch.finalizing_at and batch.completed_at
         found = output(client, batch.output_file_id)
         assert found.keys() == {f"r{n}" for n in range(20)}
@@ -66,12 +76,22 @@ async def test_files(tmp_path: Path) -> None:
     def use(client: openai.OpenAI) -> None:
         assert (client.files.list().data, client.batches.list().data) == ([], [])
         content = lines([request("ä" * 50_000) for _ in range(30)])
-        made = [client.files.create(file=(f"{n}.jsonl", content), purpose="batch") for n in range(5)]
-        assert (made[0].bytes, made[0].filename, made[0].purpose) == (len(content), "0.jsonl", "batch")
+        made = [
+            client.files.create(file=(f"{n}.jsonl", content), purpose="batch") for n in range(5)
+        ]
+        assert (made[0].bytes, made[0].filename, made[0].purpose) == (
+            len(content),
+            "0.jsonl",
+            "batch",
+        )
         assert client.files.retrieve(made[0].id) == made[0]
         assert client.files.content(made[0].id).content == content
-        assert [file.id for file in client.files.list(limit=2)] == [file.id for file in made[::-1]], "through pages"
-        assert [file.id for file in client.files.list(order="asc", limit=3)] == [file.id for file in made]
+        assert [file.id for file in client.files.list(limit=2)] == [
+            file.id for file in made[::-1]
+        ], "through pages"
+        assert [file.id for file in client.files.list(order="asc", limit=3)] == [
+            file.id for file in made
+        ]
         assert client.files.list(purpose="batch_output").data == []
         assert client.files.delete(made[0].id).deleted
         for call in (client.files.retrieve, client.files.content, client.files.delete):
@@ -84,7 +104,9 @@ async def test_files(tmp_path: Path) -> None:
 
     async with serving(batch_dir=tmp_path) as served:
         await using(served, use)
-    assert len([*(tmp_path / "files").iterdir()]) == 8, "four files, and nothing of those that are not"
+    assert len([*(tmp_path / "files").iterdir()]) == 8, (
+        "four files, and nothing of those that are not"
+    )
 
 
 async def test_a_wrong_line_fails_the_batch_and_is_named(tmp_path: Path) -> None:
@@ -127,10 +149,18 @@ async def test_what_an_endpoint_refuses_is_in_the_error_file(tmp_path: Path) -> 
         requests = [request("good"), request("bad", {"messages": [], "max_tokens": "x"})]
         batch = ended(client, started(client, requests))
         assert batch.request_counts is not None
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 1, 1)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+            "completed",
+            1,
+            1,
+        )
         assert output(client, batch.output_file_id).keys() == {"good"}
         [line] = output(client, batch.error_file_id).values()
-        assert (line["custom_id"], line["response"]["status_code"], line["error"]) == ("bad", 400, None)
+        assert (line["custom_id"], line["response"]["status_code"], line["error"]) == (
+            "bad",
+            400,
+            None,
+        )
         assert line["response"]["body"]["error"]["param"] in ("messages", "max_tokens")
 
     async with serving(batch_dir=tmp_path) as served:
@@ -149,7 +179,10 @@ async def test_a_batch_and_a_file_are_seen_by_their_key_alone(tmp_path: Path) ->
             assert [batch.status for batch in batches] == ["completed"] * 3, "it runs as its key"
             for client, batch in zip(clients, batches, strict=True):
                 assert [one.id for one in client.batches.list()] == [batch.id]
-                assert {one.id for one in client.files.list()} == {batch.input_file_id, batch.output_file_id}
+                assert {one.id for one in client.files.list()} == {
+                    batch.input_file_id,
+                    batch.output_file_id,
+                }
                 for other in batches:
                     if other is not batch:
                         check_unseen(client, other)
@@ -157,7 +190,9 @@ async def test_a_batch_and_a_file_are_seen_by_their_key_alone(tmp_path: Path) ->
         await trio.to_thread.run_sync(use)
         for client in clients:
             client.close()
-    assert b"sk-" not in b"".join(path.read_bytes() for path in (tmp_path / "batches").rglob("*") if path.is_file())
+    assert b"sk-" not in b"".join(
+        path.read_bytes() for path in (tmp_path / "batches").rglob("*") if path.is_file()
+    )
 
 
 def check_unseen(client: openai.OpenAI, other: Batch) -> None:
@@ -168,10 +203,16 @@ def check_unseen(client: openai.OpenAI, other: Batch) -> None:
         with pytest.raises(openai.NotFoundError, match="GET /v1/files"):
             use(str(other.output_file_id))
     with pytest.raises(openai.NotFoundError, match="no file"):
-        client.batches.create(input_file_id=other.input_file_id, endpoint="/v1/embeddings", completion_window="24h")
+        client.batches.create(
+            input_file_id=other.input_file_id, endpoint="/v1/embeddings", completion_window="24h"
+        )
 
 
-LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, "ignore_eos": True}
+LONG: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 4000,
+    "ignore_eos": True,
+}
 
 
 async def test_cancelling_keeps_what_is_answered(tmp_path: Path) -> None:
@@ -207,20 +248,30 @@ async def test_a_batch_goes_on_after_a_restart_and_repeats_nothing(tmp_path: Pat
         await eventually(lambda: len(answers(tmp_path, batch)) > 5)
     first = answers(tmp_path, batch)
     assert 5 < len(first) < len(requests)
-    async with serving(batch_dir=tmp_path, observers=(lambda record: submitted.append(record.request_id),)) as served:
+    async with serving(
+        batch_dir=tmp_path, observers=(lambda record: submitted.append(record.request_id),)
+    ) as served:
         client = strict(served.base_url)
         seen = await trio.to_thread.run_sync(ended, client, batch)
         found = await trio.to_thread.run_sync(output, client, seen.output_file_id)
     assert seen.status == "completed"
     assert found.keys() == {line["custom_id"] for line in requests}
     assert len(submitted) == len(requests) - len(first), "what had an answer did not run again"
-    assert {number: found[line["custom_id"]]["id"] for number, line in enumerate(requests) if number in first} == first
+    assert {
+        number: found[line["custom_id"]]["id"]
+        for number, line in enumerate(requests)
+        if number in first
+    } == first
 
 
 def answers(directory: Path, batch: Batch) -> dict[int, str]:
     """The answers in the log: number of the request, and id of its line."""
     log = directory / "batches" / batch.id / "log.jsonl"
-    records = [json.loads(line) for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    records = [
+        json.loads(line)
+        for line in log.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n")
+    ]
     return {record["answer"]: record["output"]["id"] for record in records if "answer" in record}
 
 
@@ -232,7 +283,9 @@ async def test_what_is_over_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert batch.status == "expired" and batch.expired_at
         found = output(client, batch.output_file_id) | output(client, batch.error_file_id)
         assert found.keys() == {"a", "b"}
-        assert {line["error"]["code"] for line in output(client, batch.error_file_id).values()} == {"batch_expired"}
+        assert {line["error"]["code"] for line in output(client, batch.error_file_id).values()} == {
+            "batch_expired"
+        }
 
     async with serving(batch_dir=tmp_path) as served:
         await using(served, use)
@@ -266,7 +319,11 @@ async def test_sizes_are_bounded(tmp_path: Path) -> None:
 
 async def test_without_batches_there_is_nothing(tmp_path: Path) -> None:
     async with serving(batch_dir=tmp_path / "none", no_batches=True) as served:
-        assert (await exchange(served, get("/v1/files")))[0] == (await ask(served, {}, "/v1/batches"))[0] == 404
+        assert (
+            (await exchange(served, get("/v1/files")))[0]
+            == (await ask(served, {}, "/v1/batches"))[0]
+            == 404
+        )
     async with serving(batch_dir=tmp_path / "none") as served:
         assert (await exchange(served, get("/v1/files")))[0] == 200
         health = json.loads((await exchange(served, get("/health")))[2])
@@ -292,7 +349,12 @@ END = b"--b--\r\n"
         (PURPOSE + PURPOSE + FILE + END, FORM, 400, "invalid_form"),
         (PURPOSE + FILE + FILE + END, FORM, 400, "invalid_form"),
         (PURPOSE + FILE.replace(b'; filename="f"', b"") + END, FORM, 400, "invalid_form"),
-        (PURPOSE + b"--b\r\nContent-Type: text/plain\r\n\r\n{}\r\n" + END, FORM, 400, "invalid_form"),
+        (
+            PURPOSE + b"--b\r\nContent-Type: text/plain\r\n\r\n{}\r\n" + END,
+            FORM,
+            400,
+            "invalid_form",
+        ),
         (
             PURPOSE.replace(b"purpose", b"expires_after[seconds]") + PURPOSE + FILE + END,
             FORM,
@@ -302,10 +364,17 @@ END = b"--b--\r\n"
         (b"x" * 10**6, FORM, 400, "invalid_form"),
         (b"", FORM, 400, "invalid_form"),
         (b"{}", "Content-Type: application/json\r\n", 415, "unsupported_media_type"),
-        (PURPOSE + FILE + END, "Content-Type: multipart/form-data\r\n", 415, "unsupported_media_type"),
+        (
+            PURPOSE + FILE + END,
+            "Content-Type: multipart/form-data\r\n",
+            415,
+            "unsupported_media_type",
+        ),
     ],
 )
-async def test_forms(body: bytes, headers: str, status: int, code: str | None, tmp_path: Path) -> None:
+async def test_forms(
+    body: bytes, headers: str, status: int, code: str | None, tmp_path: Path
+) -> None:
     async with serving(batch_dir=tmp_path) as served:
         seen, _, answer = await exchange(served, post("/v1/files", body, headers))
         assert (seen, json.loads(answer).get("error", {}).get("code")) == (status, code), answer

@@ -1,4 +1,5 @@
-"""The requests of docs/peers.md that other servers answered with a crash, a 500 or with silence: here each works or is a 400."""
+"""The requests of docs/peers.md that other servers answered with a crash, a 500 or with silence:
+here each works or is a 400."""
 
 from __future__ import annotations
 
@@ -21,12 +22,19 @@ WORK: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/chat/completions",
         {"messages": MESSAGES, "n": 2, "logprobs": True, "top_logprobs": 1, "logit_bias": {"5": 1}},
     ),
-    "a forced tool": ("/v1/chat/completions", {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}),
+    "a forced tool": (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"},
+    ),
     "json_schema": ("/v1/chat/completions", {"messages": MESSAGES, "response_format": SCHEMA}),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "messages of another type": ("/v1/chat/completions", {"messages": "x"}, "messages"),
-    "a message without sense": ("/v1/chat/completions", {"messages": [{"role": "x"}]}, "messages.0.role"),
+    "a message without sense": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "x"}]},
+        "messages.0.role",
+    ),
     "an empty prompt in a list": ("/v1/completions", {"prompt": [""]}, "prompt"),
     "a response without input": ("/v1/responses", {}, "input"),
     "a response to a number": ("/v1/responses", {"input": 5}, "input"),
@@ -45,7 +53,9 @@ async def test_it_is_answered_and_others_go_on(path: str, body: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(("path", "body", "parameter"), REFUSED.values(), ids=REFUSED)
-async def test_it_is_a_400_that_names_the_parameter(path: str, body: dict[str, Any], parameter: str) -> None:
+async def test_it_is_a_400_that_names_the_parameter(
+    path: str, body: dict[str, Any], parameter: str
+) -> None:
     async with serving() as served, a_stream_that_goes_on(served):
         status, answer = await ask(served, body, path)
         assert (status, answer["error"]["param"]) == (400, parameter)

@@ -1,4 +1,5 @@
-"""A stream whose formatting raises an error that nothing foresaw: the client is told, in its dialect, and the others go on."""
+"""A stream whose formatting raises an error that nothing foresaw: the client is told, in its
+dialect, and the others go on."""
 
 from __future__ import annotations
 
@@ -48,23 +49,31 @@ async def test_it_ends_with_an_error_event(
     monkeypatch.setattr(CompletionDialect, "text", failing(CompletionDialect.text))
     async with serving(FakeEngine(before_step=pace)) as served:
         request = post(path, STREAMS[path] | {"stream": True, "ignore_eos": True})
-        status, headers, body = await exchange(served, request.replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
+        status, headers, body = await exchange(
+            served, request.replace(b"HTTP/1.1", b"HTTP/" + version.encode())
+        )
         assert status == 200
-        events = [json.loads(line[6:]) for line in body.decode().split("\n") if line.startswith("data: ")]
+        events = [
+            json.loads(line[6:]) for line in body.decode().split("\n") if line.startswith("data: ")
+        ]
         last = events[-1]
         if path == "/v1/responses":
             assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
             [last] = [event for event in events if event["type"] == "error"]
         error = last.get("error", last)
         assert error["message"].startswith("an internal error")
-        assert body.endswith(b"0\r\n\r\n") is ("transfer-encoding" in headers), "the body is complete"
+        assert body.endswith(b"0\r\n\r\n") is ("transfer-encoding" in headers), (
+            "the body is complete"
+        )
         await eventually(lambda: not served.busy)
         assert "a stream failed" in caplog.text
         monkeypatch.undo()
         assert (await exchange(served, post(path, STREAMS[path])))[0] == 200
 
 
-async def test_first_events_are_there_if_the_first_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_events_are_there_if_the_first_text_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They are one write otherwise."""
     monkeypatch.setattr(OutputParser, "push", failing(OutputParser.push, 0))
     monkeypatch.setattr(response_streams, "HEAD_WAIT_S", PATIENCE_S)
@@ -72,5 +81,9 @@ async def test_first_events_are_there_if_the_first_text_fails(monkeypatch: pytes
         body = {"input": "x", "max_output_tokens": 9, "stream": True, "ignore_eos": True}
         status, _, received = await exchange(served, post("/v1/responses", body))
         assert status == 200
-        types = [json.loads(line[6:])["type"] for line in received.decode().split("\n") if line.startswith("data: ")]
+        types = [
+            json.loads(line[6:])["type"]
+            for line in received.decode().split("\n")
+            if line.startswith("data: ")
+        ]
         assert (types[0], types[-1]) == ("response.created", "response.failed")

@@ -1,4 +1,5 @@
-"""A format of the answer beside tools that may be called: agents that ask for an object in the end offer their tools with it in every turn."""
+"""A format of the answer beside tools that may be called: agents that ask for an object in the end
+offer their tools with it in every turn."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ REQUESTS: dict[str, Json] = {
         "tools": [{"type": "function", "function": FUNCTION}],
         "response_format": {"type": "json_schema", "json_schema": NAMED},
     },
-    "/v1/responses": {"input": "x", "tools": [TOOL], "text": {"format": {"type": "json_schema", **NAMED}}},
+    "/v1/responses": {
+        "input": "x",
+        "tools": [TOOL],
+        "text": {"format": {"type": "json_schema", **NAMED}},
+    },
     "/v1/messages": {
         "messages": SAID,
         "max_tokens": 99,
@@ -61,7 +66,11 @@ async def test_an_answer_is_a_call_or_follows_the_format(path: str, strict: bool
         assert found in json.dumps(choices) and "<call>" not in json.dumps(choices)
         [grammar] = grammars(engine)
         assert grammar is not None
-        assert (grammar.kind, json.loads(grammar.source), grammar.calls) == ("json_schema", SCHEMA, ("<call>",))
+        assert (grammar.kind, json.loads(grammar.source), grammar.calls) == (
+            "json_schema",
+            SCHEMA,
+            ("<call>",),
+        )
         assert (grammar.call_names, grammar.call_key) == (("f",), "")
 
 
@@ -76,11 +85,15 @@ OBJECT = Grammar("json_object")
 
 
 def given(grammar: Grammar | None, count: int = 1) -> list[Generate]:
-    generate = Generate(request_id="id", prompt=TextPrompt("x"), sampling=Sampling(), max_tokens=1, grammar=grammar)
+    generate = Generate(
+        request_id="id", prompt=TextPrompt("x"), sampling=Sampling(), max_tokens=1, grammar=grammar
+    )
     return [generate] * count
 
 
-def changed(grammar: Grammar, parser: str, calling: tuple[str, str] | None = None) -> tuple[Grammar | None, list[str]]:
+def changed(
+    grammar: Grammar, parser: str, calling: tuple[str, str] | None = None
+) -> tuple[Grammar | None, list[str]]:
     past = ReadPast()
     [generate] = with_calls(given(grammar), OFFERED, Parsing(parser, calling), past)
     return generate.grammar, [*past.names]
@@ -99,9 +112,15 @@ def changed(grammar: Grammar, parser: str, calling: tuple[str, str] | None = Non
 def test_by_the_marker_of_the_format(
     parser: str, calling: tuple[str, str] | None, starts: tuple[str, ...], key: str
 ) -> None:
-    for grammar in (OBJECT, Grammar("choice", '["yes"]'), Grammar("json_schema", '{"type": "array"}')):
+    for grammar in (
+        OBJECT,
+        Grammar("choice", '["yes"]'),
+        Grammar("json_schema", '{"type": "array"}'),
+    ):
         channels = parser == "harmony"
-        expected = attrs.evolve(grammar, calls=starts, call_names=("f",), call_key=key, channels=channels)
+        expected = attrs.evolve(
+            grammar, calls=starts, call_names=("f",), call_key=key, channels=channels
+        )
         assert changed(grammar, parser, calling) == (expected, [])
 
 
@@ -114,7 +133,9 @@ def test_by_the_marker_of_the_format(
         (OBJECT, "pythonic", ("", "")),
     ],
 )
-def test_what_leaves_no_room_for_calls_is_named(grammar: Grammar, parser: str, calling: tuple[str, str] | None) -> None:
+def test_what_leaves_no_room_for_calls_is_named(
+    grammar: Grammar, parser: str, calling: tuple[str, str] | None
+) -> None:
     assert changed(grammar, parser, calling) == (grammar, ["tools"])
     with pytest.raises(RequestFailed) as refused:
         with_calls(given(grammar), OFFERED, Parsing(parser, calling), refuse)
@@ -123,7 +144,8 @@ def test_what_leaves_no_room_for_calls_is_named(grammar: Grammar, parser: str, c
 
 @pytest.mark.parametrize("tools", [NO_TOOLS, OFFERED])
 def test_harmony_has_the_format_in_its_final_channel(tools: Tools) -> None:
-    """Found by review: the grammar held from the first token on, where this model writes the header of a message."""
+    """Found by review: the grammar held from the first token on, where this model writes the header
+    of a message."""
     for grammar in (OBJECT, Grammar("regex", "a+"), Grammar("lark", 'start: "a"')):
         [generate] = with_calls(given(grammar), tools, Parsing("harmony"), ReadPast())
         assert generate.grammar is not None and generate.grammar.channels

@@ -1,4 +1,5 @@
-"""Chunks of a streamed chat: those with nothing but text are made from shells that were rendered once, and are as all others."""
+"""Chunks of a streamed chat: those with nothing but text are made from shells that were rendered
+once, and are as all others."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from trouper.web.openai.parameters import StreamOptions
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import NO_TOOLS
 
-ENVELOPE = Envelope(id="chatcmpl-1", created=1, model='m"', fingerprint="f", tokenizer=ByteTokenizer())
+ENVELOPE = Envelope(
+    id="chatcmpl-1", created=1, model='m"', fingerprint="f", tokenizer=ByteTokenizer()
+)
 NOBODY = cast(Answer, None)
 """Only chunks with usage look at the answer."""
 
@@ -30,7 +33,9 @@ def dialect(*, parses: bool, token_ids: bool = False) -> ChatDialect:
 
 
 def chunks(data: bytes) -> list[Any]:
-    return [msgspec.json.decode(event.removeprefix(b"data: ")) for event in data.split(b"\n\n") if event]
+    return [
+        msgspec.json.decode(event.removeprefix(b"data: ")) for event in data.split(b"\n\n") if event
+    ]
 
 
 def deltas_of(made: ChatDialect, index: int, *texts: str) -> list[tuple[int, dict[str, str]]]:
@@ -53,6 +58,8 @@ def test_text_and_reasoning_say_what_they_are(index: int) -> None:
 @pytest.mark.parametrize("parses", [False, True])
 def test_a_shell_is_an_ordinary_chunk(parses: bool) -> None:
     [shelled] = chunks(dialect(parses=parses).text(0, Delta("a", (97,), (), 0.0), NOBODY))
-    [ordinary] = chunks(dialect(parses=parses, token_ids=True).text(0, Delta("a", (97,), (), 0.0), NOBODY))
+    [ordinary] = chunks(
+        dialect(parses=parses, token_ids=True).text(0, Delta("a", (97,), (), 0.0), NOBODY)
+    )
     assert ordinary["choices"][0].pop("token_ids") == [97]
     assert shelled == ordinary

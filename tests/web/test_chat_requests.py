@@ -46,7 +46,7 @@ def chat(**more: Any) -> ChatPrompt:
     return prompt
 
 
-# -- requests ----------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------
 
 
 def test_messages_are_what_templates_know() -> None:
@@ -92,12 +92,25 @@ def test_logprobs_are_none_or_so_many_of_the_top() -> None:
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs.a b"),
         ({"chat_template_kwargs": {"documents": 5}}, "chat_template_kwargs.documents"),
         ({"chat_template_kwargs": {"tools": ["search"]}}, "chat_template_kwargs.tools"),
-        ({"tools": OFFERED, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        (
+            {
+                "tools": OFFERED,
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+            "tool_choice",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
+        (
+            {"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "h"}}},
+            "tool_choice",
+        ),
         ({"tools": [tool("f"), tool("f")]}, "tools"),
         ({"tools": [tool("a b")]}, "tools.0.function.name"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages.0.content.0",
+        ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
@@ -128,9 +141,13 @@ def test_what_is_offered_and_what_is_forced(
     assert [one["function"]["name"] for one in tools.offered] == offered
     assert [one["function"]["name"] for one in tools.forced] == forced
     assert tools.several is several
-    asked = {"tools": OFFERED, "parallel_tool_calls": parallel} | ({} if choice is None else {"tool_choice": choice})
+    asked = {"tools": OFFERED, "parallel_tool_calls": parallel} | (
+        {} if choice is None else {"tool_choice": choice}
+    )
     kwargs = chat(**asked).template_kwargs
-    assert [one["function"]["name"] for one in kwargs.get("tools", [])] == offered, "the template hears of the same"
+    assert [one["function"]["name"] for one in kwargs.get("tools", [])] == offered, (
+        "the template hears of the same"
+    )
     grammar = generate(**asked).grammar
     assert (grammar is not None) == bool(forced)
     if grammar is not None:
@@ -140,7 +157,7 @@ def test_what_is_offered_and_what_is_forced(
             assert (one["required"], one["additionalProperties"]) == (["name", "arguments"], False)
 
 
-# -- answers -----------------------------------------------------------------------------------------
+# -- answers -------------------------------------------------------------------------------------
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -157,13 +174,16 @@ def shape(**more: Any) -> ChatDialect:
     tools = tools_of(OFFERED, more.get("choice"), more.get("parallel"))
     envelope = Envelope(id="i", created=1, model="m", fingerprint="f", tokenizer=ByteTokenizer())
     return ChatDialect(
-        envelope, Extras(StreamOptions(), False, 1), lambda: OutputParser(tools, ByteTokenizer(), thinks=False)
+        envelope,
+        Extras(StreamOptions(), False, 1),
+        lambda: OutputParser(tools, ByteTokenizer(), thinks=False),
     )
 
 
 def functions(message: dict[str, Any]) -> list[tuple[str, Any]]:
     return [
-        (one["function"]["name"], json.loads(one["function"]["arguments"])) for one in message.get("tool_calls", [])
+        (one["function"]["name"], json.loads(one["function"]["arguments"]))
+        for one in message.get("tool_calls", [])
     ]
 
 
@@ -211,7 +231,10 @@ async def test_calls_of_a_stream_are_numbered(size: int) -> None:
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         said = b"".join(one.text(0, Delta(piece, (1,)), answer) for piece in pieces)
         said += one.ending(0, Finished("stop", 3), answer)
-    chunks = [json.loads(event.removeprefix("data: "))["choices"][0] for event in said.decode().split("\n\n")[:-1]]
+    chunks = [
+        json.loads(event.removeprefix("data: "))["choices"][0]
+        for event in said.decode().split("\n\n")[:-1]
+    ]
     calls = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", [])]
     started = [part for part in calls if "name" in part["function"]]
     assert [part["index"] for part in started] == [0, 1, 2]

@@ -11,7 +11,17 @@ import pytest
 import trio
 
 from tests.fakes import FakeEngine
-from tests.web.serving import STREAM, a_stream_that_goes_on, ask, eventually, exchange, pace, post, receive_all, serving
+from tests.web.serving import (
+    STREAM,
+    a_stream_that_goes_on,
+    ask,
+    eventually,
+    exchange,
+    pace,
+    post,
+    receive_all,
+    serving,
+)
 
 LONG = "a prompt that is longer than two blocks of the cache, so that it is worth waiting for"
 
@@ -24,7 +34,9 @@ async def test_one_prefill_serves_all_choices() -> None:
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3, 4]
     assert body["usage"]["prompt_tokens"] == len(LONG)
     assert body["usage"]["completion_tokens"] == 20
-    assert facts.total_prefill_tokens <= len(LONG) + 4 * 1, "the others compute their last token only"
+    assert facts.total_prefill_tokens <= len(LONG) + 4 * 1, (
+        "the others compute their last token only"
+    )
 
 
 async def test_choices_of_each_prompt_follow_each_other() -> None:
@@ -76,10 +88,13 @@ async def test_best_of_keeps_the_most_likely() -> None:
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
-        ({"n": 0}, "n"), ({"n": 129}, "n"), ({"best_of": 1, "n": 2}, "best_of"), ({"best_of": 2, "stream": True}, "best_of"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
         ({"prompt": ["a", "b"], "n": 65}, "n"),
     ],
-)  # fmt: skip
+)
 async def test_impossible_numbers_of_choices(wrong: dict[str, Any], param: str) -> None:
     async with serving(FakeEngine()) as served:
         status, body = await ask(served, {"prompt": "a"} | wrong)
@@ -87,10 +102,13 @@ async def test_impossible_numbers_of_choices(wrong: dict[str, Any], param: str) 
 
 
 async def test_choices_that_fail_together_are_one_error(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reads them is gone after the first; the others have nobody to tell, which is nobody's fault."""
+    """Whoever reads them is gone after the first; the others have nobody to tell, which is nobody's
+    fault."""
     async with serving() as served, trio.open_nursery() as nursery:
         async with await served.connect() as stream:
-            await stream.send_all(post("/v1/completions", STREAM | {"n": 3}, "Connection: close\r\n"))
+            await stream.send_all(
+                post("/v1/completions", STREAM | {"n": 3}, "Connection: close\r\n")
+            )
             await eventually(lambda: served.runtime.health().scheduler.active_sequences == 3)
             nursery.start_soon(served.runtime.drain, 0)
             said = await receive_all(stream)
@@ -99,7 +117,9 @@ async def test_choices_that_fail_together_are_one_error(caplog: pytest.LogCaptur
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_client_that_leaves_several_choices_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_leaves_several_choices_leaves_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with serving() as served:
         async with await served.connect() as stream:
             await stream.send_all(post("/v1/completions", STREAM | {"n": 3}))

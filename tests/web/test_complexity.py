@@ -1,4 +1,5 @@
-"""Bodies of very many values are refused before anything is made of them; text is never taken for values."""
+"""Bodies of very many values are refused before anything is made of them; text is never taken for
+values."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from hypothesis import strategies as st
 
 from trouper import RequestFailed
 from trouper.web.http import body_complexity
-from trouper.web.http.body_complexity import MAX_CONTAINERS, MAX_VALUES, check_complexity, outside_strings
+from trouper.web.http.body_complexity import (
+    MAX_CONTAINERS,
+    MAX_VALUES,
+    check_complexity,
+    outside_strings,
+)
 from trouper.web.http.body_parsing import parse_json
 
 TEXTS = st.text(st.sampled_from('[]{},:"\\ab \n\u00e9\U0001f469'), max_size=12)

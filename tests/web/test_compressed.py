@@ -25,7 +25,9 @@ def freely(size: int) -> None:
 
 
 async def sent(served: Served, data: bytes, encoding: str) -> tuple[int, str | None]:
-    status, _, body = await exchange(served, post("/v1/completions", data, f"Content-Encoding: {encoding}\r\n"))
+    status, _, body = await exchange(
+        served, post("/v1/completions", data, f"Content-Encoding: {encoding}\r\n")
+    )
     return status, json.loads(body).get("error", {}).get("code")
 
 
@@ -41,7 +43,10 @@ async def test_a_compressed_body_is_read(encoding: str) -> None:
         assert await sent(served, data + b"x", encoding) == (400, "invalid_encoding")
         assert await sent(served, BODY, encoding) == (400, "invalid_encoding")
         assert await sent(served, b"", encoding) == (400, "invalid_encoding")
-        assert await sent(served, compressed(b" " * 2**20 + BODY, encoding), encoding) == (413, "body_too_large")
+        assert await sent(served, compressed(b" " * 2**20 + BODY, encoding), encoding) == (
+            413,
+            "body_too_large",
+        )
         fits = compressed(b" " * (2**20 - len(BODY)) + BODY, encoding)
         assert await sent(served, fits, encoding) == (200, None)
 
@@ -50,7 +55,10 @@ async def test_a_body_that_is_not_compressed_or_in_another_way() -> None:
     async with serving(FakeEngine()) as served:
         assert await sent(served, BODY, "identity") == (200, None)
         for encoding in ("br", "deflate", "gzip, gzip"):
-            assert await sent(served, zlib.compress(BODY), encoding) == (415, "unsupported_encoding")
+            assert await sent(served, zlib.compress(BODY), encoding) == (
+                415,
+                "unsupported_encoding",
+            )
         assert ("zstd" in ENCODINGS) == (zstd is not None)
         if zstd is None:
             assert await sent(served, BODY, "zstd") == (415, "unsupported_encoding")
@@ -66,7 +74,10 @@ def test_a_bomb_is_never_unpacked() -> None:
     with pytest.raises(RequestFailed) as caught:
         decoded(gzip.compress(b"") * (MAX_FRAMES + 1), "gzip", 2**16, freely)
     assert caught.value.problem.code == "invalid_encoding"
-    assert decoded(gzip.compress(b"") * (MAX_FRAMES - 1) + gzip.compress(b"x"), "gzip", 1, freely) == b"x"
+    assert (
+        decoded(gzip.compress(b"") * (MAX_FRAMES - 1) + gzip.compress(b"x"), "gzip", 1, freely)
+        == b"x"
+    )
 
 
 @pytest.mark.skipif(zstd is None, reason="zstd is not installed")

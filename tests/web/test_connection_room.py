@@ -48,9 +48,13 @@ class Held:
 
 def test_who_holds_most_leaves_first_and_among_these_the_longest_idle() -> None:
     held = [
-        Held("old", "a", 1), Held("b3", "b", 9), Held("b1", "b", 2), Held("busy", "b", None),
-        Held("b2", "b", 5), Held("new", "c", 7),
-    ]  # fmt: skip
+        Held("old", "a", 1),
+        Held("b3", "b", 9),
+        Held("b1", "b", 2),
+        Held("busy", "b", None),
+        Held("b2", "b", 5),
+        Held("new", "c", 7),
+    ]
     assert [one.name for one in in_order_of_leaving(held)] == ["b1", "b2", "b3", "old", "new"]
 
 
@@ -103,8 +107,11 @@ async def test_silent_ones_give_way() -> None:
 
 
 @asynccontextmanager
-async def all_busy(count: int, spare: int = 0) -> AsyncIterator[tuple[Served, list[trio.SocketStream]]]:
-    """As many connections as there may be, or `spare` fewer, each with a request that waits for the engine."""
+async def all_busy(
+    count: int, spare: int = 0
+) -> AsyncIterator[tuple[Served, list[trio.SocketStream]]]:
+    """As many connections as there may be, or `spare` fewer, each with a request that waits for the
+    engine."""
     still = trio.Event()
 
     async def before(_: Plan) -> None:

@@ -23,7 +23,7 @@ from tests.web.serving import (
     post,
     receive_all,
     serving,
-)  # fmt: skip
+)
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.plans import Plan
@@ -33,7 +33,10 @@ from trouper.web.openai.completions import completion_to_generate, parse_complet
 async def test_routes_and_methods_that_are_not_there() -> None:
     async with serving() as served:
         status, _, body = await exchange(served, get("/nothing"))
-        assert (status, set(json.loads(body)["error"])) == (404, {"message", "type", "param", "code"})
+        assert (status, set(json.loads(body)["error"])) == (
+            404,
+            {"message", "type", "param", "code"},
+        )
         status, headers, _ = await exchange(served, get("/v1/completions"))
         assert (status, "post" in headers["allow"]) == (405, True)
         status, headers, _ = await exchange(served, get("/v1/responses/input_tokens"))
@@ -48,18 +51,34 @@ async def test_health_has_the_agreed_fields() -> None:
         body = json.loads((await exchange(served, get("/health")))[2])
     assert body["status"] == "ok"
     assert set(body["cache_stats"]) == {
-        "active_sequences", "queued_requests", "total_blocks", "used_blocks", "free_blocks", "cached_blocks",
-        "cache_hits_block", "cache_hits_sequence", "cache_misses", "cache_hit_rate", "cache_effectiveness",
-        "tokens_generated", "total_prefill_tokens", "total_cached_tokens", "requests_completed", "requests_errored",
+        "active_sequences",
+        "queued_requests",
+        "total_blocks",
+        "used_blocks",
+        "free_blocks",
+        "cached_blocks",
+        "cache_hits_block",
+        "cache_hits_sequence",
+        "cache_misses",
+        "cache_hit_rate",
+        "cache_effectiveness",
+        "tokens_generated",
+        "total_prefill_tokens",
+        "total_cached_tokens",
+        "requests_completed",
+        "requests_errored",
         "total_requests",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_that_is_too_large_is_413(chunked: bool) -> None:
     body = json.dumps({"prompt": "x" * 5000}).encode()
     if chunked:
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+            b"application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         request = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     else:
         request = post("/v1/completions", body)
@@ -73,16 +92,25 @@ async def test_keys(tmp_path: Path) -> None:
     file.write_text("third\n\nfourth\n")
     async with serving(api_key=("first", "second"), api_key_file=file) as served:
         for key in ("first", "second", "third", "fourth"):
-            assert (await exchange(served, get("/v1/models", f"Authorization: Bearer {key}\r\n")))[0] == 200
+            assert (await exchange(served, get("/v1/models", f"Authorization: Bearer {key}\r\n")))[
+                0
+            ] == 200
             assert (await exchange(served, get("/v1/models", f"X-Api-Key: {key}\r\n")))[0] == 200
-        for headers in ("", "Authorization: Bearer wrong\r\n", "Authorization: Basic first\r\n", "X-Api-Key: f\r\n"):
+        for headers in (
+            "",
+            "Authorization: Bearer wrong\r\n",
+            "Authorization: Basic first\r\n",
+            "X-Api-Key: f\r\n",
+        ):
             status, said, body = await exchange(served, get("/v1/models", headers))
             assert (status, said["www-authenticate"], json.loads(body)["error"]["code"]) == (
                 401,
                 "bearer",
                 "invalid_api_key",
             )
-        assert [(await exchange(served, get(path)))[0] for path in ("/health", "/livez", "/readyz")] == [200] * 3
+        assert [
+            (await exchange(served, get(path)))[0] for path in ("/health", "/livez", "/readyz")
+        ] == [200] * 3
         assert (await ask(served, {"prompt": "a"}))[0] == 401
 
 
@@ -103,15 +131,27 @@ async def test_request_ids() -> None:
 
 async def test_r11_a_full_queue_is_429_with_retry_after() -> None:
     tight = {"completion_batch_size": 1, "max_queue_size": 1}
-    async with serving(settings=tight) as served, a_stream_that_goes_on(served), await served.connect() as queued:
+    async with (
+        serving(settings=tight) as served,
+        a_stream_that_goes_on(served),
+        await served.connect() as queued,
+    ):
         await queued.send_all(post("/v1/completions", STREAM))
         await eventually(lambda: served.busy == 2)
         status, headers, body = await exchange(served, post("/v1/completions", STREAM))
-        assert (status, headers["retry-after"], json.loads(body)["error"]["code"]) == (429, "1", "queue_full")
+        assert (status, headers["retry-after"], json.loads(body)["error"]["code"]) == (
+            429,
+            "1",
+            "queue_full",
+        )
 
 
 async def test_a_draining_server_is_503() -> None:
-    async with serving() as served, trio.open_nursery() as nursery, await served.connect() as stream:
+    async with (
+        serving() as served,
+        trio.open_nursery() as nursery,
+        await served.connect() as stream,
+    ):
         await stream.send_all(post("/v1/completions", STREAM))
         await eventually(lambda: served.busy == 1)
         nursery.start_soon(served.runtime.drain, 60)
@@ -146,7 +186,9 @@ async def test_r12_f13_f17_each_limit_has_its_own_error(
             blocker = await served.connect()
             await blocker.send_all(post("/v1/completions", STREAM))
             await eventually(lambda: served.busy == 1)
-        got, _, answer = await exchange(served, post("/v1/completions", STREAM | {"stream": stream}))
+        got, _, answer = await exchange(
+            served, post("/v1/completions", STREAM | {"stream": stream})
+        )
         assert f'"code":"{code}"'.encode() in answer
         assert b"[DONE]" not in answer
         assert got == (200 if stream else status)
@@ -157,7 +199,8 @@ async def test_r12_f13_f17_each_limit_has_its_own_error(
 
 @pytest.mark.parametrize("choices", [1, 2])
 async def test_a_silent_stream_gets_comments(choices: int) -> None:
-    """R12. An event without data would crash clients. The text of one choice is written by StepDelivery, that of several by the stream's task."""
+    """R12. An event without data would crash clients. The text of one choice is written by
+    StepDelivery, that of several by the stream's task."""
 
     async def before(_: Plan) -> None:
         await trio.sleep(0.15)
@@ -176,7 +219,9 @@ async def test_tokens_without_text_are_silence_too() -> None:
     async def before(_: Plan) -> None:
         await trio.sleep(0.02)
 
-    engine = FakeEngine(before_step=before, token_at=lambda _, position: EOS if position < 20 else 97)
+    engine = FakeEngine(
+        before_step=before, token_at=lambda _, position: EOS if position < 20 else 97
+    )
     async with serving(engine, heartbeat_s=0.05) as served:
         request = {"prompt": "a", "max_tokens": 21, "stream": True, "ignore_eos": True}
         _, _, body = await exchange(served, post("/v1/completions", request))
@@ -188,8 +233,13 @@ async def test_each_prompt_draws_its_own_seed() -> None:
     """Unless one was given: the same prompt twice asks for two answers."""
     for asked, seeds in (({}, 2), ({"seed": 1}, 1)):
         parsed = parse_completion({"prompt": ["a", "a"]} | asked)
-        assert len({wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", None)}) == seeds
-        assert {wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", 7)} == {asked.get("seed", 7)}
+        assert (
+            len({wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", None)})
+            == seeds
+        )
+        assert {wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", 7)} == {
+            asked.get("seed", 7)
+        }
 
 
 async def test_http_that_is_none_gets_an_error_in_the_same_shape() -> None:
@@ -201,7 +251,8 @@ async def test_http_that_is_none_gets_an_error_in_the_same_shape() -> None:
 
 
 async def test_the_server_does_not_configure_logging() -> None:
-    logging.getLogger("hypercorn.error").handlers.clear()  # Whatever another test has had of Hypercorn's own.
+    # Whatever another test has had of Hypercorn's own.
+    logging.getLogger("hypercorn.error").handlers.clear()
     async with serving() as served:
         assert (await exchange(served, get("/livez")))[0] == 200
     assert not logging.getLogger("hypercorn.error").handlers
@@ -213,7 +264,12 @@ def test_keys_that_cannot_be(tmp_path: Path) -> None:
         file.write_bytes(broken)
         with pytest.raises(SettingsInvalid, match=said):
             Keys.of(ServerSettings(api_key_file=file))
-    for key, said in (("", "empty"), (" ", "empty"), ("schlüssel", "a character"), ("a\x07b", "a character")):
+    for key, said in (
+        ("", "empty"),
+        (" ", "empty"),
+        ("schlüssel", "a character"),
+        ("a\x07b", "a character"),
+    ):
         with pytest.raises(SettingsInvalid, match=f"--api-key.*{said}"):
             Keys.of(ServerSettings(api_key=(key,)))
     with pytest.raises(SettingsInvalid, match="--api-key-file"):
@@ -261,11 +317,16 @@ async def test_d4_f14_a_client_that_leaves_frees_its_row(stream: bool) -> None:
         await trio.sleep(0.02 if plan.prefill else 0.002)
 
     shape = {"completion_batch_size": 3, "prefill_step_size": 1}
-    async with serving(FakeEngine(before_step=before), settings=shape) as served, a_stream_that_goes_on(served):
+    async with (
+        serving(FakeEngine(before_step=before), settings=shape) as served,
+        a_stream_that_goes_on(served),
+    ):
         clients = []
         for busy, prompt in ((2, "a"), (3, "long" * 20), (4, "queued")):
             client = await served.connect()
-            await client.send_all(post("/v1/completions", STREAM | {"prompt": prompt, "stream": stream}))
+            await client.send_all(
+                post("/v1/completions", STREAM | {"prompt": prompt, "stream": stream})
+            )
             await eventually(partial(lambda n: served.busy == n, busy))
             clients.append(client)
         for client in clients:
@@ -311,15 +372,25 @@ async def test_utf8_is_never_split() -> None:
         for tokens in range(1, len(data) + 1):
             request = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True}
             _, whole = await ask(served, request)
-            _, _, answer = await exchange(served, post("/v1/completions", request | {"stream": True}))
-            chunks = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
+            _, _, answer = await exchange(
+                served, post("/v1/completions", request | {"stream": True})
+            )
+            chunks = [
+                json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")
+            ]
             streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-            assert streamed == whole["choices"][0]["text"] == bytes(data[:tokens]).decode(errors="replace")
+            assert (
+                streamed
+                == whole["choices"][0]["text"]
+                == bytes(data[:tokens]).decode(errors="replace")
+            )
 
 
 async def test_a_failed_admission_of_one_prompt_leaves_none_of_the_others() -> None:
     """F14."""
     async with serving() as served:
-        status, answer = await ask(served, {"prompt": ["a", "b", ""], "max_tokens": 1000, "ignore_eos": True})
+        status, answer = await ask(
+            served, {"prompt": ["a", "b", ""], "max_tokens": 1000, "ignore_eos": True}
+        )
         assert (status, answer["error"]["code"]) == (400, "empty_prompt")
         await eventually(lambda: served.busy == 0)

@@ -53,29 +53,56 @@ def test_neighbours_of_one_role_are_one_turn_and_results_are_not() -> None:
         user([text("two"), text("three")]),
         assistant([text("so"), use("c1", "f", a=1)]),
         assistant([use("c2", "g")]),
-        user([result("c1", "1"), result("c2", [text("2"), text("zwei")], is_error=True), text("and?")]),
+        user(
+            [
+                result("c1", "1"),
+                result("c2", [text("2"), text("zwei")], is_error=True),
+                text("and?"),
+            ]
+        ),
     ]
     turns = conversation_of(None, sent)
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "tool", "user"]
     assert turns[0]["content"] == "one\ntwo\nthree"
     assert turns[1]["content"] == "so"
     called = [(call["id"], call["function"]) for call in turns[1]["tool_calls"]]
-    assert called == [("c1", {"name": "f", "arguments": {"a": 1}}), ("c2", {"name": "g", "arguments": {}})]
+    assert called == [
+        ("c1", {"name": "f", "arguments": {"a": 1}}),
+        ("c2", {"name": "g", "arguments": {}}),
+    ]
     assert turns[2] == {"role": "tool", "tool_call_id": "c1", "content": "1", "name": "f"}
-    assert turns[3] == {"role": "tool", "tool_call_id": "c2", "content": "Error: 2\nzwei", "name": "g"}
+    assert turns[3] == {
+        "role": "tool",
+        "tool_call_id": "c2",
+        "content": "Error: 2\nzwei",
+        "name": "g",
+    }
     assert turns[4]["content"] == "and?"
 
 
 def test_what_a_system_prompt_means_for_the_api_is_not_for_the_model() -> None:
     """It changes with each request, so that no prompt would begin as the one before."""
-    system = [text("x-anthropic-billing-header: cch=1a2b"), text("be brief"), text(""), text("be kind")]
-    assert conversation_of(system, [user("a")])[0] == {"role": "system", "content": "be brief\nbe kind"}
+    system = [
+        text("x-anthropic-billing-header: cch=1a2b"),
+        text("be brief"),
+        text(""),
+        text("be kind"),
+    ]
+    assert conversation_of(system, [user("a")])[0] == {
+        "role": "system",
+        "content": "be brief\nbe kind",
+    }
     assert [turn["role"] for turn in conversation_of("", [user("a")])] == ["user"]
 
 
 @pytest.mark.parametrize(
     ("last", "goes_on"),
-    [(user("a"), False), (assistant("It is"), True), (assistant(""), False), (assistant([]), False)],
+    [
+        (user("a"), False),
+        (assistant("It is"), True),
+        (assistant(""), False),
+        (assistant([]), False),
+    ],
 )
 def test_an_answer_goes_on_where_something_was_begun(last: Json, goes_on: bool) -> None:
     turns = conversation_of(None, [user("a"), last])
@@ -91,9 +118,14 @@ def test_a_call_without_its_result_cannot_be_gone_on_with() -> None:
 def test_thoughts_come_back_shown_or_carried() -> None:
     shown = {"type": "thinking", "thinking": "hm", "signature": "anybody's"}
     carried = {"type": "thinking", "thinking": "", "signature": signature_of("deep", omitted=True)}
-    foreign = [{"type": "thinking", "thinking": "", "signature": sign} for sign in ("abcd", CARRIES + "!", "")]
+    foreign = [
+        {"type": "thinking", "thinking": "", "signature": sign}
+        for sign in ("abcd", CARRIES + "!", "")
+    ]
     hidden = {"type": "redacted_thinking", "data": "?"}
-    [_, turn] = conversation_of(None, [user("a"), assistant([shown, carried, *foreign, hidden, text("so")])])
+    [_, turn] = conversation_of(
+        None, [user("a"), assistant([shown, carried, *foreign, hidden, text("so")])]
+    )
     assert (turn["reasoning_content"], turn["content"]) == ("hm\ndeep", "so")
 
 

@@ -16,19 +16,26 @@ BODY = {"prompt": "hello", "max_tokens": 3}
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 PREFLIGHT = (
     f"Origin: {HERE}\r\nAccess-Control-Request-Method: POST\r\n"
-    "Access-Control-Request-Headers: authorization,content-type,x-stainless-lang\r\nAccess-Control-Request-Private-Network: true\r\n"
+    "Access-Control-Request-Headers: authorization,content-type,x-stainless-lang\r\n"
+    "Access-Control-Request-Private-Network: true\r\n"
 )
 
 
 def asked(method: str, path: str, headers: str = "", host: str = "localhost") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n".encode()
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n".encode()
+    )
 
 
 async def endpoints(served: Served) -> list[tuple[str, str]]:
     """Everything there is: methods and paths."""
     _, _, body = await exchange(served, get("/openapi.json"))
     paths = json.loads(body)["paths"]
-    return [(method.upper(), path.replace("{", "").replace("}", "")) for path, told in paths.items() for method in told]
+    return [
+        (method.upper(), path.replace("{", "").replace("}", ""))
+        for path, told in paths.items()
+        for method in told
+    ]
 
 
 @pytest.mark.parametrize(
@@ -40,10 +47,18 @@ async def endpoints(served: Served) -> list[tuple[str, str]]:
             "Origin: http://evil.example:8000\r\nSec-Fetch-Site: same-origin\r\n",
             "host_not_allowed",
         ),
-        ("evil.example", "X-Forwarded-Host: localhost\r\nForwarded: host=localhost\r\n", "host_not_allowed"),
+        (
+            "evil.example",
+            "X-Forwarded-Host: localhost\r\nForwarded: host=localhost\r\n",
+            "host_not_allowed",
+        ),
         ("localhost", f"Origin: {EVIL}\r\n", "origin_not_allowed"),
         ("localhost", "Origin: null\r\n", "origin_not_allowed"),
-        ("localhost", "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n", "origin_not_allowed"),
+        (
+            "localhost",
+            "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n",
+            "origin_not_allowed",
+        ),
         (
             "localhost",
             "Sec-Fetch-Site: same-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: iframe\r\n",
@@ -51,7 +66,9 @@ async def endpoints(served: Served) -> list[tuple[str, str]]:
         ),
     ],
 )
-async def test_every_endpoint_refuses_what_a_page_may_not(host: str, headers: str, code: str) -> None:
+async def test_every_endpoint_refuses_what_a_page_may_not(
+    host: str, headers: str, code: str
+) -> None:
     """Also what is nowhere, and what changes nothing. Nothing is run, and nothing said but why."""
     async with serving() as served:
         found = await endpoints(served)
@@ -62,7 +79,12 @@ async def test_every_endpoint_refuses_what_a_page_may_not(host: str, headers: st
             ("POST", "/v1/requests/request_id/cancel"),
         } <= {*found}
         assert ("DELETE", "/v1/responses/response_id") in found
-        for method, path in [*found, ("GET", "/nowhere"), ("OPTIONS", "/v1/models"), ("GET", "/live/x/page.js")]:
+        for method, path in [
+            *found,
+            ("GET", "/nowhere"),
+            ("OPTIONS", "/v1/models"),
+            ("GET", "/live/x/page.js"),
+        ]:
             status, told, body = await exchange(served, asked(method, path, headers, host))
             assert status == 403, (method, path)
             error = json.loads(body)["error"]
@@ -81,13 +103,17 @@ async def test_an_absolute_target_counts_beside_the_host() -> None:
     async with serving() as served:
         assert (await exchange(served, asked("GET", "http://evil.example/v1/models")))[0] == 403
         assert (await exchange(served, asked("GET", "http://localhost/v1/models")))[0] == 200
-        assert (await exchange(served, asked("GET", "http://localhost/v1/models", host="evil.example")))[0] == 403
+        assert (
+            await exchange(served, asked("GET", "http://localhost/v1/models", host="evil.example"))
+        )[0] == 403
 
 
 async def test_two_hosts_are_no_request_and_none_is_an_old_client() -> None:
     async with serving() as served:
         assert (await exchange(served, asked("GET", "/livez", "Host: evil.example\r\n")))[0] == 400
-        assert (await exchange(served, b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n"))[0] == 400
+        assert (await exchange(served, b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n"))[
+            0
+        ] == 400
         assert (await exchange(served, b"GET /livez HTTP/1.0\r\n\r\n"))[0] == 200
 
 
@@ -96,7 +122,8 @@ async def test_an_error_has_the_dialects_own_shape_and_names_the_flag() -> None:
         _, _, body = await exchange(served, asked("GET", "/v1/models", host="llm.example.org:8000"))
         assert json.loads(body) == {
             "error": {
-                "message": "this server does not answer to the name llm.example.org; if it is one of its own, start it with "
+                "message": "this server does not answer to the name llm.example.org; if it is one "
+                "of its own, start it with "
                 "--allowed-hosts llm.example.org",
                 "type": "permission_error",
                 "param": None,
@@ -111,14 +138,25 @@ async def test_an_error_has_the_dialects_own_shape_and_names_the_flag() -> None:
 
 async def test_a_body_says_that_it_is_json() -> None:
     async with serving() as served:
-        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-            status, _, body = await exchange(served, post("/v1/completions", BODY, f"Content-Type: {kind}\r\n"))
-            assert (status, json.loads(body)["error"]["code"]) == (415, "unsupported_media_type"), kind
+        for kind in (
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+        ):
+            status, _, body = await exchange(
+                served, post("/v1/completions", BODY, f"Content-Type: {kind}\r\n")
+            )
+            assert (status, json.loads(body)["error"]["code"]) == (415, "unsupported_media_type"), (
+                kind
+            )
         bare = post("/v1/completions", BODY).replace(b"Content-Type: application/json\r\n", b"")
         chunked = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
         for request in (bare, asked("POST", "/v1/completions")[:-2] + chunked):
             status, _, body = await exchange(served, request)
-            assert status == 415 and "-H 'Content-Type: application/json'" in json.loads(body)["error"]["message"]
+            assert (
+                status == 415
+                and "-H 'Content-Type: application/json'" in json.loads(body)["error"]["message"]
+            )
         assert served.runtime.health().scheduler.tokens_generated == 0
         status, _, _ = await exchange(
             served, post("/v1/completions", BODY, "Content-Type: application/vnd.api+json\r\n")
@@ -138,8 +176,14 @@ async def test_cancelling_needs_no_body_and_says_nothing_to_a_page() -> None:
                 )
             )
             await eventually(lambda: served.busy == 1)
-            for headers in (f"Origin: {EVIL}\r\n", "Origin: null\r\n", "Sec-Fetch-Site: cross-site\r\n"):
-                assert (await exchange(served, asked("POST", "/v1/requests/mine/cancel", headers)))[0] == 403
+            for headers in (
+                f"Origin: {EVIL}\r\n",
+                "Origin: null\r\n",
+                "Sec-Fetch-Site: cross-site\r\n",
+            ):
+                assert (await exchange(served, asked("POST", "/v1/requests/mine/cancel", headers)))[
+                    0
+                ] == 403
             assert served.busy == 1
             assert (await exchange(served, asked("POST", "/v1/requests/mine/cancel")))[0] == 200
         await eventually(lambda: served.busy == 0)
@@ -152,13 +196,16 @@ async def test_a_preflight_needs_no_key_and_says_what_may_be_sent() -> None:
             assert (status, body) == (204, b""), (method, path)
             assert told["access-control-allow-origin"] == HERE
             assert method.lower() in told["access-control-allow-methods"]
-            assert told["access-control-allow-headers"] == "authorization,content-type,x-stainless-lang"
+            assert (
+                told["access-control-allow-headers"]
+                == "authorization,content-type,x-stainless-lang"
+            )
             assert told["access-control-allow-private-network"] == "true"
             assert (told["access-control-max-age"], told["vary"]) == ("600", "origin")
             assert "access-control-allow-credentials" not in told
-        assert (await exchange(served, asked("OPTIONS", "/v1/models", f"Origin: {HERE}\r\n")))[0] == 401, (
-            "this is no preflight"
-        )
+        assert (await exchange(served, asked("OPTIONS", "/v1/models", f"Origin: {HERE}\r\n")))[
+            0
+        ] == 401, "this is no preflight"
         refused = PREFLIGHT.replace(HERE, EVIL)
         status, told, _ = await exchange(served, asked("OPTIONS", "/v1/models", refused))
         assert status == 403 and "access-control-allow-origin" not in told
@@ -186,7 +233,9 @@ async def test_a_named_origin_may_read_whatever_comes() -> None:
             status, told, _ = await exchange(served, request)
             assert status == wanted
             assert (told["access-control-allow-origin"], told["vary"]) == (HERE, "origin"), request
-            assert "x-request-id" in told and "x-request-id" in told["access-control-expose-headers"]
+            assert (
+                "x-request-id" in told and "x-request-id" in told["access-control-expose-headers"]
+            )
         status, told, _ = await exchange(served, get("/v1/models"))
         assert "access-control-allow-origin" not in told and told["vary"] == "origin", (
             "a cache must know that there are two answers"
@@ -198,7 +247,9 @@ async def test_a_key_is_needed_all_the_same() -> None:
     async with serving(cors_origins="*", api_key=("secret",)) as served:
         status, told, _ = await exchange(served, get("/v1/models", f"Origin: {EVIL}\r\n"))
         assert (status, told["access-control-allow-origin"]) == (401, "*")
-        status, told, _ = await exchange(served, get("/v1/models", "Origin: null\r\nAuthorization: Bearer secret\r\n"))
+        status, told, _ = await exchange(
+            served, get("/v1/models", "Origin: null\r\nAuthorization: Bearer secret\r\n")
+        )
         assert (status, told["access-control-allow-origin"]) == (200, "*")
 
 
@@ -207,8 +258,14 @@ async def test_an_error_inside_is_readable_too() -> None:
         return any(row.prompt[-5:] == tuple(b"hello") for row in rows)
 
     async with serving(FakeEngine(dies=dies), cors_origins=HERE) as served:
-        status, told, body = await exchange(served, post("/v1/completions", BODY, f"Origin: {HERE}\r\n"))
-        assert status == 422 and told["access-control-allow-origin"] == HERE and b"request_crashes_engine" in body
+        status, told, body = await exchange(
+            served, post("/v1/completions", BODY, f"Origin: {HERE}\r\n")
+        )
+        assert (
+            status == 422
+            and told["access-control-allow-origin"] == HERE
+            and b"request_crashes_engine" in body
+        )
 
 
 async def test_without_the_settings_nothing_is_said_of_origins() -> None:

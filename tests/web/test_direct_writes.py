@@ -1,4 +1,5 @@
-"""Streams whose text another task writes straight to the socket: the same bytes, whatever a client, an engine or an error does."""
+"""Streams whose text another task writes straight to the socket: the same bytes, whatever a client,
+an engine or an error does."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from tests.web.serving import (
     post,
     receive_all,
     serving,
-)  # fmt: skip
+)
 from tests.web.streams import joined as put_together
 from trouper import ServerSettings
 from trouper.actors.runtime.answer import Answer
@@ -49,7 +50,12 @@ from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.server import serve_app
 from trouper.web.streaming import response_streams
 from trouper.web.streaming.response_streams import LONG_SCORES, EventStream
-from trouper.web.streaming.step_delivery import MAX_EVENTS, STREAMS_AT_ONCE, DirectStream, StepDelivery
+from trouper.web.streaming.step_delivery import (
+    MAX_EVENTS,
+    STREAMS_AT_ONCE,
+    DirectStream,
+    StepDelivery,
+)
 
 Json = dict[str, Any]
 STREAM: Json = {"prompt": "hello", "max_tokens": 60, "stream": True, "ignore_eos": True}
@@ -57,7 +63,7 @@ HUGE = 2**23
 """More than the buffers of two sockets hold."""
 
 
-# -- what is on the wire -------------------------------------------------------------------------------------------
+# -- what is on the wire -------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -83,7 +89,8 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[Written]:
 
 
 def read_by_h11(raw: bytes) -> tuple[bytes, bool]:
-    """The body of a response, and whether its end came. Raises `h11.RemoteProtocolError` for what is no HTTP."""
+    """The body of a response, and whether its end came. Raises `h11.RemoteProtocolError` for what
+    is no HTTP."""
     client = h11.Connection(h11.CLIENT)
     client.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     client.send(h11.EndOfMessage())
@@ -102,7 +109,9 @@ def chunks_of(body: bytes) -> list[Json]:
 
 
 def text_of(body: bytes) -> str:
-    return "".join(choice["text"] for chunk in chunks_of(body) for choice in chunk.get("choices", ()))
+    return "".join(
+        choice["text"] for chunk in chunks_of(body) for choice in chunk.get("choices", ())
+    )
 
 
 def named(name: str) -> str:
@@ -131,16 +140,26 @@ async def test_head_and_first_text_are_one_write_and_so_are_the_end_and_what_is_
     monkeypatch.setattr(SocketWriter, "_taken", noted)
     monkeypatch.setattr(response_streams, "HEAD_WAIT_S", PATIENCE_S)
     async with serving(FakeEngine(before_step=pace)) as served, await served.connect() as client:
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "stream": True, "ignore_eos": True}
+        body = {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 9,
+            "stream": True,
+            "ignore_eos": True,
+        }
         await client.send_all(post("/v1/chat/completions", body, named("x")))
         received = await receive_all(client)
         assert b"".join(writes) == received
     assert writes[0].startswith(b"HTTP/1.1 200")
-    assert re.findall(rb'"content":"(.)?"', writes[0])[0] == b"" and len(re.findall(rb'"content":"."', writes[0])) >= 1
+    assert (
+        re.findall(rb'"content":"(.)?"', writes[0])[0] == b""
+        and len(re.findall(rb'"content":"."', writes[0])) >= 1
+    )
     assert b"data: [DONE]" in writes[-1] and writes[-1].endswith(b"\r\n0\r\n\r\n")
 
 
-async def test_a_head_beside_another_stream_waits_for_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_beside_another_stream_waits_for_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The engine is in the other's step, and takes longer."""
     heads, real = list[bytes](), SocketWriter._taken
 
@@ -152,7 +171,11 @@ async def test_a_head_beside_another_stream_waits_for_no_token(monkeypatch: pyte
     monkeypatch.setattr(SocketWriter, "_taken", noted)
     monkeypatch.setattr(response_streams, "HEAD_WAIT_S", inf)
     async with serving(FakeEngine(before_step=pace)) as served, await served.connect() as other:
-        await other.send_all(post("/v1/completions", STREAM | {"max_tokens": 100, "ignore_eos": True}, named("other")))
+        await other.send_all(
+            post(
+                "/v1/completions", STREAM | {"max_tokens": 100, "ignore_eos": True}, named("other")
+            )
+        )
         await eventually(lambda: b'"text"' in b"".join(heads))
         assert b"data: [DONE]" in await streamed(served, "late", max_tokens=2)
     assert [b'"text"' in head for head in heads] == [True, False]
@@ -171,7 +194,9 @@ MUCH: Json = {"max_tokens": 800, "return_token_ids": True, "logprobs": 1}
 
 
 @asynccontextmanager
-async def client_that_stops(served: Served, direct: list[Written], **body: Any) -> AsyncIterator[trio.SocketStream]:
+async def client_that_stops(
+    served: Served, direct: list[Written], **body: Any
+) -> AsyncIterator[trio.SocketStream]:
     """A client whose socket is full, in the middle of a chunk: it has not read anything yet."""
     with trio.socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -208,7 +233,7 @@ class Gate:
             self._open.set()
 
 
-# -- the writer ----------------------------------------------------------------------------------------------------
+# -- the writer ----------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -304,11 +329,12 @@ async def test_a_write_that_nobody_reads_cuts_the_connection(autojump_clock: Moc
         assert one.cuts
 
 
-# -- the task that writes for all ----------------------------------------------------------------------------------
+# -- the task that writes for all ----------------------------------------------------------------
 
 
 class Plain:
-    """A dialect in which everything is as it is called, and which remembers the threads that formatted text."""
+    """A dialect in which everything is as it is called, and which remembers the threads that
+    formatted text."""
 
     def __init__(self) -> None:
         self.threads: list[int] = []
@@ -372,15 +398,21 @@ class Flow:
         return b"|".join(chunks)
 
 
-def direct_stream(one: Wire, answer: Answer, dialect: Plain, delivery: StepDelivery) -> DirectStream:
-    return DirectStream(answer, dialect.text, writer=one.writer, delivery=delivery, heartbeat_s=HEARTBEAT_S)
+def direct_stream(
+    one: Wire, answer: Answer, dialect: Plain, delivery: StepDelivery
+) -> DirectStream:
+    return DirectStream(
+        answer, dialect.text, writer=one.writer, delivery=delivery, heartbeat_s=HEARTBEAT_S
+    )
 
 
 def asked(timeouts: Timeouts | None = None) -> tuple[Submission, Answer]:
     request = Generate(request_id="r", prompt=TextPrompt("x"), max_tokens=2000)
     submission, received = open_submission(request, Settings())
     limits = TimeLimits(timeouts or Timeouts(), trio.current_time())
-    return submission, Answer("r", Accepted((1,), 2000), received, limits, arrivals=submission.arrivals)
+    return submission, Answer(
+        "r", Accepted((1,), 2000), received, limits, arrivals=submission.arrivals
+    )
 
 
 @asynccontextmanager
@@ -408,7 +440,9 @@ async def flowing(timeouts: Timeouts | None = None) -> AsyncIterator[Flow]:
     submission.close()
 
 
-async def test_text_is_written_directly_and_the_end_by_the_layers_between(mock_clock: MockClock) -> None:
+async def test_text_is_written_directly_and_the_end_by_the_layers_between(
+    mock_clock: MockClock,
+) -> None:
     async with flowing() as flow:
         await flow.reply("a")
         await flow.reply("b")
@@ -428,7 +462,8 @@ async def test_what_waits_together_is_one_chunk_up_to_a_limit(mock_clock: MockCl
 
 
 async def test_replies_pass_the_channel_while_they_are_followed(mock_clock: MockClock) -> None:
-    """To go through it costs a token of a stream more than all else until it is written. The end follows the text all the same."""
+    """To go through it costs a token of a stream more than all else until it is written. The end
+    follows the text all the same."""
     async with flowing() as flow:
         await flow.reply("a")
         flow.submission.reply(Delta("b", (1,)))
@@ -444,7 +479,8 @@ async def test_replies_pass_the_channel_while_they_are_followed(mock_clock: Mock
 
 @pytest.mark.parametrize("first", ["close", "follow"])
 async def test_a_closed_answer_is_not_followed(first: str, mock_clock: MockClock) -> None:
-    """What is replied would reach nobody, and the scheduler would take it for read, in each step."""
+    """What is replied would reach nobody, and the scheduler would take it for read, in each
+    step."""
     submission, answer = asked()
     if first == "close":
         answer.close()
@@ -458,7 +494,12 @@ async def test_a_closed_answer_is_not_followed(first: str, mock_clock: MockClock
 
 def test_joined_deltas_have_everything_and_each_of_them() -> None:
     deltas = [
-        Delta(text, tuple(text.encode()), tuple(TokenLogprobs(token, -1.0) for token in text.encode()), at)
+        Delta(
+            text,
+            tuple(text.encode()),
+            tuple(TokenLogprobs(token, -1.0) for token in text.encode()),
+            at,
+        )
         for at, text in enumerate(("a", "", "bc"))
     ]
     one = joined(deltas)
@@ -514,7 +555,9 @@ async def test_the_limit_between_tokens_counts_from_the_last_one(mock_clock: Moc
             assert flow.given[-1] == b"(token_timeout)"
 
 
-async def test_a_cancelled_answer_ends_the_stream_although_nothing_arrives(mock_clock: MockClock) -> None:
+async def test_a_cancelled_answer_ends_the_stream_although_nothing_arrives(
+    mock_clock: MockClock,
+) -> None:
     async with flowing() as flow:
         await flow.reply("a")
         flow.answer.cancel()
@@ -522,7 +565,9 @@ async def test_a_cancelled_answer_ends_the_stream_although_nothing_arrives(mock_
         assert (flow.received(), flow.given) == (b"a", [b"(cancelled)"])
 
 
-async def test_long_scores_of_a_prompt_are_formatted_beside_the_event_loop(mock_clock: MockClock) -> None:
+async def test_long_scores_of_a_prompt_are_formatted_beside_the_event_loop(
+    mock_clock: MockClock,
+) -> None:
     """The first text carries them, whatever was written between them and it."""
     submission, answer = asked()
     dialect, delivery = Plain(), StepDelivery()
@@ -548,8 +593,11 @@ async def wait_and_jump(clock: MockClock) -> None:
     clock.jump(1.1 * HEARTBEAT_S)
 
 
-async def test_a_stream_that_is_cancelled_in_the_middle_of_a_chunk_is_cut(mock_clock: MockClock) -> None:
-    """A part of the chunk is on the wire, so that nothing may come behind it: neither the rest, which is lost, nor anything else."""
+async def test_a_stream_that_is_cancelled_in_the_middle_of_a_chunk_is_cut(
+    mock_clock: MockClock,
+) -> None:
+    """A part of the chunk is on the wire, so that nothing may come behind it: neither the rest,
+    which is lost, nor anything else."""
     submission, answer = asked()
     delivery = StepDelivery()
     async with wire() as one:
@@ -638,7 +686,9 @@ async def test_other_tasks_run_between_the_streams_of_a_large_step() -> None:
         nursery.start_soon(delivery.run)
         await wait_all_tasks_blocked()
         for _ in range(3 * STREAMS_AT_ONCE):
-            delivery.note(Counted(answer, Plain().text, writer=one.writer, delivery=delivery, heartbeat_s=1))
+            delivery.note(
+                Counted(answer, Plain().text, writer=one.writer, delivery=delivery, heartbeat_s=1)
+            )
         nursery.start_soon(other)
         with trio.fail_after(PATIENCE_S):
             while ran.count("stream") < 3 * STREAMS_AT_ONCE:
@@ -646,12 +696,14 @@ async def test_other_tasks_run_between_the_streams_of_a_large_step() -> None:
         nursery.cancel_scope.cancel()
     runs = [len(run) for run in "".join("s" if name == "stream" else " " for name in ran).split()]
     assert sum(runs) == 3 * STREAMS_AT_ONCE
-    assert max(runs) <= 2 * STREAMS_AT_ONCE, "the other task runs once in each round, before or after"
+    assert max(runs) <= 2 * STREAMS_AT_ONCE, (
+        "the other task runs once in each round, before or after"
+    )
     submission.close()
     answer.close()
 
 
-# -- through real sockets ------------------------------------------------------------------------------------------
+# -- through real sockets ------------------------------------------------------------------------
 
 
 async def test_a_stream_is_http_and_another_request_may_follow(direct: list[Written]) -> None:
@@ -684,10 +736,15 @@ async def test_a_client_that_stops_reading_gets_everything_later(direct: list[Wr
     assert len(usual[0]["text"]) == Wide.WIDTH * MUCH["max_tokens"]
 
 
-async def test_a_client_that_never_reads_is_cut_off_although_nothing_else_happens(direct: list[Written]) -> None:
+async def test_a_client_that_never_reads_is_cut_off_although_nothing_else_happens(
+    direct: list[Written],
+) -> None:
     gate = Gate()
     engine = FakeEngine(before_step=gate.before, tokenizer=Wide())
-    async with serving(engine, write_timeout_s=0.3, heartbeat_s=3600) as served, client_that_stops(served, direct):
+    async with (
+        serving(engine, write_timeout_s=0.3, heartbeat_s=3600) as served,
+        client_that_stops(served, direct),
+    ):
         with gate.shut():
             await eventually(lambda: served.connections == 0)
         await eventually(lambda: served.busy == 0)
@@ -817,7 +874,12 @@ async def test_tokens_of_a_step_are_one_event(direct: list[Written]) -> None:
     [complete_choice] = complete["choices"]
     for name in ("text", "token_ids", "logprobs"):
         assert streamed_choice[name] == complete_choice[name]
-    together = [choice for chunk in chunks for choice in chunk["choices"] if len(choice.get("token_ids", ())) > 1]
+    together = [
+        choice
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if len(choice.get("token_ids", ())) > 1
+    ]
     assert together, "each token was an event"
     for choice in together:
         assert len(choice["token_ids"]) == len(choice["text"]) == len(choice["logprobs"]["tokens"])
@@ -826,7 +888,10 @@ async def test_tokens_of_a_step_are_one_event(direct: list[Written]) -> None:
 
 async def test_nothing_follows_a_part_of_a_chunk(direct: list[Written]) -> None:
     """A client that ends its side has left. What it still reads ends where the socket was full."""
-    async with serving(FakeEngine(before_step=pace, tokenizer=Wide())) as served, a_stream_that_goes_on(served):
+    async with (
+        serving(FakeEngine(before_step=pace, tokenizer=Wide())) as served,
+        a_stream_that_goes_on(served),
+    ):
         usual = text_of(await streamed(served, **MUCH))
         async with client_that_stops(served, direct) as client:
             await client.send_eof()
@@ -852,15 +917,19 @@ async def test_heartbeats_come_while_the_engine_is_held(direct: list[Written]) -
 
 
 async def test_the_limit_between_tokens_holds_from_the_first_one_on(direct: list[Written]) -> None:
-    """Also if the stream's task began to sleep before it, when the limit of the first token was the next."""
+    """Also if the stream's task began to sleep before it, when the limit of the first token was the
+    next."""
     gate = Gate()
     engine, texts = FakeEngine(before_step=gate.before), list[bytes]()
     async with serving(engine, {"token_timeout_s": 0.3}, heartbeat_s=3600) as served:
         async with await served.connect() as client:
             with gate.shut():
-                await client.send_all(post("/v1/completions", STREAM | {"max_tokens": 4000}, named("mine")))
+                await client.send_all(
+                    post("/v1/completions", STREAM | {"max_tokens": 4000}, named("mine"))
+                )
                 with trio.fail_after(PATIENCE_S):
-                    texts.append(await client.receive_some())  # The head, which does not wait for long.
+                    # The head, which does not wait for long.
+                    texts.append(await client.receive_some())
             await eventually(lambda: len(direct) > 0)
             with gate.shut():
                 body, ended = read_by_h11(b"".join(texts) + await receive_all(client))
@@ -873,7 +942,9 @@ async def test_the_limit_between_tokens_ends_a_stream(direct: list[Written]) -> 
     engine = FakeEngine(before_step=gate.before)
     async with serving(engine, {"token_timeout_s": 0.3}, heartbeat_s=3600) as served:
         async with await served.connect() as client:
-            await client.send_all(post("/v1/completions", STREAM | {"max_tokens": 4000}, named("mine")))
+            await client.send_all(
+                post("/v1/completions", STREAM | {"max_tokens": 4000}, named("mine"))
+            )
             await eventually(lambda: len(direct) > 2)
             with gate.shut():
                 body, ended = read_by_h11(await receive_all(client))

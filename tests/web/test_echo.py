@@ -1,4 +1,5 @@
-"""The prompt said again, with its log-probabilities; token ids; running usage. Whole and streamed, which must agree."""
+"""The prompt said again, with its log-probabilities; token ids; running usage. Whole and streamed,
+which must agree."""
 
 from __future__ import annotations
 
@@ -40,20 +41,30 @@ async def test_the_prompt_comes_first() -> None:
 @pytest.mark.parametrize("prompt", [PROMPT, IDS])
 async def test_with_log_probabilities(prompt: Any) -> None:
     async with serving(FakeEngine()) as served:
-        [choice], _ = await both(served, {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 1})
+        [choice], _ = await both(
+            served, {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 1}
+        )
     seen = choice["logprobs"]
     assert seen["token_logprobs"] == [None, -0.25, -0.25, -0.25, -0.5, -0.5]
     assert seen["top_logprobs"][0] is None
     assert len(seen["tokens"]) == len(seen["text_offset"]) == len(seen["top_logprobs"]) == 6
     assert seen["tokens"][0] == "n" and "".join(seen["tokens"][4:]) == choice["text"][3:]
-    assert seen["text_offset"] == [0, 1, 1, 2, 3, 4], "in characters of the text, of which one has two tokens"
+    assert seen["text_offset"] == [0, 1, 1, 2, 3, 4], (
+        "in characters of the text, of which one has two tokens"
+    )
 
 
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
 @pytest.mark.parametrize("prompt", [PROMPT, [110], [PROMPT, "b"]])
 async def test_nothing_but_the_prompt(prompt: Any, logprobs: int | None) -> None:
     async with serving(FakeEngine()) as served:
-        body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": logprobs, "return_token_ids": True}
+        body = {
+            "prompt": prompt,
+            "max_tokens": 0,
+            "echo": True,
+            "logprobs": logprobs,
+            "return_token_ids": True,
+        }
         choices, usage = await both(served, body)
     texts = [prompt] if isinstance(prompt, str) else ["n"] if prompt == [110] else prompt
     assert [choice["text"] for choice in choices] == texts
@@ -71,9 +82,19 @@ async def test_nothing_but_the_prompt(prompt: Any, logprobs: int | None) -> None
 async def test_nothing_but_the_prompt_although_the_answer_would_end() -> None:
     """What is computed behind the prompt says nothing: not its end either."""
     async with serving(FakeEngine(token_at=lambda *_: EOS)) as served:
-        body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1, "stop_token_ids": [EOS]}
+        body = {
+            "prompt": PROMPT,
+            "max_tokens": 0,
+            "echo": True,
+            "logprobs": 1,
+            "stop_token_ids": [EOS],
+        }
         [choice], usage = await both(served, body)
-    assert (choice["text"], choice["finish_reason"], usage["completion_tokens"]) == (PROMPT, "length", 0)
+    assert (choice["text"], choice["finish_reason"], usage["completion_tokens"]) == (
+        PROMPT,
+        "length",
+        0,
+    )
 
 
 async def test_max_tokens_0_needs_echo() -> None:
@@ -101,8 +122,15 @@ async def test_each_prompt_before_the_best_of_its_own(prompt: Any) -> None:
 
 async def test_an_answer_that_ends_at_once() -> None:
     async with serving(FakeEngine(token_at=lambda *_: EOS)) as served:
-        for more in ({}, {"logprobs": 1}, {"return_token_ids": True}, {"logprobs": 0, "return_token_ids": True}):
-            [choice], _ = await both(served, {"prompt": PROMPT, "max_tokens": 5, "echo": True} | more)
+        for more in (
+            {},
+            {"logprobs": 1},
+            {"return_token_ids": True},
+            {"logprobs": 0, "return_token_ids": True},
+        ):
+            [choice], _ = await both(
+                served, {"prompt": PROMPT, "max_tokens": 5, "echo": True} | more
+            )
             assert (choice["text"], choice["finish_reason"]) == (PROMPT, "stop")
 
 
@@ -120,7 +148,13 @@ async def test_token_ids_whose_text_is_held_back() -> None:
     """A stop string that is not completed, half a character: the tokens were there all the same."""
     said = b"ab\xc3"
     async with serving(FakeEngine(token_at=lambda _, place: said[place])) as served:
-        body = {"prompt": PROMPT, "max_tokens": 3, "return_token_ids": True, "stop": ["bx"], "logprobs": 0}
+        body = {
+            "prompt": PROMPT,
+            "max_tokens": 3,
+            "return_token_ids": True,
+            "stop": ["bx"],
+            "logprobs": 0,
+        }
         [choice], _ = await both(served, body)
     assert (choice["text"], choice["token_ids"]) == ("ab�", [*said])
     assert len(choice["logprobs"]["tokens"]) == 3
@@ -136,7 +170,11 @@ async def test_usage_with_every_chunk(path: str) -> None:
     assert all(chunk["usage"] is not None for chunk in chunks)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == 5
-    texts = [choice.get("text") or choice.get("delta", {}).get("content") for c in chunks for choice in c["choices"]]
+    texts = [
+        choice.get("text") or choice.get("delta", {}).get("content")
+        for c in chunks
+        for choice in c["choices"]
+    ]
     assert sum(bool(text) for text in texts) <= 5
     assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
     for chunk in chunks:
@@ -146,23 +184,45 @@ async def test_usage_with_every_chunk(path: str) -> None:
 
 async def test_usage_of_a_prompt_alone() -> None:
     async with serving(FakeEngine()) as served:
-        body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "stream_options": {"continuous_usage_stats": True}}
+        body = {
+            "prompt": PROMPT,
+            "max_tokens": 0,
+            "echo": True,
+            "stream_options": {"continuous_usage_stats": True},
+        }
         chunks = await stream(served, body)
     assert {chunk["usage"]["completion_tokens"] for chunk in chunks} == {0}
 
 
 async def test_chats_token_ids() -> None:
     async with serving(FakeEngine()) as served:
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "return_token_ids": True}
+        body = {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 4,
+            "return_token_ids": True,
+        }
         _, whole = await ask(served, body, "/v1/chat/completions")
         chunks = await stream(served, body, "/v1/chat/completions")
     assert whole["prompt_token_ids"] == list(b"<user>x<assistant>")
-    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [whole["prompt_token_ids"]]
-    ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids", ())]
-    assert ids == whole["choices"][0]["token_ids"] == list(whole["choices"][0]["message"]["content"].encode())
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [
+        whole["prompt_token_ids"]
+    ]
+    ids = [
+        token
+        for chunk in chunks
+        for choice in chunk["choices"]
+        for token in choice.get("token_ids", ())
+    ]
+    assert (
+        ids
+        == whole["choices"][0]["token_ids"]
+        == list(whole["choices"][0]["message"]["content"].encode())
+    )
 
 
-@pytest.mark.parametrize("prompt", ["x" * (LONG_SCORES + 2), ["x" * (LONG_SCORES + 2), "y" * (LONG_SCORES + 3), "z"]])
+@pytest.mark.parametrize(
+    "prompt", ["x" * (LONG_SCORES + 2), ["x" * (LONG_SCORES + 2), "y" * (LONG_SCORES + 3), "z"]]
+)
 @pytest.mark.parametrize("silent", [False, True])
 async def test_many_log_probabilities_are_written_down_beside_the_event_loop(
     prompt: Any, silent: bool, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +238,8 @@ async def test_many_log_probabilities_are_written_down_beside_the_event_loop(
     monkeypatch.setattr(CompletionDialect, "_logprobs", watched)
     async with serving(FakeEngine()) as served:
         choices, _ = await both(
-            served, {"prompt": prompt, "max_tokens": 0 if silent else 2, "echo": True, "logprobs": 1}
+            served,
+            {"prompt": prompt, "max_tokens": 0 if silent else 2, "echo": True, "logprobs": 1},
         )
     prompts = [prompt] if isinstance(prompt, str) else prompt
     assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [

@@ -17,8 +17,11 @@ from trouper.protocol.model import LoadedModel
 
 
 def create(url: str, **body: Any) -> Any:
-    """Strictly, but for base64, which the client asks for unless told otherwise and which its own type does not know."""
-    strict = partial(openai.OpenAI, _strict_response_validation=body.get("encoding_format") == "float")
+    """Strictly, but for base64, which the client asks for unless told otherwise and which its own
+    type does not know."""
+    strict = partial(
+        openai.OpenAI, _strict_response_validation=body.get("encoding_format") == "float"
+    )
     with strict(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
         return client.embeddings.create(model="fake", **body)
 
@@ -53,7 +56,9 @@ async def test_more_inputs_than_the_queue_takes() -> None:
         texts = [chr(97 + n % 26) * (1 + n) for n in range(60)]
         together = await embed(served, input=texts)
         assert len(together.data) == 60
-        assert together.data[41].embedding == (await embed(served, input=texts[41])).data[0].embedding
+        assert (
+            together.data[41].embedding == (await embed(served, input=texts[41])).data[0].embedding
+        )
         await eventually(lambda: served.busy == 0)
 
 

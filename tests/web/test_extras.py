@@ -18,7 +18,8 @@ async def test_a_request_is_cancelled_by_its_id(stream: bool) -> None:
 
         async def client(name: str) -> None:
             status, _, body = await exchange(
-                served, post("/v1/completions", STREAM | {"stream": stream}, f"X-Request-Id: {name}\r\n")
+                served,
+                post("/v1/completions", STREAM | {"stream": stream}, f"X-Request-Id: {name}\r\n"),
             )
             ended.append((status, body))
 
@@ -37,7 +38,9 @@ async def test_a_request_is_cancelled_by_its_id(stream: bool) -> None:
 
 async def test_the_id_in_the_body_cancels_too() -> None:
     async with serving(FakeEngine(before_step=pace)) as served, trio.open_nursery() as nursery:
-        nursery.start_soon(exchange, served, post("/v1/completions", STREAM, "X-Request-Id: a-b\r\n"))
+        nursery.start_soon(
+            exchange, served, post("/v1/completions", STREAM, "X-Request-Id: a-b\r\n")
+        )
         await eventually(lambda: served.busy == 1)
         assert (await ask(served, {}, "/v1/requests/cmpl-a-b/cancel"))[0] == 200
 

@@ -75,7 +75,9 @@ async def test_one_long_prompt_beside_many_of_another_client(tmp_path: Path) -> 
     held, file = Held(), key_file(tmp_path, "sk-a\nsk-b\n")
     many = {"prompt": SLOW + LONG, "max_tokens": 1}
     async with (
-        serving(FakeEngine(before_step=pace, tokenizer=held), {"max_queue_size": 8}, api_key_file=file) as served,
+        serving(
+            FakeEngine(before_step=pace, tokenizer=held), {"max_queue_size": 8}, api_key_file=file
+        ) as served,
         trio.open_nursery() as nursery,
     ):
         codes: list[int] = []
@@ -96,10 +98,20 @@ async def test_one_long_prompt_beside_many_of_another_client(tmp_path: Path) -> 
 async def test_a_request_says_what_it_has_waited_for(tmp_path: Path) -> None:
     held, file = Held(), key_file(tmp_path, "sk-a\nsk-b\n")
     settings = {"queue_timeout_s": 0.2}
-    async with serving(FakeEngine(before_step=pace, tokenizer=held), settings, api_key_file=file) as served:
-        for count, reason in enumerate(("its grammar to be compiled", "compiled, behind 1 of the same client")):
-            status, headers, data = await exchange(served, post("/v1/completions", grammar(f"{SLOW}{count}"), A))
+    async with serving(
+        FakeEngine(before_step=pace, tokenizer=held), settings, api_key_file=file
+    ) as served:
+        for count, reason in enumerate(
+            ("its grammar to be compiled", "compiled, behind 1 of the same client")
+        ):
+            status, headers, data = await exchange(
+                served, post("/v1/completions", grammar(f"{SLOW}{count}"), A)
+            )
             error = json.loads(data)["error"]
-            assert (status, error["code"], headers["retry-after"]) == (503, "preparation_timeout", "1")
+            assert (status, error["code"], headers["retry-after"]) == (
+                503,
+                "preparation_timeout",
+                "1",
+            )
             assert f"{reason} (--queue-timeout-s)" in error["message"]
         held.free.set()

@@ -35,4 +35,6 @@ def test_defaults_of_requests_are_those_of_rows() -> None:
 )
 def test_one_of_them_is_taken(name: str, value: Any, is_then: Any) -> None:
     plain = Sampling(temperature=0.5)
-    assert with_further(plain, FurtherSampling(**{name: value})) == attrs.evolve(plain, **{name: is_then})
+    assert with_further(plain, FurtherSampling(**{name: value})) == attrs.evolve(
+        plain, **{name: is_then}
+    )

@@ -1,4 +1,5 @@
-"""Bodies that nobody would send, on every endpoint that takes one: a right answer or a right error, while another's stream goes on.
+"""Bodies that nobody would send, on every endpoint that takes one: a right answer or a right error,
+while another's stream goes on.
 
 TROUPER_LONG_TESTS=1 sends many more.
 """
@@ -33,21 +34,44 @@ BRIEF = {"default_max_tokens": 3}
 """The answers are of no interest; what was sent is."""
 
 
-# -- what is sent --------------------------------------------------------------------------------------------------
+# -- what is sent --------------------------------------------------------------------------------
 
 DEEP = "@deep@"
-"""Stands for an array in an array in an array: a level for each character of a stack that overflows."""
+"""Stands for an array in an array in an array: a level for each character of a stack that
+overflows."""
 odd_text = st.sampled_from(
     ["", "\ud800", "\udfff\ud800", "\x00", "wizard", "x" * 5000, "1", "true", "null", DEEP, "é😀"]
 )
 odd_number = st.sampled_from(
-    [0, -1, 1, 2, 5.0, 0.5, -0.0, 129, 2**31, 2**32, 2**53, 2**63, -(2**63), 2**64, 10**30, 10**400, 1e308, 5e-324]
+    [
+        0,
+        -1,
+        1,
+        2,
+        5.0,
+        0.5,
+        -0.0,
+        129,
+        2**31,
+        2**32,
+        2**53,
+        2**63,
+        -(2**63),
+        2**64,
+        10**30,
+        10**400,
+        1e308,
+        5e-324,
+    ]
 )
 no_number = st.sampled_from([float("nan"), float("inf"), float("-inf")])
 leaves = st.none() | st.booleans() | odd_number | odd_text | st.text(max_size=8)
 anything = st.recursive(
     leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(odd_text | st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(odd_text | st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -60,11 +84,19 @@ RICH: dict[str, list[Json]] = {
                 {
                     "role": "assistant",
                     "content": None,
-                    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                    "tool_calls": [
+                        {
+                            "id": "1",
+                            "type": "function",
+                            "function": {"name": "f", "arguments": "{}"},
+                        }
+                    ],
                 },
                 {"role": "tool", "content": "3", "tool_call_id": "1"},
             ],
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+            ],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
             "stop": ["a", "b"],
             "logit_bias": {"7": 1.5},
@@ -75,13 +107,23 @@ RICH: dict[str, list[Json]] = {
         },
         {
             "messages": [{"role": "user", "content": "Hi"}],
-            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "object"}},
+            },
             "stream": True,
             "stream_options": {"include_usage": True},
         },
     ],
     "/v1/completions": [
-        {"prompt": ["a", "b"], "n": 2, "best_of": 3, "logprobs": 1, "seed": 1, "structured_outputs": {"regex": "a"}},
+        {
+            "prompt": ["a", "b"],
+            "n": 2,
+            "best_of": 3,
+            "logprobs": 1,
+            "seed": 1,
+            "structured_outputs": {"regex": "a"},
+        },
         {"prompt": [[97, 98], [99]], "stream": True, "echo": True, "guided_choice": ["a", "b"]},
     ],
     "/v1/responses": [
@@ -93,7 +135,9 @@ RICH: dict[str, list[Json]] = {
                 {"type": "function_call_output", "call_id": "1", "output": "3"},
             ],
             "instructions": "Be kind.",
-            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
+            "tools": [
+                {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+            ],
             "tool_choice": {"type": "function", "name": "f"},
             "reasoning": {"effort": "low"},
             "metadata": {"a": "b"},
@@ -110,11 +154,19 @@ RICH: dict[str, list[Json]] = {
     "/v1/messages": [
         {
             "max_tokens": 3,
-            "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+            "system": [
+                {"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}
+            ],
             "messages": [
                 {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "3"}]},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "1", "content": "3"}],
+                },
             ],
             "tools": [{"name": "f", "input_schema": {"type": "object"}}],
             "tool_choice": {"type": "tool", "name": "f"},
@@ -132,7 +184,13 @@ def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[st
     """Of everything inside."""
     if path:
         yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield from places(inner, (*path, key))
 
@@ -161,7 +219,12 @@ def bodies(draw: st.DrawFn, own: list[Json], names: list[str]) -> bytes:
             path = draw(st.sampled_from([*places(body)]) if [*places(body)] else st.just(()))
             body = replaced(body, path, draw(anything))
         elif isinstance(body, dict):
-            body = {**body, draw(st.sampled_from([*names, "made_up", "\ud800", "self"])): draw(anything | no_number)}
+            body = {
+                **body,
+                draw(st.sampled_from([*names, "made_up", "\ud800", "self"])): draw(
+                    anything | no_number
+                ),
+            }
     data = as_bytes(body)
     match draw(st.integers(0, 11)):
         case 0:
@@ -179,8 +242,16 @@ def monsters() -> Iterator[bytes]:
     yield b'{"prompt": "' + b"x" * size + b'"}'
     yield b'{"prompt": [' + b"7," * (size // 2) + b"7]}"
     yield b'{"tokens": [' + b"7," * (size // 2) + b"7]}"
-    yield b'{"messages": [' + b'{"role":"user","content":"x"},' * (size // 31) + b'{"role":"user","content":"x"}]}'
-    yield b'{"input": [' + b'{"role":"user","content":"x"},' * (size // 31) + b'{"role":"user","content":"x"}]}'
+    yield (
+        b'{"messages": ['
+        + b'{"role":"user","content":"x"},' * (size // 31)
+        + b'{"role":"user","content":"x"}]}'
+    )
+    yield (
+        b'{"input": ['
+        + b'{"role":"user","content":"x"},' * (size // 31)
+        + b'{"role":"user","content":"x"}]}'
+    )
     yield b"{" + b",".join(b'"k%d":0' % n for n in range(size // 12)) + b"}"
     yield b"[" * size
     yield b'{"messages":' * (size // 12)
@@ -190,7 +261,7 @@ def monsters() -> Iterator[bytes]:
     yield b"x" * (33 * MIB)
 
 
-# -- what comes back -----------------------------------------------------------------------------------------------
+# -- what comes back -----------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -245,19 +316,25 @@ class Target:
 
 
 async def targets(served: Served) -> list[Target]:
-    """What has examples of its body, and answers in JSON: files are forms, and what loads and unloads models would take the model away."""
+    """What has examples of its body, and answers in JSON: files are forms, and what loads and
+    unloads models would take the model away."""
     document = await described(served)
     return [
         Target.of(document, path, operation, served.port)
         for method, path, operation in operations(document)
-        if "examples" in operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        if "examples"
+        in operation.get("requestBody", {}).get("content", {}).get("application/json", {})
         and "application/json" in operation["responses"]["200"]["content"]
     ]
 
 
 def fuzz(target: Target) -> None:
-    @settings(max_examples=EXAMPLES, database=None, derandomize=not LONG,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=EXAMPLES,
+        database=None,
+        derandomize=not LONG,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(bodies(target.own, target.names))
     def send(body: bytes) -> None:
         target.send(body)
@@ -282,8 +359,26 @@ async def test_bodies_with_something_wrong(_round: int, strict: bool) -> None:
 
 
 async def test_bodies_that_are_no_object() -> None:
-    none = [b"", b"[]", b"{", b'{"a":', b"3", b'"x"', b"null", b"[" * 5000, b"\xff\xfe", "\ufeff{}".encode(), b"{} {}"]
-    own = [b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b'{"prompt": 1e999}', b'{"a": 1, "a": 2}', b'{"\\ud800": 1}']
+    none = [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a":',
+        b"3",
+        b'"x"',
+        b"null",
+        b"[" * 5000,
+        b"\xff\xfe",
+        "\ufeff{}".encode(),
+        b"{} {}",
+    ]
+    own = [
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b'{"prompt": 1e999}',
+        b'{"a": 1, "a": 2}',
+        b'{"\\ud800": 1}',
+    ]
 
     def work(target: Target) -> None:
         for body in none + own:

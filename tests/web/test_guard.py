@@ -1,4 +1,5 @@
-"""One client can neither end the server nor hold its shutdown. Each fault happens beside another client's stream."""
+"""One client can neither end the server nor hold its shutdown. Each fault happens beside another
+client's stream."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from tests.web.serving import (
     post,
     receive_all,
     serving,
-)  # fmt: skip
+)
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
 from trouper.web.app import create_app
@@ -80,7 +81,11 @@ async def test_slow_loris() -> None:
 
 
 async def test_a_half_sent_body_is_408() -> None:
-    async with serving(body_timeout_s=0.2) as served, a_stream_that_goes_on(served), await served.connect() as half:
+    async with (
+        serving(body_timeout_s=0.2) as served,
+        a_stream_that_goes_on(served),
+        await served.connect() as half,
+    ):
         await half.send_all(post("/v1/completions", STREAM)[:-10])
         answer = await receive_all(half)
         assert answer.startswith(b"HTTP/1.1 408")
@@ -88,7 +93,8 @@ async def test_a_half_sent_body_is_408() -> None:
 
 
 @pytest.mark.parametrize(
-    "junk", [b"\x00\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 200_000, b"\r\n" * 100 + b"junk"]
+    "junk",
+    [b"\x00\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 200_000, b"\r\n" * 100 + b"junk"],
 )
 async def test_junk(junk: bytes) -> None:
     async with (
@@ -98,20 +104,31 @@ async def test_junk(junk: bytes) -> None:
     ):
         with suppress(trio.BrokenResourceError):
             await client.send_all(junk)
-        assert (await receive_all(client))[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431", b"HTTP/1.1 505")
+        assert (await receive_all(client))[:12] in (
+            b"",
+            b"HTTP/1.1 400",
+            b"HTTP/1.1 431",
+            b"HTTP/1.1 505",
+        )
 
 
 @pytest.mark.parametrize(
     ("request_bytes", "status", "said"),
     [
-        (b"GET /livez HTTP/1.1\r\n\r\n", 400, b"no valid request of HTTP/1.1: Missing mandatory Host: header"),
+        (
+            b"GET /livez HTTP/1.1\r\n\r\n",
+            400,
+            b"no valid request of HTTP/1.1: Missing mandatory Host: header",
+        ),
         (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400, b"Found multiple Host: headers"),
         (b"\x16\x03\x01" + b"\x00" * 2000 + b"\r\n\r\n", 400, b"illegal request line"),
         (b"GET /livez HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 200_000, 431, b"too large"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, b"this is not HTTP/1.1"),
     ],
 )
-async def test_a_refusal_of_the_protocol_says_why(request_bytes: bytes, status: int, said: bytes) -> None:
+async def test_a_refusal_of_the_protocol_says_why(
+    request_bytes: bytes, status: int, said: bytes
+) -> None:
     async with serving() as served, await served.connect() as client:
         with suppress(trio.BrokenResourceError):
             await client.send_all(request_bytes)
@@ -121,11 +138,12 @@ async def test_a_refusal_of_the_protocol_says_why(request_bytes: bytes, status: 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("headers", "behind"), [("", b"\x00junk\r\n\r\n"), ("", get("/livez")), ("Upgrade: h2c\r\n", b"")]
+    ("headers", "behind"),
+    [("", b"\x00junk\r\n\r\n"), ("", get("/livez")), ("Upgrade: h2c\r\n", b"")],
 )
 async def test_pipelined_junk_and_a_disconnect(stream: bool, headers: str, behind: bytes) -> None:
-    """Bytes behind a request pause the protocol, and so does an `Upgrade` (Java's client sends one). The engine is held
-    still here: no token and no heartbeat tells that the client left."""
+    """Bytes behind a request pause the protocol, and so does an `Upgrade` (Java's client sends
+    one). The engine is held still here: no token and no heartbeat tells that the client left."""
     still = trio.Event()
 
     async def before(plan: Plan) -> None:
@@ -133,7 +151,9 @@ async def test_pipelined_junk_and_a_disconnect(stream: bool, headers: str, behin
 
     async with serving(FakeEngine(before_step=before), heartbeat_s=60) as served:
         async with await served.connect() as client:
-            await client.send_all(post("/v1/completions", STREAM | {"stream": stream}, headers) + behind)
+            await client.send_all(
+                post("/v1/completions", STREAM | {"stream": stream}, headers) + behind
+            )
             await eventually(lambda: served.runtime.health().scheduler.active_sequences == 1)
             assert served.connections == 1
         await eventually(lambda: served.connections == 0)
@@ -148,13 +168,18 @@ async def test_a_flood_behind_a_request_is_cut_off() -> None:
             while True:
                 await client.send_all(b"x" * 2**16)
         await eventually(lambda: served.busy == 1)
-        # Counted when the engine has dropped the row; an answer that went on to its end is never counted so.
+        # Counted when the engine has dropped the row; an answer that went on to its end is never
+        # counted so.
         await eventually(lambda: served.runtime.health().scheduler.requests_withdrawn == 1)
 
 
 async def test_who_is_refused_while_sending_can_read_why() -> None:
     """The socket is not closed over unread bytes, which would reset it; nor read for ever."""
-    async with serving(max_body_bytes=2000) as served, a_stream_that_goes_on(served), await served.connect() as client:
+    async with (
+        serving(max_body_bytes=2000) as served,
+        a_stream_that_goes_on(served),
+        await served.connect() as client,
+    ):
         whole = post("/v1/completions", {"prompt": "x" * 4_000_000})
         half = len(whole) // 2
         await client.send_all(whole[:half])
@@ -168,7 +193,8 @@ async def test_who_never_stops_sending_is_cut_off(monkeypatch: pytest.MonkeyPatc
     async with serving(max_body_bytes=2000) as served, await served.connect() as client:
         with suppress(trio.BrokenResourceError), trio.fail_after(PATIENCE_S):
             await client.send_all(
-                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 999999999\r\n\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                b"application/json\r\nContent-Length: 999999999\r\n\r\n"
             )
             while True:
                 await client.send_all(b"x" * 2**16)
@@ -182,7 +208,8 @@ async def test_slow_loris_on_a_later_request() -> None:
 
 
 async def test_the_gap_between_a_handler_and_its_body() -> None:
-    """A client that leaves after the handler returned and before the body began: nobody but the request owns the answer."""
+    """A client that leaves after the handler returned and before the body began: nobody but the
+    request owns the answer."""
     async with serving() as served:
         app, gap = create_app(served.runtime, ServerSettings()), trio.Event()
         body = json.dumps(STREAM).encode()
@@ -205,17 +232,28 @@ async def test_the_gap_between_a_handler_and_its_body() -> None:
         requested: list[bool] = []
         app.after_request(hold)
         scope: Any = {
-            "type": "http", "asgi": {}, "http_version": "1.1", "method": "POST", "scheme": "http", "headers": [],
-            "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
-            "client": None, "server": None, "extensions": {},
-        }  # fmt: skip
+            "type": "http",
+            "asgi": {},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "headers": [],
+            "path": "/v1/completions",
+            "raw_path": b"/v1/completions",
+            "query_string": b"",
+            "root_path": "",
+            "client": None,
+            "server": None,
+            "extensions": {},
+        }
         with trio.fail_after(PATIENCE_S):
             await app(scope, receive, send)
         await eventually(lambda: served.runtime.health().scheduler.requests_withdrawn == 1)
 
 
 async def test_a_stalled_reader_does_not_hold_a_cancel() -> None:
-    """A program that embeds the server may cancel it, also while a shielded last write waits for the reader."""
+    """A program that embeds the server may cancel it, also while a shielded last write waits for
+    the reader."""
     writing = trio.Event()
 
     async def flood(_scope: Any, _receive: Any, send: Any, *_: Any) -> None:
@@ -254,7 +292,8 @@ class NoFileLeft(trio.abc.Listener[trio.SocketStream]):
 
 
 async def test_no_file_left_to_accept_with(caplog: pytest.LogCaptureFixture) -> None:
-    """Who knocks waits until there is one, and the log says it once: it would have ten lines a second."""
+    """Who knocks waits until there is one, and the log says it once: it would have ten lines a
+    second."""
 
     async def answer(_scope: Any, _receive: Any, send: Any, *_: Any) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -317,13 +356,16 @@ async def test_the_head_of_a_response_with_a_length_goes_out_with_its_body(
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with serving() as served:
         async with await served.connect() as client:
-            await client.send_all(get("/livez").replace(b"Connection: close\r\n", b"") + get("/v1/models"))
+            await client.send_all(
+                get("/livez").replace(b"Connection: close\r\n", b"") + get("/v1/models")
+            )
             answer = await receive_all(client)
         assert answer.index(b'"alive"') < answer.index(b'"object":"list"')
 
 
 async def test_late_h2c_data() -> None:
-    """With Hypercorn's own handlers this KeyError ends the process. HTTP/2 is refused as a whole."""
+    """With Hypercorn's own handlers this KeyError ends the process. HTTP/2 is refused as a
+    whole."""
     async with serving() as served, a_stream_that_goes_on(served), await served.connect() as client:
         http2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         http2.initiate_connection()
@@ -349,8 +391,13 @@ async def test_websocket_upgrade_and_one_byte() -> None:
         a_stream_that_goes_on(served),
         await served.connect() as client,
     ):
-        upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: bKdPyn3u98cTfZJSh4TNeQ==\r\n"
-        await client.send_all(get("/none", upgrade).replace(b"Connection: close", b"Connection: Upgrade") + b"x")
+        upgrade = (
+            "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
+            "bKdPyn3u98cTfZJSh4TNeQ==\r\n"
+        )
+        await client.send_all(
+            get("/none", upgrade).replace(b"Connection: close", b"Connection: Upgrade") + b"x"
+        )
         assert (await receive_all(client)).startswith(b"HTTP/1.1 404")
 
 
@@ -369,7 +416,8 @@ async def test_1000_connects_and_drops() -> None:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.socket.close()
         assert (await exchange(served, get("/livez")))[0] == 200
-        await eventually(lambda: held() == before)  # At one moment: the other client connects anew for each stream.
+        # At one moment: the other client connects anew for each stream.
+        await eventually(lambda: held() == before)
 
 
 async def test_an_idle_connection_is_closed_also_after_its_first_request() -> None:
@@ -389,16 +437,21 @@ async def test_an_idle_connection_does_not_hold_shutdown() -> None:
 async def test_a_taken_port_is_one_clear_error() -> None:
     async with serving() as served:
         with pytest.raises(SettingsInvalid, match="--port"):
-            await serve_http(served.runtime, ServerSettings(port=served.port), shutdown=trio.Event())
+            await serve_http(
+                served.runtime, ServerSettings(port=served.port), shutdown=trio.Event()
+            )
 
 
 async def test_a_server_that_cannot_start_leaves_no_socket() -> None:
-    """A warning of one that was not closed is an error in these tests; here the listener is asked for by its number."""
+    """A warning of one that was not closed is an error in these tests; here the listener is asked
+    for by its number."""
     with trio.socket.socket() as probe:
         await probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     async with serving() as served:
         with pytest.RaisesGroup(SettingsInvalid, flatten_subgroups=True, allow_unwrapped=True):
-            await serve_http(served.runtime, ServerSettings(port=port, api_key=("ä",)), shutdown=trio.Event())
+            await serve_http(
+                served.runtime, ServerSettings(port=port, api_key=("ä",)), shutdown=trio.Event()
+            )
         with pytest.raises(OSError):
             await trio.open_tcp_stream("127.0.0.1", port)

@@ -1,5 +1,5 @@
-"""`--heartbeat-s` holds in every dialect and every phase: what a silent stream sends is counted by the official clients'
-own readers, and changes nothing of the answer that they put together."""
+"""`--heartbeat-s` holds in every dialect and every phase: what a silent stream sends is counted by
+the official clients' own readers, and changes nothing of the answer that they put together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from trouper.protocol.plans import Plan
 BEATS = 3
 TEXT = "Hello there"
 PHASES = ("queue", "prefill", "held text", "slow generation")
-FUNCTION: Any = {"type": "function", "function": {name: TOOL[name] for name in ("name", "description", "parameters")}}
+FUNCTION: Any = {
+    "type": "function",
+    "function": {name: TOOL[name] for name in ("name", "description", "parameters")},
+}
 ASKED: Any = [{"role": "user", "content": "x"}]
 
 
@@ -43,7 +46,8 @@ class Silence:
             await self.over.wait()
 
     def token_at(self, _: int, position: int) -> int:
-        """Blanks within a call are held back by any parser, and go on until the client has heard enough."""
+        """Blanks within a call are held back by any parser, and go on until the client has heard
+        enough."""
         if self.phase != "held text":
             return TEXT.encode()[position] if position < len(TEXT) else EOS
         start, rest = CALL.encode()[:6], CALL.encode()[6:]
@@ -79,7 +83,9 @@ def by_chat(served: Served, silence: Silence) -> str:
         text = ""
         for chunk in counted(client.chat.completions.create(**asked), is_empty, silence):
             delta = chunk.choices[0].delta
-            text += delta.content or "".join(call.function.arguments for call in delta.tool_calls or ())
+            text += delta.content or "".join(
+                call.function.arguments for call in delta.tool_calls or ()
+            )
     return text
 
 
@@ -95,24 +101,37 @@ def by_responses(served: Served, silence: Silence) -> str:
 
 
 def by_messages(served: Served, silence: Silence) -> str:
-    """The client's own stream shows no pings, so they are counted below it, in the lines of the response."""
+    """The client's own stream shows no pings, so they are counted below it, in the lines of the
+    response."""
     tool = {"name": "f", "input_schema": TOOL["parameters"]}
-    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{served.port}", api_key="none", max_retries=0) as client:
-        asked: Any = {"model": "fake", "max_tokens": 1000, "messages": ASKED, "stream": True, "tools": [tool]}
+    with anthropic.Anthropic(
+        base_url=f"http://127.0.0.1:{served.port}", api_key="none", max_retries=0
+    ) as client:
+        asked: Any = {
+            "model": "fake",
+            "max_tokens": 1000,
+            "messages": ASKED,
+            "stream": True,
+            "tools": [tool],
+        }
         with client.messages.with_streaming_response.create(**asked) as response:
             counter = itertools.count(1)
             for line in response.iter_lines():
                 if line == "event: ping" and next(counter) == BEATS:
                     silence.heard()
         silence.lead = None
-        with client.messages.stream(**{key: value for key, value in asked.items() if key != "stream"}) as stream:
+        with client.messages.stream(
+            **{key: value for key, value in asked.items() if key != "stream"}
+        ) as stream:
             block: Any = stream.get_final_message().content[0]
     return block.text if block.type == "text" else json.dumps(block.input)
 
 
 def by_completions(served: Served, silence: Silence) -> str:
     counter = itertools.count(1)
-    with openai.OpenAI(base_url=served.base_url, api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(
+        base_url=served.base_url, api_key="none", max_retries=0, timeout=20
+    ) as client:
         asked: Any = {"model": "fake", "prompt": "x", "stream": True, "max_tokens": 1000}
         with client.completions.with_streaming_response.create(**asked) as response:
             for line in response.iter_lines():
@@ -121,7 +140,12 @@ def by_completions(served: Served, silence: Silence) -> str:
         return "".join(chunk.choices[0].text for chunk in client.completions.create(**asked))
 
 
-CLIENTS = {"chat": by_chat, "responses": by_responses, "messages": by_messages, "completions": by_completions}
+CLIENTS = {
+    "chat": by_chat,
+    "responses": by_responses,
+    "messages": by_messages,
+    "completions": by_completions,
+}
 
 
 async def occupy(served: Served, silence: Silence) -> None:
@@ -139,7 +163,10 @@ async def test_no_phase_is_silent(dialect: str, phase: str) -> None:
     silence = Silence(phase)
     engine = FakeEngine(before_step=silence.before, token_at=silence.token_at)
     settings = {"completion_batch_size": 1} if phase == "queue" else {}
-    async with serving(engine, settings=settings, heartbeat_s=0.05) as served, trio.open_nursery() as nursery:
+    async with (
+        serving(engine, settings=settings, heartbeat_s=0.05) as served,
+        trio.open_nursery() as nursery,
+    ):
         if phase == "queue":
             nursery.start_soon(occupy, served, silence)
             await eventually(lambda: served.busy == 1)
@@ -152,7 +179,9 @@ async def test_the_head_goes_out_before_the_first_token() -> None:
     silence = Silence("prefill")
     engine = FakeEngine(before_step=silence.before)
     async with serving(engine, heartbeat_s=60) as served, await served.connect() as stream:
-        await stream.send_all(post("/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 1}))
+        await stream.send_all(
+            post("/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 1})
+        )
         received = b""
         with trio.fail_after(20):
             while b": keep-alive" not in received:
@@ -162,7 +191,8 @@ async def test_the_head_goes_out_before_the_first_token() -> None:
 
 
 async def test_a_heartbeat_belongs_to_an_answer_that_goes_on() -> None:
-    """Nothing comes behind the end of an answer, though the other one of the response is still silent."""
+    """Nothing comes behind the end of an answer, though the other one of the response is still
+    silent."""
     silence = Silence("")
 
     async def before(plan: Plan) -> None:
@@ -178,12 +208,22 @@ async def test_a_heartbeat_belongs_to_an_answer_that_goes_on() -> None:
 
     def use(served: Served) -> None:
         with openai.OpenAI(base_url=served.base_url, api_key="none", max_retries=0) as client:
-            asked: Any = {"model": "fake", "messages": ASKED, "stream": True, "n": 2, "max_tokens": 200}
+            asked: Any = {
+                "model": "fake",
+                "messages": ASKED,
+                "stream": True,
+                "n": 2,
+                "max_tokens": 200,
+            }
             empty = lambda chunk: not chunk.choices[0].delta.model_dump(exclude_unset=True)  # noqa: E731
             seen.extend(counted(client.chat.completions.create(**asked), empty, silence))
 
-    async with serving(FakeEngine(before_step=before, token_at=ends_early), heartbeat_s=0.05) as served:
+    async with serving(
+        FakeEngine(before_step=before, token_at=ends_early), heartbeat_s=0.05
+    ) as served:
         await in_thread(use, served)
     for index in (0, 1):
-        reasons = [chunk.choices[0].finish_reason for chunk in seen if chunk.choices[0].index == index]
+        reasons = [
+            chunk.choices[0].finish_reason for chunk in seen if chunk.choices[0].index == index
+        ]
         assert None not in reasons[-1:] and reasons.count(None) == len(reasons) - 1

@@ -1,4 +1,5 @@
-"""Images for a model that reads text only: a placeholder stands for each, and the request names what is not read."""
+"""Images for a model that reads text only: a placeholder stands for each, and the request names
+what is not read."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from trouper.web.responses.response_request import parse_response, response_to_g
 Json = dict[str, Any]
 DATA = "data:image/png;base64,iVBORw0KGgo="
 IN_CHAT = {"type": "image_url", "image_url": {"url": DATA, "detail": "low"}}
-IN_MESSAGES = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+IN_MESSAGES = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+}
 IN_INPUT = {"type": "input_image", "image_url": DATA, "detail": "auto"}
 
 
@@ -55,22 +59,33 @@ def test_a_placeholder_stands_for_an_image_of_a_chat() -> None:
     parts = [{"type": "text", "text": "What is "}, IN_CHAT, {"type": "text", "text": "?"}]
     call = {"id": "c", "type": "function", "function": {"name": "see", "arguments": "{}"}}
     seen = {"role": "tool", "tool_call_id": "c", "content": [IN_CHAT]}
-    prompt = chat([{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": [call]}, seen])
+    prompt = chat(
+        [{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": [call]}, seen]
+    )
     assert contents(prompt) == [f"What is {PLACEHOLDER}?", "", PLACEHOLDER]
     assert prompt.ignored == ("image_url",)
 
 
 def test_a_placeholder_stands_for_an_image_of_a_message_and_of_a_result() -> None:
     use = {"type": "tool_use", "id": "c", "name": "Read", "input": {}}
-    shown = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "one"}, IN_MESSAGES]}
+    shown = {
+        "type": "tool_result",
+        "tool_use_id": "c",
+        "content": [{"type": "text", "text": "one"}, IN_MESSAGES],
+    }
     turns: list[Json] = [
-        {"role": "user", "content": [{"type": "text", "text": "See:"}, IN_MESSAGES | {"cache_control": {}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "See:"}, IN_MESSAGES | {"cache_control": {}}],
+        },
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [shown]},
     ]
     prompt = messages(turns)
     assert contents(prompt) == [f"See:\n{PLACEHOLDER}", "", f"one\n{PLACEHOLDER}"]
-    assert prompt.ignored == messages(turns[1:]).ignored == messages(turns[:1]).ignored == ("image",)
+    assert (
+        prompt.ignored == messages(turns[1:]).ignored == messages(turns[:1]).ignored == ("image",)
+    )
 
 
 def test_a_placeholder_stands_for_an_image_of_an_input_and_of_an_output() -> None:
@@ -79,7 +94,12 @@ def test_a_placeholder_stands_for_an_image_of_an_input_and_of_an_output() -> Non
     asked = {"role": "user", "content": [{"type": "input_text", "text": "See "}, IN_INPUT]}
     prompt = response([asked, call, shown])
     assert contents(prompt) == [f"See {PLACEHOLDER}", "", PLACEHOLDER]
-    assert prompt.ignored == response([asked]).ignored == response([call, shown]).ignored == ("input_image",)
+    assert (
+        prompt.ignored
+        == response([asked]).ignored
+        == response([call, shown]).ignored
+        == ("input_image",)
+    )
 
 
 def test_where_no_image_is_nothing_is_ignored() -> None:
@@ -113,7 +133,10 @@ def test_requests_name_what_is_ignored_once_each() -> None:
 
 
 BODIES: list[tuple[str, Json]] = [
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [IN_CHAT]}], "max_tokens": 2}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [IN_CHAT]}], "max_tokens": 2},
+    ),
     ("/v1/messages", {"messages": [{"role": "user", "content": [IN_MESSAGES]}], "max_tokens": 2}),
     ("/v1/responses", {"input": [{"role": "user", "content": [IN_INPUT]}], "max_output_tokens": 2}),
     ("/v1/responses/input_tokens", {"input": [{"role": "user", "content": [IN_INPUT]}]}),
@@ -130,9 +153,12 @@ async def answered(served: Served, path: str, body: Json) -> Json:
 
 
 async def test_images_are_named_in_the_answer() -> None:
-    """What a placeholder stands for is counted and logged as every other name that is read past (tests/web/test_lenient.py)."""
+    """What a placeholder stands for is counted and logged as every other name that is read past
+    (tests/web/test_lenient.py)."""
     async with serving() as served:
-        for (path, body), name in zip(BODIES[:3], ("image_url", "image", "input_image"), strict=True):
+        for (path, body), name in zip(
+            BODIES[:3], ("image_url", "image", "input_image"), strict=True
+        ):
             status, headers, _ = await exchange(served, post(path, body))
             assert (status, headers["x-trouper-ignored"]) == (200, name), path
 
@@ -148,7 +174,9 @@ async def test_a_stored_input_has_the_placeholder() -> None:
     async with serving() as served:
         made = await answered(served, *BODIES[2])
         again = await answered(
-            served, "/v1/responses", {"previous_response_id": made["id"], "input": "And?", "max_output_tokens": 2}
+            served,
+            "/v1/responses",
+            {"previous_response_id": made["id"], "input": "And?", "max_output_tokens": 2},
         )
     assert again["status"] == "incomplete"
 
@@ -157,7 +185,9 @@ class Adapted(FakeEngine):
     """Its model's chat template needs other messages."""
 
     async def load(self) -> LoadedModel:
-        changed = attrs.evolve(card(), adapted_messages=(("users", "consecutive user messages become one"),))
+        changed = attrs.evolve(
+            card(), adapted_messages=(("users", "consecutive user messages become one"),)
+        )
         return LoadedModel(changed, ByteTokenizer())
 
 
@@ -168,7 +198,9 @@ class Adapted(FakeEngine):
         (Adapted(before_step=pace), {"users": "consecutive user messages become one"}),
     ],
 )
-async def test_health_names_what_is_adapted_to_the_template(engine: FakeEngine, changes: Json) -> None:
+async def test_health_names_what_is_adapted_to_the_template(
+    engine: FakeEngine, changes: Json
+) -> None:
     async with serving(engine) as served:
         status, _, data = await exchange(served, get("/health"))
     assert (status, json.loads(data)["adapted_messages"]) == (200, changes)

@@ -54,11 +54,21 @@ class TestPrompt:
         assert infill_of(prompt, Infilling()) == (*snippets, *gap)
 
     def test_a_suffix_begins_within_the_text(self) -> None:
-        assert infill_of(InfillPrompt("ab", "yz"), SentencePiece()) == (254, 1, *b" ab", 2, *b"yz", 3)
+        assert infill_of(InfillPrompt("ab", "yz"), SentencePiece()) == (
+            254,
+            1,
+            *b" ab",
+            2,
+            *b"yz",
+            3,
+        )
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_each_family_is_found(self, family: tuple[str, ...]) -> None:
-        vocabulary = {name: at for at, name in enumerate(filter(None, (*family, "<|file_sep|>", "<|endoftext|>", "a")))}
+        vocabulary = {
+            name: at
+            for at, name in enumerate(filter(None, (*family, "<|file_sep|>", "<|endoftext|>", "a")))
+        }
         found = infill_tokens_of(vocabulary)
         assert found is not None
         assert (found.prefix, found.suffix) == (0, 1) and found.middle == (2 if family[2] else None)
@@ -75,7 +85,9 @@ def complete(url: str, **body: Any) -> Any:
 
 
 async def tokens_and_text(served: Served, **body: Any) -> tuple[list[int], str]:
-    status, said = await ask(served, {"temperature": 0, "max_tokens": 5, "return_token_ids": True, **body})
+    status, said = await ask(
+        served, {"temperature": 0, "max_tokens": 5, "return_token_ids": True, **body}
+    )
     assert status == 200, said
     return said["choices"][0]["prompt_token_ids"], said["choices"][0]["text"]
 
@@ -95,7 +107,9 @@ class TestCompletions:
             assert tokens == [1, *b"ab", 2, *b"yz", 3]
             assert await tokens_and_text(served, prompt=[97, 98], suffix="yz") == (tokens, text)
             assert await tokens_and_text(served, prompt=tokens) == (tokens, text)
-            assert (await tokens_and_text(served, prompt="ab", suffix="yz", echo=True))[1] == "ab" + text
+            assert (await tokens_and_text(served, prompt="ab", suffix="yz", echo=True))[
+                1
+            ] == "ab" + text
             assert (await tokens_and_text(served, prompt="ab", suffix=""))[0] == [*b"ab"]
 
     async def test_a_model_without_the_tokens_says_so(self) -> None:
@@ -105,26 +119,44 @@ class TestCompletions:
                 (GAP, "/infill", "input_suffix"),
             ):
                 status, said = await ask(served, body, path)
-                assert (status, said["error"]["code"], said["error"]["param"]) == (400, "infill_not_supported", param)
+                assert (status, said["error"]["code"], said["error"]["param"]) == (
+                    400,
+                    "infill_not_supported",
+                    param,
+                )
 
 
 class TestInfill:
     async def test_as_llama_cpp_answers(self) -> None:
         async with serving(FakeEngine(tokenizer=Infilling())) as served:
             _, text = await tokens_and_text(served, prompt="abcd", suffix="yz")
-            status, said = await ask(served, {**GAP, "prompt": "cd", "temperature": 0, "n_predict": 5}, "/infill")
+            status, said = await ask(
+                served, {**GAP, "prompt": "cd", "temperature": 0, "n_predict": 5}, "/infill"
+            )
         assert status == 200
         assert said == {
-            "index": 0, "content": text, "stop": True, "model": "fake", "tokens_predicted": 5, "tokens_evaluated": 9,
-            "tokens_cached": said["tokens_cached"], "truncated": False, "stop_type": "limit", "stopping_word": "",
-        }  # fmt: skip
+            "index": 0,
+            "content": text,
+            "stop": True,
+            "model": "fake",
+            "tokens_predicted": 5,
+            "tokens_evaluated": 9,
+            "tokens_cached": said["tokens_cached"],
+            "truncated": False,
+            "stop_type": "limit",
+            "stopping_word": "",
+        }
 
     async def test_streamed(self) -> None:
         body = {**GAP, "temperature": 0, "n_predict": 5}
         async with serving(FakeEngine(tokenizer=Infilling())) as served:
             _, whole = await ask(served, body, "/infill")
             _, _, data = await exchange(served, post("/infill", {**body, "stream": True}))
-        events = [json.loads(line.removeprefix(b"data: ")) for line in data.splitlines() if line.startswith(b"data: ")]
+        events = [
+            json.loads(line.removeprefix(b"data: "))
+            for line in data.splitlines()
+            if line.startswith(b"data: ")
+        ]
         assert "".join(event["content"] for event in events) == whole["content"]
         assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
         assert events[-1] == whole | {"content": "", "tokens_cached": events[-1]["tokens_cached"]}
@@ -134,16 +166,27 @@ class TestInfill:
         body = {**GAP, "n_predict": 0, "samplers": []}
         async with serving(FakeEngine(tokenizer=Infilling())) as served:
             status, said = await ask(served, body, "/infill")
-            assert (status, said["content"], said["tokens_predicted"], said["stop_type"]) == (200, "", 0, "limit")
+            assert (status, said["content"], said["tokens_predicted"], said["stop_type"]) == (
+                200,
+                "",
+                0,
+                "limit",
+            )
             _, _, data = await exchange(served, post("/infill", {**body, "stream": True}))
-        [event] = [json.loads(line.removeprefix(b"data: ")) for line in data.splitlines() if line.startswith(b"data: ")]
+        [event] = [
+            json.loads(line.removeprefix(b"data: "))
+            for line in data.splitlines()
+            if line.startswith(b"data: ")
+        ]
         assert event["stop"] and (event["content"], event["tokens_predicted"]) == ("", 0)
 
     async def test_what_ends_it(self) -> None:
         async with serving(FakeEngine(tokenizer=Infilling())) as served:
             _, whole = await ask(served, {**GAP, "temperature": 0, "n_predict": 5}, "/infill")
             stop = whole["content"][2]
-            _, said = await ask(served, {**GAP, "temperature": 0, "n_predict": 5, "stop": [stop]}, "/infill")
+            _, said = await ask(
+                served, {**GAP, "temperature": 0, "n_predict": 5, "stop": [stop]}, "/infill"
+            )
         assert (said["stop_type"], said["stopping_word"]) == ("word", stop)
 
     async def test_a_token_of_the_family_ends_it(self) -> None:

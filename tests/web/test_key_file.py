@@ -1,4 +1,5 @@
-"""The file of keys on a file system that does not answer. A FIFO in its place does the same: the thread that opens it waits for a writer."""
+"""The file of keys on a file system that does not answer. A FIFO in its place does the same: the
+thread that opens it waits for a writer."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ async def test_health_says_why_the_keys_are_not_those_of_the_file(tmp_path: Path
 
 
 async def test_keys_that_come_through_a_pipe_are_read_once_and_kept() -> None:
-    """`--api-key-file <(...)`: the start reads the file before anything else, and again for the server."""
+    """`--api-key-file <(...)`: the start reads the file before anything else, and again for the
+    server."""
     reading, writing = os.pipe()
     os.write(writing, TEXT.encode())
     os.close(writing)

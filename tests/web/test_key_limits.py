@@ -47,16 +47,25 @@ class Spent:
 
 
 def most_in_a_minute(answers: list[Spent], amount: Callable[[Spent], int]) -> int:
-    """The largest sum of answers that began and ended within one minute, whichever minute that is."""
+    """The largest sum of answers that began and ended within one minute, whichever minute that
+    is."""
     return max(
-        sum(amount(other) for other in answers if first.began <= other.began and other.ended < first.began + WINDOW_S)
+        sum(
+            amount(other)
+            for other in answers
+            if first.began <= other.began and other.ended < first.began + WINDOW_S
+        )
         for first in answers
     )
 
 
 async def test_limits_hold_to_a_token_under_50_clients(tmp_path: Path) -> None:
-    """What was used in any minute is never above the limit, and near to it: clients take what there is."""
-    file = key_file(tmp_path, f"sk-tokens tokens_per_minute={LIMIT}\nsk-requests requests_per_minute={REQUEST_LIMIT}\n")
+    """What was used in any minute is never above the limit, and near to it: clients take what there
+    is."""
+    file = key_file(
+        tmp_path,
+        f"sk-tokens tokens_per_minute={LIMIT}\nsk-requests requests_per_minute={REQUEST_LIMIT}\n",
+    )
     clock, chance = FastClock(), random.Random(7)
     answers: dict[str, list[Spent]] = {"sk-tokens": [], "sk-requests": []}
     refused: list[tuple[int, dict[str, str], Any]] = []
@@ -66,30 +75,43 @@ async def test_limits_hold_to_a_token_under_50_clients(tmp_path: Path) -> None:
             for length in lengths:
                 began = clock()
                 body = {"prompt": "x" * length, "max_tokens": 40, "ignore_eos": length % 2 == 0}
-                status, headers, data = await exchange(served, post("/v1/completions", body, bearer(key)))
+                status, headers, data = await exchange(
+                    served, post("/v1/completions", body, bearer(key))
+                )
                 clock.now += STEP_S
                 if status == 429:
                     refused.append((status, headers, json.loads(data)))
                     continue
                 assert status == 200, data
-                answers[key].append(Spent(began, clock(), json.loads(data)["usage"]["total_tokens"]))
+                answers[key].append(
+                    Spent(began, clock(), json.loads(data)["usage"]["total_tokens"])
+                )
 
         async with trio.open_nursery() as nursery:
             for number in range(CLIENTS):
                 key = ("sk-tokens", "sk-requests")[number % 2]
                 nursery.start_soon(client, key, [chance.randrange(1, 60) for _ in range(REQUESTS)])
     assert LIMIT / 2 < most_in_a_minute(answers["sk-tokens"], lambda one: one.tokens) <= LIMIT
-    assert REQUEST_LIMIT / 2 < most_in_a_minute(answers["sk-requests"], lambda one: 1) <= REQUEST_LIMIT
-    assert {body["error"]["param"] for *_, body in refused} == {"tokens_per_minute", "requests_per_minute"}
+    assert (
+        REQUEST_LIMIT / 2 < most_in_a_minute(answers["sk-requests"], lambda one: 1) <= REQUEST_LIMIT
+    )
+    assert {body["error"]["param"] for *_, body in refused} == {
+        "tokens_per_minute",
+        "requests_per_minute",
+    }
     for _, headers, body in refused:
         name = body["error"]["param"]
         assert name in ("tokens_per_minute", "requests_per_minute")
-        assert body["error"]["code"] == "rate_limit_exceeded" and 1 <= int(headers["retry-after"]) <= WINDOW_S
+        assert (
+            body["error"]["code"] == "rate_limit_exceeded"
+            and 1 <= int(headers["retry-after"]) <= WINDOW_S
+        )
         assert f"x-ratelimit-limit-{name.partition('_')[0]}" in headers
 
 
 def test_nobody_waits_longer_than_the_window() -> None:
-    """Found on a loaded machine: `Retry-After` of 61 seconds, since 4.001 + 60 - 4.001 is a little more than 60."""
+    """Found on a loaded machine: `Retry-After` of 61 seconds, since 4.001 + 60 - 4.001 is a little
+    more than 60."""
     window = SlidingWindow(lambda: 4.001)
     window.settle(0, 10)
     assert window.wait_s(1, 10) == WINDOW_S
@@ -101,7 +123,11 @@ async def test_a_request_that_no_minute_can_hold_is_refused_for_good(tmp_path: P
         ask = post("/v1/completions", {"prompt": "hello", "max_tokens": 99}, bearer("sk-a"))
         status, headers, data = await exchange(served, ask)
         error = json.loads(data)["error"]
-        assert (status, error["param"], error["code"]) == (400, "max_tokens", "tokens_per_minute_exceeded")
+        assert (status, error["param"], error["code"]) == (
+            400,
+            "max_tokens",
+            "tokens_per_minute_exceeded",
+        )
         assert "retry-after" not in headers and "'alice'" in error["message"]
         for expected in (200, 429):
             chat = {"messages": CHAT["messages"], "ignore_eos": True}
@@ -111,7 +137,10 @@ async def test_a_request_that_no_minute_can_hold_is_refused_for_good(tmp_path: P
             assert headers["x-ratelimit-remaining-tokens"] == "0"
         status, _, data = await exchange(served, post("/v1/messages", CHAT, bearer("sk-a")))
         said = json.loads(data)
-        assert (status, said["error"]["type"]) == (429, "rate_limit_error") and "tokens_per_minute" in str(said)
+        assert (status, said["error"]["type"]) == (
+            429,
+            "rate_limit_error",
+        ) and "tokens_per_minute" in str(said)
 
 
 async def used(served: Served, key: str) -> dict[str, dict[str, Any]]:
@@ -121,9 +150,17 @@ async def used(served: Served, key: str) -> dict[str, dict[str, Any]]:
 
 
 async def test_usage_is_told_by_key_and_model(tmp_path: Path) -> None:
-    file = key_file(tmp_path, "sk-a name=alice\nsk-b name=bob\nsk-old name=bob\nsk-w name=watcher observability=true\n")
+    file = key_file(
+        tmp_path,
+        "sk-a name=alice\nsk-b name=bob\nsk-old name=bob\nsk-w name=watcher observability=true\n",
+    )
     async with serving(FakeEngine(), api_key_file=file) as served:
-        for key, prompt in (("sk-a", "x" * 300), ("sk-a", "x" * 300), ("sk-b", "abc"), ("sk-old", "abcd")):
+        for key, prompt in (
+            ("sk-a", "x" * 300),
+            ("sk-a", "x" * 300),
+            ("sk-b", "abc"),
+            ("sk-old", "abcd"),
+        ):
             body = {"prompt": prompt, "max_tokens": 5, "ignore_eos": True, "n": 1}
             assert (await exchange(served, post("/v1/completions", body, bearer(key))))[0] == 200
         alice = (await used(served, "sk-a"))["alice"]
@@ -131,26 +168,46 @@ async def test_usage_is_told_by_key_and_model(tmp_path: Path) -> None:
         assert {name: alice[name] for name in of_model if name != "model"} == {
             name: count for name, count in of_model.items() if name != "model"
         }
-        assert (alice["requests"], alice["prompt_tokens"], alice["completion_tokens"]) == (2, 600, 10)
+        assert (alice["requests"], alice["prompt_tokens"], alice["completion_tokens"]) == (
+            2,
+            600,
+            10,
+        )
         assert 0 < alice["cached_tokens"] < 300
-        assert (await used(served, "sk-b")).keys() == (await used(served, "sk-old")).keys() == {"bob"}
+        assert (
+            (await used(served, "sk-b")).keys() == (await used(served, "sk-old")).keys() == {"bob"}
+        )
         every = await used(served, "sk-w")
         assert every["alice"] == alice and every["bob"]["requests"] == 2
         status, _, data = await exchange(served, get("/metrics", bearer("sk-w")))
         assert status == 200
-        assert f'trouper_key_prompt_tokens_total{{key="alice",model_name="{of_model["model"]}"}} 600.0' in data.decode()
+        assert (
+            f'trouper_key_prompt_tokens_total{{key="alice",model_name="{of_model["model"]}"}} 600.0'
+            in data.decode()
+        )
 
 
 def record(prompt: int, generated: int) -> RequestRecord:
     return RequestRecord(
-        request_id="", reason="stop", prompt_tokens=prompt, generated_tokens=generated, arrived_at=0, ended_at=0,
+        request_id="",
+        reason="stop",
+        prompt_tokens=prompt,
+        generated_tokens=generated,
+        arrived_at=0,
+        ended_at=0,
         admitted_at=0,
-    )  # fmt: skip
+    )
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60), st.floats(0, 50), st.floats(0, 100)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 60), st.floats(0, 50), st.floats(0, 100)),
+        max_size=60,
+    )
+)
 def test_no_minute_has_more_than_the_limit(asked: list[tuple[int, int, float, float]]) -> None:
-    """Whenever requests come and however long they run: what ran within any minute is within the limit."""
+    """Whenever requests come and however long they run: what ran within any minute is within the
+    limit."""
     now, limit = 0.0, 100
     account = KeyAccounts(lambda: now).of(ApiKey("k", tokens_per_minute=limit))
     running: list[tuple[float, float, int, Callable[[], None]]] = []
@@ -174,11 +231,20 @@ def test_no_minute_has_more_than_the_limit(asked: list[tuple[int, int, float, fl
         except RequestFailed:
             continue
         answer = record(prompt, most // 2)
-        running.append((now + lasts, now, prompt + most // 2, lambda one=reservation, answer=answer: one.end(answer)))  # type: ignore[misc]
+        running.append(
+            (
+                now + lasts,
+                now,
+                prompt + most // 2,
+                lambda one=reservation, answer=answer: one.end(answer),  # type: ignore[misc]
+            )
+        )
     end_until(now + 200)
     assert account.tokens.taken() == 0
     for last in spent:
-        within = [one for one in spent if one.ended > last.ended - WINDOW_S and one.began <= last.ended]
+        within = [
+            one for one in spent if one.ended > last.ended - WINDOW_S and one.began <= last.ended
+        ]
         older = [one for one in within if one.began > last.ended]
         assert not older and sum(one.tokens for one in within if one.began <= last.began) <= limit
 
@@ -242,7 +308,9 @@ def test_what_a_key_without_limits_has_used_is_forgotten() -> None:
         ("/v1/responses/input_tokens", {"input": "abc"}),
     ],
 )
-async def test_requests_that_only_count_tokens_ask_a_model_too(path: str, body: dict[str, Any], tmp_path: Path) -> None:
+async def test_requests_that_only_count_tokens_ask_a_model_too(
+    path: str, body: dict[str, Any], tmp_path: Path
+) -> None:
     """They cost none of a key's tokens. Found by review: they had no limit at all."""
     file = key_file(tmp_path, "sk-a name=alice requests_per_minute=2 tokens_per_minute=10\n")
     async with serving(FakeEngine(), api_key_file=file, clock=FastClock()) as served:

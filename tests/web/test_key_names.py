@@ -1,4 +1,5 @@
-"""What a key is called in the access log and among recent requests, and what needs it according to /openapi.json and `trouper top`."""
+"""What a key is called in the access log and among recent requests, and what needs it according to
+/openapi.json and `trouper top`."""
 
 from __future__ import annotations
 
@@ -26,11 +27,16 @@ from trouper.protocol.settings import ServerSettings
 PROMPT = {"prompt": "hi", "max_tokens": 2}
 
 
-async def test_requests_name_their_key_and_never_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_name_their_key_and_never_say_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     records = list[RequestRecord]()
     with caplog.at_level(logging.INFO, "trouper.requests"):
         async with serving(
-            FakeEngine(), observers=[records.append], api_key_file=key_file(tmp_path), api_key=("sk-flag",)
+            FakeEngine(),
+            observers=[records.append],
+            api_key_file=key_file(tmp_path),
+            api_key=("sk-flag",),
         ) as served:
             for key in ("sk-plain", "sk-flag"):
                 assert (await ask(served, PROMPT, headers=bearer(key)))[0] == 200
@@ -46,8 +52,13 @@ async def test_requests_name_their_key_and_never_say_it(tmp_path: Path, caplog: 
 
 def test_comments_and_a_byte_order_mark_are_no_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_bytes(b"\xef\xbb\xbfsk-first name=a\r\n# of the second team\r\n  #sk-old\r\n\r\nsk-#2\r\n")
-    assert [(key.key, key.name, key.line) for key in keys_in(file)] == [("sk-first", "a", 1), ("sk-#2", "", 5)]
+    file.write_bytes(
+        b"\xef\xbb\xbfsk-first name=a\r\n# of the second team\r\n  #sk-old\r\n\r\nsk-#2\r\n"
+    )
+    assert [(key.key, key.name, key.line) for key in keys_in(file)] == [
+        ("sk-first", "a", 1),
+        ("sk-#2", "", 5),
+    ]
 
 
 def test_a_file_that_others_write_is_refused_and_one_that_all_read_is_named(
@@ -60,7 +71,9 @@ def test_a_file_that_others_write_is_refused_and_one_that_all_read_is_named(
         assert Keys.of(settings).needed
         assert (f"{file} may be read by everybody: chmod 600 closes it" in caplog.text) == warns
     file.chmod(0o666)
-    with pytest.raises(SettingsInvalid, match=f"{file}: others may write to it; make it this user's"):
+    with pytest.raises(
+        SettingsInvalid, match=f"{file}: others may write to it; make it this user's"
+    ):
         Keys.of(settings)
     file.chmod(0o600)
     give_away(file, monkeypatch)
@@ -76,7 +89,9 @@ async def test_metrics_need_a_key_in_the_description_where_keys_have_rights(tmp_
 
     assert "/metrics" in await keyless(api_key=("sk-flag",))
     restricted = await keyless(api_key_file=key_file(tmp_path))
-    assert "/metrics" not in restricted and {"/", "/health", "/livez", "/openapi.json"} <= restricted
+    assert (
+        "/metrics" not in restricted and {"/", "/health", "/livez", "/openapi.json"} <= restricted
+    )
 
 
 async def test_top_says_which_right_a_key_lacks(tmp_path: Path) -> None:
@@ -84,7 +99,9 @@ async def test_top_says_which_right_a_key_lacks(tmp_path: Path) -> None:
 
         def top(*arguments: str) -> tuple[int, str]:
             url = f"http://127.0.0.1:{served.port}"
-            outcome = CliRunner().invoke(cli.main, ["top", "--url", url, "--once", "--interval-s", "0.1", *arguments])
+            outcome = CliRunner().invoke(
+                cli.main, ["top", "--url", url, "--once", "--interval-s", "0.1", *arguments]
+            )
             return outcome.exit_code, outcome.stderr
 
         code, told = await trio.to_thread.run_sync(top, "--api-key", "sk-plain")
@@ -94,5 +111,8 @@ async def test_top_says_which_right_a_key_lacks(tmp_path: Path) -> None:
             and "observability=true in --api-key-file" in told
         )
         code, told = await trio.to_thread.run_sync(top)
-        assert code == USAGE_ERROR and "keys with the right observability only; give one by --api-key" in told
+        assert (
+            code == USAGE_ERROR
+            and "keys with the right observability only; give one by --api-key" in told
+        )
         assert (await trio.to_thread.run_sync(top, "--api-key", "sk-watcher"))[0] == 0

@@ -1,4 +1,5 @@
-"""Rights of the keys of a file: which endpoints, models, priorities and cached prompts each of them may use."""
+"""Rights of the keys of a file: which endpoints, models, priorities and cached prompts each of them
+may use."""
 
 from __future__ import annotations
 
@@ -54,32 +55,50 @@ async def test_every_route_says_what_it_needs(tmp_path: Path) -> None:
     async with serving(FakeEngine()) as served:
         app = create_app(served.runtime, ServerSettings(batch_dir=tmp_path / "batches"))
         routes = {rule.rule for rule in app.url_map.iter_rules()}
-    assert routes - ENDPOINT_ACCESS.keys() == set(), "add a line to trouper/web/keys/endpoint_rights.py"
+    assert routes - ENDPOINT_ACCESS.keys() == set(), (
+        "add a line to trouper/web/keys/endpoint_rights.py"
+    )
     assert access_of("/v1/of-the-future") == "admin"
 
 
 @pytest.mark.parametrize("restricted", [False, True])
-async def test_each_endpoint_needs_a_key_if_its_description_says_so(tmp_path: Path, restricted: bool) -> None:
-    keys: dict[str, Any] = {"api_key_file": key_file(tmp_path)} if restricted else {"api_key": ("sk-flag",)}
+async def test_each_endpoint_needs_a_key_if_its_description_says_so(
+    tmp_path: Path, restricted: bool
+) -> None:
+    keys: dict[str, Any] = (
+        {"api_key_file": key_file(tmp_path)} if restricted else {"api_key": ("sk-flag",)}
+    )
     async with serving(FakeEngine(), batch_dir=tmp_path / "batches", **keys) as served:
         described = json.loads((await exchange(served, get("/openapi.json")))[2])["paths"]
         assert len(described) > 30
         for path, operations in described.items():
             for method, operation in operations.items():
                 actual = re.sub(r"\{\w+\}", "x", path)
-                ask = post(actual, {}) if method == "post" else get(actual).replace(b"GET", method.upper().encode(), 1)
+                ask = (
+                    post(actual, {})
+                    if method == "post"
+                    else get(actual).replace(b"GET", method.upper().encode(), 1)
+                )
                 status = (await exchange(served, ask))[0]
                 assert (status == 401) == ("security" in operation), (method, path)
 
 
 async def test_each_endpoint_without_the_right_is_refused_by_name(tmp_path: Path) -> None:
     """Nothing of the request is looked at before."""
-    async with serving(FakeEngine(), api_key_file=key_file(tmp_path), batch_dir=tmp_path / "batches") as served:
+    async with serving(
+        FakeEngine(), api_key_file=key_file(tmp_path), batch_dir=tmp_path / "batches"
+    ) as served:
         app = create_app(served.runtime, ServerSettings(batch_dir=tmp_path / "more"))
         for rule in app.url_map.iter_rules():
             path, access = PATH_PARAMETER.sub("x", rule.rule), access_of(rule.rule)
             for key, rights in RIGHTS.items():
-                method = "POST" if "POST" in (rule.methods or ()) else "DELETE" if rule.rule.endswith("<x>") else "GET"
+                method = (
+                    "POST"
+                    if "POST" in (rule.methods or ())
+                    else "DELETE"
+                    if rule.rule.endswith("<x>")
+                    else "GET"
+                )
                 ask = post(path, {}, bearer(key)) if method == "POST" else get(path, bearer(key))
                 if path == "/v1/live" and "observability" in rights:
                     continue  # It would be answered a second later.
@@ -93,14 +112,25 @@ async def test_each_endpoint_without_the_right_is_refused_by_name(tmp_path: Path
                 assert f"'{NAMES[key]}'" in error["message"] and access in error["message"]
                 assert error["type"] == "permission_error"
                 if path.startswith("/v1/messages"):
-                    assert said["type"] == "error" and error["details"] == {"error_code": "missing_right"}
+                    assert said["type"] == "error" and error["details"] == {
+                        "error_code": "missing_right"
+                    }
                 else:
                     assert error["code"] == "missing_right"
 
 
-async def test_metrics_and_details_of_health_need_a_right_with_a_key_file_only(tmp_path: Path) -> None:
-    async with serving(FakeEngine(), api_key_file=key_file(tmp_path), api_key=("sk-flag",)) as served:
-        for key, details in (("sk-plain", False), ("sk-watcher", True), ("sk-flag", True), (None, False)):
+async def test_metrics_and_details_of_health_need_a_right_with_a_key_file_only(
+    tmp_path: Path,
+) -> None:
+    async with serving(
+        FakeEngine(), api_key_file=key_file(tmp_path), api_key=("sk-flag",)
+    ) as served:
+        for key, details in (
+            ("sk-plain", False),
+            ("sk-watcher", True),
+            ("sk-flag", True),
+            (None, False),
+        ):
             header = "" if key is None else bearer(key)
             status, _, body = await exchange(served, get("/health", header))
             assert status == 200 and (len(json.loads(body)) > 1) == details, key
@@ -113,27 +143,45 @@ async def test_metrics_and_details_of_health_need_a_right_with_a_key_file_only(t
 
 
 async def models_of(served: Served, key: str) -> list[str]:
-    return [model["id"] for model in json.loads((await exchange(served, get("/v1/models", bearer(key))))[2])["data"]]
+    return [
+        model["id"]
+        for model in json.loads((await exchange(served, get("/v1/models", bearer(key))))[2])["data"]
+    ]
 
 
 async def test_models_beyond_the_list_of_a_key_do_not_exist_for_it(tmp_path: Path) -> None:
-    file = key_file(tmp_path, "sk-b name=b models=middle\nsk-all\nsk-pattern models=mid*,z\nsk-none models=z\n")
-    async with serving_several("large", "middle", server=ServerSettings(port=0, api_key_file=file)) as served:
+    file = key_file(
+        tmp_path, "sk-b name=b models=middle\nsk-all\nsk-pattern models=mid*,z\nsk-none models=z\n"
+    )
+    async with serving_several(
+        "large", "middle", server=ServerSettings(port=0, api_key_file=file)
+    ) as served:
         assert await models_of(served, "sk-all") == ["large", "middle"]
-        assert await models_of(served, "sk-b") == await models_of(served, "sk-pattern") == ["middle"]
+        assert (
+            await models_of(served, "sk-b") == await models_of(served, "sk-pattern") == ["middle"]
+        )
         assert await models_of(served, "sk-none") == []
         for key, model, expected in (
-            ("sk-b", "large", 404), ("sk-b", "middle", 200), ("sk-b", None, 200), ("sk-pattern", "large", 404), ("sk-all", "large", 200),
-            ("sk-none", None, 404), ("sk-none", "large", 404),
-        ):  # fmt: skip
+            ("sk-b", "large", 404),
+            ("sk-b", "middle", 200),
+            ("sk-b", None, 200),
+            ("sk-pattern", "large", 404),
+            ("sk-all", "large", 200),
+            ("sk-none", None, 404),
+            ("sk-none", "large", 404),
+        ):
             body = CHAT if model is None else CHAT | {"model": model}
-            status, _, answer = await exchange(served, post("/v1/chat/completions", body, bearer(key)))
+            status, _, answer = await exchange(
+                served, post("/v1/chat/completions", body, bearer(key))
+            )
             said = json.loads(answer)
             assert status == expected, (key, model, said)
             if status == 200:
                 assert said["model"] == (model or "middle")
             elif key == "sk-b":
-                assert said["error"]["code"] == "model_not_found" and said["error"]["message"].endswith("; 'middle' is")
+                assert said["error"]["code"] == "model_not_found" and said["error"][
+                    "message"
+                ].endswith("; 'middle' is")
         assert (await exchange(served, get("/v1/models/large", bearer("sk-b"))))[0] == 404
         assert b'"large"' not in (await exchange(served, get("/openapi.json", bearer("sk-b"))))[2]
 
@@ -161,16 +209,25 @@ async def usage_of(served: Served, key: str) -> int:
 
 async def test_a_second_key_cannot_tell_what_another_has_asked(tmp_path: Path) -> None:
     """Its prompt is computed afresh, in whole; a key of the same group finds it."""
-    async with serving(FakeEngine(), api_key_file=key_file(tmp_path), api_key=("sk-flag",)) as served:
+    async with serving(
+        FakeEngine(), api_key_file=key_file(tmp_path), api_key=("sk-flag",)
+    ) as served:
 
         def computed() -> int:
             return served.runtime.health().scheduler.total_prefill_tokens
 
         whole = 0
         for key, hit in (
-            ("sk-plain", False), ("sk-plain", True), ("sk-twin", False), ("sk-red", False), ("sk-blue", True),
-            ("sk-open1", False), ("sk-open2", True), ("sk-flag", True), ("sk-twin", True),
-        ):  # fmt: skip
+            ("sk-plain", False),
+            ("sk-plain", True),
+            ("sk-twin", False),
+            ("sk-red", False),
+            ("sk-blue", True),
+            ("sk-open1", False),
+            ("sk-open2", True),
+            ("sk-flag", True),
+            ("sk-twin", True),
+        ):
             before = computed()
             cached = await usage_of(served, key)
             fresh = computed() - before
@@ -197,23 +254,33 @@ async def test_a_second_key_does_not_wait_for_the_row_of_another(tmp_path: Path)
 async def test_a_key_cancels_its_own_requests_only(tmp_path: Path) -> None:
     stream = {"prompt": "hello", "max_tokens": 4000, "stream": True, "ignore_eos": True}
     async with serving(api_key_file=key_file(tmp_path)) as served, await served.connect() as client:
-        await client.send_all(post("/v1/completions", stream, bearer("sk-plain") + "X-Request-Id: mine\r\n"))
+        await client.send_all(
+            post("/v1/completions", stream, bearer("sk-plain") + "X-Request-Id: mine\r\n")
+        )
         while b"data: " not in await client.receive_some():
             pass
         for key, status in (("sk-red", 404), ("sk-admin", 200)):
-            assert (await exchange(served, post("/v1/requests/mine/cancel", b"", bearer(key))))[0] == status
+            assert (await exchange(served, post("/v1/requests/mine/cancel", b"", bearer(key))))[
+                0
+            ] == status
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("sk-secret admin=yes", "line 1: admin must be true or false, not 'yes'"),
-        ("sk-secret tokens_per_minute=0", "line 1: tokens_per_minute must be an integer of at least 1"),
+        (
+            "sk-secret tokens_per_minute=0",
+            "line 1: tokens_per_minute must be an integer of at least 1",
+        ),
         ("sk-secret name=line-7", "line 1: name must be letters"),
         ("sk-secret models=,", "line 1: models must be names"),
         ("sk-secret name=a/b", "line 1: name must be letters"),
         ("sk-secret min_priority=3 priority=1", "line 1: priority 1 is below min_priority 3"),
-        ("sk-secret name=a\nsk-secret2 name=a admin=true", "lines 1 and 2 have the name a and different options"),
+        (
+            "sk-secret name=a\nsk-secret2 name=a admin=true",
+            "lines 1 and 2 have the name a and different options",
+        ),
     ],
 )
 def test_options_of_a_right_that_cannot_be(line: str, said: str, tmp_path: Path) -> None:
@@ -223,7 +290,9 @@ def test_options_of_a_right_that_cannot_be(line: str, said: str, tmp_path: Path)
 
 
 def test_keys_of_one_name_are_one_client(tmp_path: Path) -> None:
-    keys = Keys.of(ServerSettings(api_key_file=key_file(tmp_path, "sk-old name=a\nsk-new name=a\nsk-x\n")))
+    keys = Keys.of(
+        ServerSettings(api_key_file=key_file(tmp_path, "sk-old name=a\nsk-new name=a\nsk-x\n"))
+    )
     old, new, other = (keys.find(None, key) for key in ("sk-old", "sk-new", "sk-x"))
     assert old is not None and new is not None and other is not None
     assert old.cache_group == new.cache_group != other.cache_group
@@ -244,7 +313,9 @@ async def test_a_changed_file_is_read_again_and_a_wrong_one_changes_nothing(
     (tmp_path / "next").write_text("sk-two admin=true\n")
     (tmp_path / "next").rename(file)
     await reload(0.5)
-    assert known(keys, "sk-one", "sk-two", "sk-flag") == [True, False, True], "it is looked at once a second"
+    assert known(keys, "sk-one", "sk-two", "sk-flag") == [True, False, True], (
+        "it is looked at once a second"
+    )
     await reload(1)
     assert known(keys, "sk-one", "sk-two", "sk-flag") == [False, True, True]
     for now, text in enumerate(("sk-three colour=red\n", "", "sk-four admin=maybe\n"), 2):
@@ -278,9 +349,9 @@ async def test_a_key_that_is_removed_while_its_body_comes_gains_nothing(tmp_path
     """The request goes on with what it was let in with: the model is not one of the key's."""
     file = key_file(tmp_path, "sk-gone models=another\nsk-stays\n")
     async with serving(FakeEngine(), api_key_file=file) as served, await served.connect() as client:
-        head, _, body = post("/v1/chat/completions", CHAT, bearer("sk-gone") + "Connection: close\r\n").partition(
-            b"\r\n\r\n"
-        )
+        head, _, body = post(
+            "/v1/chat/completions", CHAT, bearer("sk-gone") + "Connection: close\r\n"
+        ).partition(b"\r\n\r\n")
         await client.send_all(head + b"\r\n\r\n" + body[:5])
         await wait_all_tasks_blocked(0.1)  # It is let in, and waits for its body.
         file.write_text("sk-stays\n")
@@ -297,7 +368,9 @@ async def test_a_key_sees_its_own_responses_only(tmp_path: Path) -> None:
     async with serving(api_key_file=key_file(tmp_path)) as served:
 
         async def response(key: str, body: dict[str, Any]) -> tuple[int, Any]:
-            status, _, data = await exchange(served, post("/v1/responses", {"input": "a", **body}, bearer(key)))
+            status, _, data = await exchange(
+                served, post("/v1/responses", {"input": "a", **body}, bearer(key))
+            )
             return status, json.loads(data)
 
         short, long = {"max_output_tokens": 1}, {"max_output_tokens": 4000, "background": True}
@@ -318,5 +391,7 @@ async def test_a_key_sees_its_own_responses_only(tmp_path: Path) -> None:
                 assert (await response("sk-plain", short | {"input": reference}))[0] == 200
             assert (await exchange(served, get(path, bearer("sk-plain"))))[0] == 200
             if body is short:
-                assert (await response("sk-plain", short | {"previous_response_id": created["id"]}))[0] == 200
+                assert (
+                    await response("sk-plain", short | {"previous_response_id": created["id"]})
+                )[0] == 200
         assert (await exchange(served, post(f"{path}/cancel", b"", bearer("sk-plain"))))[0] == 200

@@ -1,4 +1,5 @@
-"""Limits of keys where one request has several prompts or choices, and keys that move in their file."""
+"""Limits of keys where one request has several prompts or choices, and keys that move in their
+file."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ from trouper.web.metrics.key_metrics import key_metrics
 LONG = "x" * 100
 TOO_MANY: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [LONG] * 3, "max_tokens": 40},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "n": 3, "max_tokens": 60},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": LONG}],
+        "n": 3,
+        "max_tokens": 60,
+    },
 }
 
 
@@ -33,7 +38,9 @@ async def test_choices_without_a_length_share_a_minute(tmp_path: Path) -> None:
     file = key_file(tmp_path, "sk-a tokens_per_minute=600\n")
     async with serving(FakeEngine(), api_key_file=file) as served:
         body = {"messages": [{"role": "user", "content": "hello"}], "n": 3, "ignore_eos": True}
-        status, headers, data = await exchange(served, post("/v1/chat/completions", body, bearer("sk-a")))
+        status, headers, data = await exchange(
+            served, post("/v1/chat/completions", body, bearer("sk-a"))
+        )
     assert status == 200, data
     assert len(json.loads(data)["choices"]) == 3
     assert headers["x-ratelimit-remaining-tokens"] == "0"
@@ -50,7 +57,9 @@ async def test_as_long_as_there_is_room_names_no_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TOO_MANY)
-async def test_what_no_minute_can_hold_together_is_refused_for_good(path: str, tmp_path: Path) -> None:
+async def test_what_no_minute_can_hold_together_is_refused_for_good(
+    path: str, tmp_path: Path
+) -> None:
     file = key_file(tmp_path, "sk-a name=alice tokens_per_minute=350\n")
     async with serving(FakeEngine(), api_key_file=file) as served:
         status, headers, data = await exchange(served, post(path, TOO_MANY[path], bearer("sk-a")))
@@ -69,7 +78,9 @@ def test_a_request_that_lasts_for_minutes_may_use_each_of_them() -> None:
         one = account.reserve("m", request)
         assert one.admit(60, 20, True) == 20
         one.end(record(60, 20))
-        with pytest.raises(RequestFailed, match="beside 80 of the request's other prompts") as refused:
+        with pytest.raises(
+            RequestFailed, match="beside 80 of the request's other prompts"
+        ) as refused:
             account.reserve("m", request).admit(60, 20, True)
         assert refused.value.problem.status == 400
         with pytest.raises(RequestFailed, match="try again in 60 s"):
@@ -78,24 +89,35 @@ def test_a_request_that_lasts_for_minutes_may_use_each_of_them() -> None:
 
 
 async def test_what_never_had_a_row_uses_nothing(tmp_path: Path) -> None:
-    """A client that comes back after a full queue's 503 would pay for each try, until its minute is spent."""
+    """A client that comes back after a full queue's 503 would pay for each try, until its minute is
+    spent."""
     file = key_file(tmp_path, "sk-a tokens_per_minute=1000\nsk-busy\n")
     settings = {"completion_batch_size": 1, "queue_timeout_s": 0.05}
-    async with serving(settings=settings, api_key_file=file) as served, await served.connect() as busy:
+    async with (
+        serving(settings=settings, api_key_file=file) as served,
+        await served.connect() as busy,
+    ):
         await busy.send_all(post("/v1/completions", STREAM, bearer("sk-busy")))
         while b"data: " not in await busy.receive_some():
             pass
         body = {"prompt": "x" * 100, "max_tokens": 4}
-        status, headers, data = await exchange(served, post("/v1/completions", body, bearer("sk-a")))
+        status, headers, data = await exchange(
+            served, post("/v1/completions", body, bearer("sk-a"))
+        )
         assert (status, json.loads(data)["error"]["code"]) == (503, "queue_timeout")
         usage = json.loads((await exchange(served, get("/v1/usage", bearer("sk-a"))))[2])["data"]
     assert headers["x-ratelimit-remaining-tokens"] == "1000"
     assert [(one["requests"], one["prompt_tokens"]) for one in usage] == [(1, 0)]
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.floats(0, 40))), st.integers(0, 5))
-def test_the_time_until_a_limit_is_whole_again(past: list[tuple[int, int, float]], running: int) -> None:
-    """By the newest of what has ended alone. To look at all of them took milliseconds where a key asks hundreds of times a second."""
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.floats(0, 40))), st.integers(0, 5)
+)
+def test_the_time_until_a_limit_is_whole_again(
+    past: list[tuple[int, int, float]], running: int
+) -> None:
+    """By the newest of what has ended alone. To look at all of them took milliseconds where a key
+    asks hundreds of times a second."""
     clock = FastClock()
     window = SlidingWindow(clock)
     for held, used, pause in past:
@@ -107,7 +129,8 @@ def test_the_time_until_a_limit_is_whole_again(past: list[tuple[int, int, float]
 
 
 def test_keys_that_move_in_their_file_are_called_by_their_new_line(tmp_path: Path) -> None:
-    """Two accounts of one label are two samples of one series, and Prometheus takes none of such a scrape."""
+    """Two accounts of one label are two samples of one series, and Prometheus takes none of such a
+    scrape."""
     file = key_file(tmp_path, "sk-a\n")
     keys, accounts = Keys.of(ServerSettings(api_key_file=file)), KeyAccounts(FastClock())
 
@@ -122,13 +145,22 @@ def test_keys_that_move_in_their_file_are_called_by_their_new_line(tmp_path: Pat
     assert reread is not None
     keys.take(reread)
     asks("sk-new")
-    assert [(one.key.key, one.key.label) for one in accounts.listed(keys)] == [("sk-new", "line-1"), ("sk-a", "line-2")]
+    assert [(one.key.key, one.key.label) for one in accounts.listed(keys)] == [
+        ("sk-new", "line-1"),
+        ("sk-a", "line-2"),
+    ]
     families = key_metrics(lambda: accounts.listed(keys))
-    samples = [(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples]
+    samples = [
+        (sample.name, *sorted(sample.labels.items()))
+        for family in families
+        for sample in family.samples
+    ]
     assert samples and len(samples) == len(set(samples))
 
 
-async def test_a_request_runs_for_the_tenant_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_runs_for_the_tenant_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tenants share the rows: `tests/core/test_tenant_shares.py`."""
     file = key_file(tmp_path, "sk-a name=alice\nsk-b name=bob\n")
     seen: list[str] = []

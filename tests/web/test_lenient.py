@@ -1,4 +1,5 @@
-"""What clients send is read past, and never silently: header, metric and log name it. What would be a wrong answer is refused."""
+"""What clients send is read past, and never silently: header, metric and log name it. What would be
+a wrong answer is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from trouper.web.openai import chat_completions, completions, embeddings
 from trouper.web.responses import response_request as responses
 
 Json = dict[str, Any]
-CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+CHAT, TEXT, RESPONSES, MESSAGES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+)
 HEADER, METRIC = "x-trouper-ignored", "trouper_ignored_parameters_total"
 SAID: list[Json] = [{"role": "user", "content": "x"}]
 LEAST: dict[str, Json] = {
@@ -39,12 +45,38 @@ CLASSES: dict[str, type[Body]] = {
     "/v1/embeddings": embeddings.EmbeddingRequest,
 }
 SENT = (
-    "usage", "provider", "cache_prompt", "keep_alive", "top_n_sigma", "dynatemp_range", "mirostat",
-    "mirostat_tau", "mirostat_eta", "tfs_z", "repeat_last_n", "num_ctx", "num_gpu", "id_slot", "n_keep",
-    "transforms", "models", "route", "plugins", "session_id", "include_reasoning", "samplers", "guided_decoding_backend",
-    "mm_processor_kwargs", "request_id", "rid", "return_tokens_as_token_ids", "timings_per_token", "draft_model", "ttl",
+    "usage",
+    "provider",
+    "cache_prompt",
+    "keep_alive",
+    "top_n_sigma",
+    "dynatemp_range",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "tfs_z",
+    "repeat_last_n",
+    "num_ctx",
+    "num_gpu",
+    "id_slot",
+    "n_keep",
+    "transforms",
+    "models",
+    "route",
+    "plugins",
+    "session_id",
+    "include_reasoning",
+    "samplers",
+    "guided_decoding_backend",
+    "mm_processor_kwargs",
+    "request_id",
+    "rid",
+    "return_tokens_as_token_ids",
+    "timings_per_token",
+    "draft_model",
+    "ttl",
     "made_up",
-)  # fmt: skip
+)
 """Parameters of other servers that clients send to all."""
 ODD = {"an": "odd value"}
 """Requests something, of whatever it is sent for."""
@@ -64,21 +96,41 @@ def skipped(path: str) -> list[str]:
 
 
 TOP: list[tuple[str, Json, str]] = [
-    (path, {name: ODD}, name) for path in CLASSES for name in (*skipped(path), *SENT) if name not in ("stop", "seed")
+    (path, {name: ODD}, name)
+    for path in CLASSES
+    for name in (*skipped(path), *SENT)
+    if name not in ("stop", "seed")
 ]
 INNER: list[tuple[str, Json, str]] = [
-    *((CHAT, told(**{key: ODD}), f"messages.{key}") for key in (
-        "reasoning_details", "thinking_blocks", "provider_specific_fields", "id", "cache_control", "extra_content", "refusal",
-    )),
+    *(
+        (CHAT, told(**{key: ODD}), f"messages.{key}")
+        for key in (
+            "reasoning_details",
+            "thinking_blocks",
+            "provider_specific_fields",
+            "id",
+            "cache_control",
+            "extra_content",
+            "refusal",
+        )
+    ),
     (CHAT, told(tool_calls=[CALL | {"extra_content": ODD}]), "messages.tool_calls.extra_content"),
-    (CHAT, told(tool_calls=[CALL | {"function": {"name": "f", "arguments": "{"}}]), "messages.tool_calls.function.arguments"),
+    (
+        CHAT,
+        told(tool_calls=[CALL | {"function": {"name": "f", "arguments": "{"}}]),
+        "messages.tool_calls.function.arguments",
+    ),
     (CHAT, {"tools": [TOOL | {"strict": True}], "tool_choice": "none"}, "tools.strict"),
     (CHAT, {"reasoning": {"effort": "low", "exclude": True}}, "reasoning.exclude"),
     (CHAT, {"thinking": {"type": "enabled", "level": 3}}, "thinking.level"),
     (CHAT, {"options": {"num_gpu": 1}}, "options.num_gpu"),
     (CHAT, {"extra_body": {"made_up": 1}}, "made_up"),
     (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
-    (CHAT, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    (
+        CHAT,
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
     (CHAT, {"max_tokens": 10**6}, "max_tokens"),
     (CHAT, {"n_predict": 3}, "n_predict"),
     (TEXT, {"max_tokens": 10**6}, "max_tokens"),
@@ -89,20 +141,49 @@ INNER: list[tuple[str, Json, str]] = [
     (CHAT, {"reasoning": {"effort": "utmost"}}, "reasoning_effort"),
     (RESPONSES, {"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
     (MESSAGES, {"output_config": {"effort": "utmost"}}, "output_config.effort"),
-    (MESSAGES, {"max_tokens": 2, "thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
+    (
+        MESSAGES,
+        {"max_tokens": 2, "thinking": {"type": "adaptive", "display": "updates"}},
+        "thinking.display",
+    ),
     (RESPONSES, {"input": [{"type": "message", "status": "searching", **SAID[0]}]}, "input.status"),
-    (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "x"}, *SAID]}, "input.encrypted_content"),
-    (RESPONSES, {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}, *SAID]}, "input.arguments"),
+    (
+        RESPONSES,
+        {"input": [{"type": "reasoning", "encrypted_content": "x"}, *SAID]},
+        "input.encrypted_content",
+    ),
+    (
+        RESPONSES,
+        {
+            "input": [
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"},
+                *SAID,
+            ]
+        },
+        "input.arguments",
+    ),
     (MESSAGES, {"temperature": 1.5}, "temperature"),
-    (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits"),
-    (MESSAGES, {"tools": [{"name": "f", "input_schema": {}, "input_examples": [{}]}], "tool_choice": {"type": "none"}}, "tools.input_examples"),
+    (
+        MESSAGES,
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        "context_management.edits",
+    ),
+    (
+        MESSAGES,
+        {
+            "tools": [{"name": "f", "input_schema": {}, "input_examples": [{}]}],
+            "tool_choice": {"type": "none"},
+        },
+        "tools.input_examples",
+    ),
     (MESSAGES, {"output_config": {"task_budget": ODD}}, "output_config.task_budget"),
     (MESSAGES, {"system": [{"type": "text", "text": "x", "citations": [1]}]}, "system.citations"),
-]  # fmt: skip
+]
 
 
 async def test_each_name_is_in_header_metric_and_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Answered with 200, and each time the same thing is named and nothing else; logged for the first time only."""
+    """Answered with 200, and each time the same thing is named and nothing else; logged for the
+    first time only."""
     caplog.set_level(logging.INFO, "trouper.web")
     expected: dict[str, int] = {}
     # The answer that is as long as the context ends at once, and embeddings need no answer.
@@ -114,7 +195,9 @@ async def test_each_name_is_in_header_metric_and_log(caplog: pytest.LogCaptureFi
             expected[name] = expected.get(name, 0) + 1
         seen = await scrape(served)
     assert {name: seen.samples[METRIC, (("name", name),)] for name in expected} == expected
-    lines = [record.getMessage() for record in caplog.records if "is read past" in record.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "is read past" in record.getMessage()
+    ]
     for name in expected:
         assert sum(f" {name!r} is read past" in line for line in lines) == 1, name
     assert len(lines) == len(expected)
@@ -143,15 +226,31 @@ async def test_a_stream_names_it_before_its_first_event() -> None:
 
 async def test_a_refusal_names_what_was_read_past_before_it() -> None:
     async with serving(FakeEngine()) as served:
-        status, headers, _ = await exchange(served, post(CHAT, LEAST[CHAT] | {"made_up": 1, "temperature": 5}))
+        status, headers, _ = await exchange(
+            served, post(CHAT, LEAST[CHAT] | {"made_up": 1, "temperature": 5})
+        )
     assert (status, headers[HEADER]) == (400, "made_up")
 
 
 REFUSED: list[tuple[str, Json, str]] = [
-    *((path, {name: "x"}, name) for path in (CHAT, TEXT, RESPONSES, MESSAGES) for name in (
-        "grammar", "ebnf", "structural_tag", "format", "documents", "chat_template", "lora_path", "allowed_token_ids",
-        "bad_words", "images", "functions", "prompt_logprobs",
-    )),
+    *(
+        (path, {name: "x"}, name)
+        for path in (CHAT, TEXT, RESPONSES, MESSAGES)
+        for name in (
+            "grammar",
+            "ebnf",
+            "structural_tag",
+            "format",
+            "documents",
+            "chat_template",
+            "lora_path",
+            "allowed_token_ids",
+            "bad_words",
+            "images",
+            "functions",
+            "prompt_logprobs",
+        )
+    ),
     (CHAT, {"audio": ODD}, "audio"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
@@ -168,7 +267,7 @@ REFUSED: list[tuple[str, Json, str]] = [
     (RESPONSES, {"response_format": {"type": "json_object"}}, "response_format"),
     (MESSAGES, {"response_format": {"type": "json_object"}}, "response_format"),
     ("/v1/embeddings", {"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
-]  # fmt: skip
+]
 
 
 async def test_what_would_be_a_wrong_answer_is_refused_by_name() -> None:
@@ -181,7 +280,8 @@ async def test_what_would_be_a_wrong_answer_is_refused_by_name() -> None:
 
 
 async def test_what_requests_nothing_is_not_named_or_only_named() -> None:
-    """A null is absent, whatever it is of; a neutral value of a parameter that is refused is taken."""
+    """A null is absent, whatever it is of; a neutral value of a parameter that is refused is
+    taken."""
     async with serving(FakeEngine()) as served:
         for more, named in (
             ({"made_up": None}, None),
@@ -194,7 +294,7 @@ async def test_what_requests_nothing_is_not_named_or_only_named() -> None:
             assert (status, headers.get(HEADER)) == (200, named), more
 
 
-# -- bounds ------------------------------------------------------------------------------------------------
+# -- bounds --------------------------------------------------------------------------------------
 
 
 async def test_names_cannot_leave_their_header_or_fill_it() -> None:
@@ -227,7 +327,9 @@ async def test_a_query_is_read_past_too() -> None:
     async with serving(FakeEngine()) as served:
         _, made = await ask(served, LEAST[RESPONSES], RESPONSES)
         one = f"{RESPONSES}/{made['id']}"
-        status, headers, _ = await exchange(served, get(f"{one}?include_obfuscation=true&include=x"))
+        status, headers, _ = await exchange(
+            served, get(f"{one}?include_obfuscation=true&include=x")
+        )
         assert (status, headers[HEADER]) == (200, "include, include_obfuscation")
         assert (await exchange(served, get(f"{one}/input_items?before=x")))[0] == 400
         status, headers, _ = await exchange(served, get("/v1/live?made_up=1"))
@@ -241,7 +343,9 @@ async def test_openapi_describes_what_is_read_past() -> None:
     for strict in (False, True):
         async with serving(FakeEngine(), strict=strict) as served:
             document = json.loads((await exchange(served, get("/openapi.json")))[2])
-        schema = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        schema = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]
         assert schema["additionalProperties"] is not strict
         assert ("n_predict" in schema["properties"]) is not strict
         assert ("grammar" in schema["properties"]) is not strict
@@ -249,8 +353,9 @@ async def test_openapi_describes_what_is_read_past() -> None:
 
 
 async def test_valid_bodies_are_answered_as_described() -> None:
-    """Of invalid ones, some are read past: what is made of the strict document is refused in its own test. Schemathesis cannot
-    make responses: an object that may hold more, of which one of two names is needed, is beyond its generator."""
+    """Of invalid ones, some are read past: what is made of the strict document is refused in its
+    own test. Schemathesis cannot make responses: an object that may hold more, of which one of two
+    names is needed, is beyond its generator."""
     flags = [
         "--max-examples",
         "5" if LONG else "3",

@@ -51,16 +51,20 @@ async def looking(runtime: Runtime, recent: Sequence[RequestRecord] = ()) -> Asy
     yield Feed(OneModel(runtime), recent)
 
 
-# -- what it costs -------------------------------------------------------------------------------------------------
+# -- what it costs -------------------------------------------------------------------------------
 
 
-async def test_a_snapshot_is_made_once_for_all_viewers_and_none_without(autojump_clock: MockClock) -> None:
+async def test_a_snapshot_is_made_once_for_all_viewers_and_none_without(
+    autojump_clock: MockClock,
+) -> None:
     async with running(FakeEngine(before_step=slowly)) as runtime:
         with await runtime.submit(generate(max_tokens=2000)) as answer:
             await answer.next()
             async with looking(runtime) as feed:
                 await trio.sleep(10)
-                assert feed.number == 0 and runtime.view_batch() is NOTHING_SHOWN, "nothing is made while nobody looks"
+                assert feed.number == 0 and runtime.view_batch() is NOTHING_SHOWN, (
+                    "nothing is made while nobody looks"
+                )
                 seen: list[list[bytes]] = [[] for _ in range(5)]
 
                 async def view(mine: list[bytes]) -> None:
@@ -76,7 +80,9 @@ async def test_a_snapshot_is_made_once_for_all_viewers_and_none_without(autojump
                 assert all(mine == seen[0] for mine in seen)
                 await trio.sleep(10)
                 assert feed.number == 9
-                assert runtime.view_batch() is NOTHING_SHOWN, "the scheduler has stopped showing its rows"
+                assert runtime.view_batch() is NOTHING_SHOWN, (
+                    "the scheduler has stopped showing its rows"
+                )
 
 
 async def test_rows_are_copied_once_a_snapshot_not_once_a_step(autojump_clock: MockClock) -> None:
@@ -103,7 +109,9 @@ async def test_each_gap_is_told_once_and_old_ones_never(autojump_clock: MockCloc
                     [*_, (_, body)] = told(await viewer.__anext__())
                     batch = body["models"][0]["batch"]
                     gaps.append(batch["gaps"])
-                    assert batch["gap_median_s"] is None or batch["gap_median_s"] == pytest.approx(0.05)
+                    assert batch["gap_median_s"] is None or batch["gap_median_s"] == pytest.approx(
+                        0.05
+                    )
                 assert gaps[:2] == [0, 0] and abs(sum(gaps) - 7 * TICK_S / 0.05) <= 1, gaps
                 await trio.sleep(30)
                 again = Viewer(feed)
@@ -111,7 +119,7 @@ async def test_each_gap_is_told_once_and_old_ones_never(autojump_clock: MockCloc
                 assert body["models"][0]["batch"]["gaps"] == 0
 
 
-# -- who looks -----------------------------------------------------------------------------------------------------
+# -- who looks -----------------------------------------------------------------------------------
 
 
 async def heard_at(feed: Feed) -> list[float]:
@@ -132,7 +140,9 @@ async def test_a_viewer_hears_at_once_then_at_every_tick(autojump_clock: MockClo
                 assert await heard_at(feed) == [0, TICK_S, 2 * TICK_S, 3 * TICK_S]
 
 
-async def test_while_nothing_changes_a_viewer_hears_only_that_it_is_so(autojump_clock: MockClock) -> None:
+async def test_while_nothing_changes_a_viewer_hears_only_that_it_is_so(
+    autojump_clock: MockClock,
+) -> None:
     recent: deque[RequestRecord] = deque(maxlen=RECENT)
     async with running() as runtime, looking(runtime, recent) as feed:
         assert await heard_at(feed) == [0, QUIET_S, 2 * QUIET_S, 3 * QUIET_S]
@@ -142,7 +152,9 @@ async def test_while_nothing_changes_a_viewer_hears_only_that_it_is_so(autojump_
         assert feed.snapshot()[0] == number + 1, "what ended is told at the next tick"
 
 
-async def test_requests_that_ended_are_told_once_and_to_whoever_missed_some_again(autojump_clock: MockClock) -> None:
+async def test_requests_that_ended_are_told_once_and_to_whoever_missed_some_again(
+    autojump_clock: MockClock,
+) -> None:
     recent = deque([record("a")], maxlen=RECENT)
     async with running() as runtime, looking(runtime, recent) as feed:
         quick, slow = Viewer(feed), Viewer(feed)
@@ -159,7 +171,9 @@ async def test_requests_that_ended_are_told_once_and_to_whoever_missed_some_agai
         assert body["ended"] == []
 
 
-async def test_a_viewers_stream_ends_with_the_runtime_not_a_tick_later(autojump_clock: MockClock) -> None:
+async def test_a_viewers_stream_ends_with_the_runtime_not_a_tick_later(
+    autojump_clock: MockClock,
+) -> None:
     async with running() as runtime, looking(runtime) as feed:
         viewer = Viewer(feed)
         await viewer.__anext__()
@@ -198,22 +212,29 @@ class Two:
 async def test_a_model_that_is_not_loaded_is_told_of_too() -> None:
     async with running() as runtime:
         [*_, (_, body)] = told(Feed(Two(runtime), ()).snapshot()[1])
-    assert [(model["name"], model["state"]) for model in body["models"]] == [("big", "ready"), ("small", "unloaded")]
+    assert [(model["name"], model["state"]) for model in body["models"]] == [
+        ("big", "ready"),
+        ("small", "unloaded"),
+    ]
     unloaded = {"pinned": False, "ttl_s": 0.0, "weights_bytes": 0, "waiting": 0}
     assert body["models"][1] == {"name": "small", "state": "unloaded"} | unloaded
 
 
-# -- over HTTP -----------------------------------------------------------------------------------------------------
+# -- over HTTP -----------------------------------------------------------------------------------
 
 
 async def test_a_running_batch_is_streamed_as_described() -> None:
     async with serving(FakeEngine(before_step=slowly)) as served:
         document = await described(served)
         schema = data_of(
-            document["paths"]["/v1/live"]["get"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+            document["paths"]["/v1/live"]["get"]["responses"]["200"]["content"][
+                "text/event-stream"
+            ]["schema"]
         )
         async with await served.connect() as client, await served.connect() as stream:
-            await client.send_all(post("/v1/completions", {"prompt": "hello", "max_tokens": 4000, "stream": True}))
+            await client.send_all(
+                post("/v1/completions", {"prompt": "hello", "max_tokens": 4000, "stream": True})
+            )
             await stream.send_all(WATCH)
             received, generated = b"", [0]
             with trio.fail_after(PATIENCE_S):
@@ -224,13 +245,22 @@ async def test_a_running_batch_is_streamed_as_described() -> None:
                     generated = sorted({row["generated_tokens"] for row in rows})
         for body in bodies:
             validator(document, schema).validate(body)
-        assert [body for name, body in told(received) if name == "viewer"] == [{"manages_models": False}], "embedded"
-        assert {row["prompt_tokens"] for row in rows} == {5} and rows[-1]["first_token_at"] > rows[-1]["since"]
+        assert [body for name, body in told(received) if name == "viewer"] == [
+            {"manages_models": False}
+        ], "embedded"
+        assert {row["prompt_tokens"] for row in rows} == {5} and rows[-1]["first_token_at"] > rows[
+            -1
+        ]["since"]
 
 
 async def test_a_size_that_was_given_can_be_told() -> None:
-    """--cache-memory 4GB, and later --kv-memory, ended every look, here and at /health: such a size is an int of a kind of its own."""
-    sizes = {"cache_memory": ByteSize("4GB"), "ssd_max_bytes": ByteSize("1GB"), "kv_memory": ByteSize("2GB")}
+    """--cache-memory 4GB, and later --kv-memory, ended every look, here and at /health: such a size
+    is an int of a kind of its own."""
+    sizes = {
+        "cache_memory": ByteSize("4GB"),
+        "ssd_max_bytes": ByteSize("1GB"),
+        "kv_memory": ByteSize("2GB"),
+    }
     async with serving(settings=sizes) as served:
         await exchange(served, post("/v1/completions", {"prompt": "hi", "max_tokens": 3}))
         status, _, body = await exchange(served, get("/v1/live"))
@@ -242,10 +272,18 @@ async def test_a_size_that_was_given_can_be_told() -> None:
 
 async def test_the_request_of_a_client_is_among_the_recent() -> None:
     async with serving() as served:
-        await exchange(served, post("/v1/completions", {"prompt": "hi", "max_tokens": 3}, "X-Request-Id: mine\r\n"))
+        await exchange(
+            served,
+            post("/v1/completions", {"prompt": "hi", "max_tokens": 3}, "X-Request-Id: mine\r\n"),
+        )
         _, _, body = await exchange(served, get("/v1/live"))
     [one] = json.loads(body)["recent"]
-    assert (one["request_id"], one["prompt_tokens"], one["generated_tokens"], one["reason"]) == ("mine", 2, 3, "length")
+    assert (one["request_id"], one["prompt_tokens"], one["generated_tokens"], one["reason"]) == (
+        "mine",
+        2,
+        3,
+        "length",
+    )
 
 
 async def test_viewers_who_leave_cost_nothing_and_drain_ends_those_who_stay() -> None:
@@ -271,7 +309,7 @@ async def until(stream: trio.SocketStream, what: bytes) -> bytes:
     return received
 
 
-# -- the page ------------------------------------------------------------------------------------------------------
+# -- the page ------------------------------------------------------------------------------------
 
 
 async def page_of(served: Served) -> tuple[Json, str, list[str]]:
@@ -282,7 +320,11 @@ async def page_of(served: Served) -> tuple[Json, str, list[str]]:
 
 
 async def test_the_page_and_its_files_are_served_as_what_they_are() -> None:
-    kinds = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+    kinds = {
+        "js": "text/javascript; charset=utf-8",
+        "css": "text/css; charset=utf-8",
+        "svg": "image/svg+xml",
+    }
     async with serving() as served:
         headers, page, paths = await page_of(served)
         assert headers["cache-control"] == "no-cache"
@@ -292,14 +334,23 @@ async def test_the_page_and_its_files_are_served_as_what_they_are() -> None:
         for path in set(paths):
             status, headers, body = await exchange(served, get(f"/{path}"))
             assert (status, headers["content-type"]) == (200, kinds[path.rpartition(".")[2]])
-            assert headers["x-content-type-options"] == "nosniff" and "immutable" in headers["cache-control"]
+            assert (
+                headers["x-content-type-options"] == "nosniff"
+                and "immutable" in headers["cache-control"]
+            )
             for imported in re.findall(r'from "\./([\w.]+)"', body.decode()):
-                assert f"/{imported}" in "".join(paths), "a module that is not preloaded is found late"
+                assert f"/{imported}" in "".join(paths), (
+                    "a module that is not preloaded is found late"
+                )
         licence = f"{paths[0].rpartition('/')[0]}/uplot-license.txt"
         assert b"MIT" in (await exchange(served, get(f"/{licence}")))[2]
-        status, _, _ = await exchange(served, get(f"/live/0123456789abcdef/{paths[0].rpartition('/')[2]}"))
+        status, _, _ = await exchange(
+            served, get(f"/live/0123456789abcdef/{paths[0].rpartition('/')[2]}")
+        )
         assert status == 404, "a page of another version never gets this one's files"
-        status, _, _ = await exchange(served, get(f"/{paths[0].rpartition('/')[0]}/..%2f..%2fsite.py"))
+        status, _, _ = await exchange(
+            served, get(f"/{paths[0].rpartition('/')[0]}/..%2f..%2fsite.py")
+        )
         assert status == 404
     assert "docs" in re.findall(r'href="(\w+)"', page) and 'href="openapi.json"' in page
 
@@ -307,13 +358,25 @@ async def test_the_page_and_its_files_are_served_as_what_they_are() -> None:
 async def test_nothing_of_the_page_comes_from_elsewhere_or_is_inline() -> None:
     async with serving() as served:
         headers, page, paths = await page_of(served)
-        bodies = [(await exchange(served, get(f"/{path}")))[2].decode() for path in set(paths) if "uplot" not in path]
+        bodies = [
+            (await exchange(served, get(f"/{path}")))[2].decode()
+            for path in set(paths)
+            if "uplot" not in path
+        ]
     policy = headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
-    assert "://" not in page and "<style" not in page and not re.search(r"<script(?![^>]* src=)|\son\w+=|style=", page)
-    assert {url for body in bodies for url in re.findall(r"\w+://[\w./]+", body)} <= {"http://www.w3.org/2000/svg"}, (
-        "a namespace, not an address"
+    assert (
+        "default-src 'none'" in policy
+        and "unsafe" not in policy
+        and "frame-ancestors 'none'" in policy
     )
+    assert (
+        "://" not in page
+        and "<style" not in page
+        and not re.search(r"<script(?![^>]* src=)|\son\w+=|style=", page)
+    )
+    assert {url for body in bodies for url in re.findall(r"\w+://[\w./]+", body)} <= {
+        "http://www.w3.org/2000/svg"
+    }, "a namespace, not an address"
 
 
 async def test_with_keys_the_page_is_open_and_empty_and_the_data_is_not() -> None:
@@ -324,7 +387,9 @@ async def test_with_keys_the_page_is_open_and_empty_and_the_data_is_not() -> Non
         for headers in ("", "Accept: text/event-stream\r\n", "Authorization: Bearer wrong\r\n"):
             status, _, body = await exchange(served, get("/v1/live", headers))
             assert status == 401 and b"fake" not in body
-        assert (await exchange(served, get("/v1/live?key=k")))[0] == 401, "a key is never part of an address"
+        assert (await exchange(served, get("/v1/live?key=k")))[0] == 401, (
+            "a key is never part of an address"
+        )
         assert (await exchange(served, get("/v1/live", "Authorization: Bearer k\r\n")))[0] == 200
     async with serving() as served:
         assert 'data-keyed="false"' in (await page_of(served))[1]

@@ -1,4 +1,5 @@
-"""A line for each request, with its id, and never a word of what was said. Read as the command writes them."""
+"""A line for each request, with its id, and never a word of what was said. Read as the command
+writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ import pytest
 import trio
 
 from tests.fakes import FakeEngine, deadly
-from tests.web.serving import PATIENCE_S, STREAM, Served, ask, eventually, exchange, get, post, serving
+from tests.web.serving import (
+    PATIENCE_S,
+    STREAM,
+    Served,
+    ask,
+    eventually,
+    exchange,
+    get,
+    post,
+    serving,
+)
 from trouper.cli.log_setup import JsonLines, name_request
 
 ID = "X-Request-Id: mine-1\r\n"
@@ -56,8 +67,16 @@ async def test_a_request_is_one_line(log: Log) -> None:
             _, answer = await ask(served, body, headers=ID)
     first, line = log["request"]
     assert (first["cached_tokens"], line["cached_tokens"]) == (0, len(SECRET) - 1)
-    assert (line["request_id"], line["level"], line["logger"]) == ("mine-1", "info", "trouper.requests")
-    assert (line["endpoint"], line["model"], line["reason"]) == ("/v1/completions", "fake", "length")
+    assert (line["request_id"], line["level"], line["logger"]) == (
+        "mine-1",
+        "info",
+        "trouper.requests",
+    )
+    assert (line["endpoint"], line["model"], line["reason"]) == (
+        "/v1/completions",
+        "fake",
+        "length",
+    )
     assert (line["prompt_tokens"], line["generated_tokens"]) == (len(SECRET), 4)
     assert 0 <= line["queue_s"] <= line["first_token_s"] <= line["whole_s"]
     assert "code" not in line
@@ -68,7 +87,12 @@ async def test_a_request_is_one_line(log: Log) -> None:
 
 async def test_chat_and_what_is_streamed(log: Log) -> None:
     async with serving() as served:
-        chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 3, "stream": True, "n": 2}
+        chat = {
+            "messages": [{"role": "user", "content": SECRET}],
+            "max_tokens": 3,
+            "stream": True,
+            "n": 2,
+        }
         await exchange(served, post("/v1/chat/completions", chat, ID))
     # Either may end first: the second is admitted in a step of its own where the loop is slow.
     assert {(line["request_id"], line["reason"]) for line in log["request"]} == {
@@ -100,8 +124,14 @@ async def test_what_was_refused_says_why(log: Log) -> None:
         await exchange(served, get(f"/v1/models/a%0Ab?{SECRET.replace(' ', '+')}", key))
         await exchange(served, get("/livez", ID))
     [line] = log["request"]
-    assert (line["reason"], line["code"], line["level"]) == ("refused", "context_length_exceeded", "info")
-    assert [(one["status"], one["path"], one["level"], one["request_id"]) for one in log["response"]] == [
+    assert (line["reason"], line["code"], line["level"]) == (
+        "refused",
+        "context_length_exceeded",
+        "info",
+    )
+    assert [
+        (one["status"], one["path"], one["level"], one["request_id"]) for one in log["response"]
+    ] == [
         (400, "/v1/completions", "info", "mine-1"),
         (401, "/v1/completions", "info", "mine-1"),
         (404, "/v1/models/a\nb", "info", "mine-1"),
@@ -115,14 +145,20 @@ async def test_an_engine_that_fails_is_a_warning(log: Log) -> None:
     async with serving(FakeEngine(dies=deadly)) as served:
         assert (await ask(served, {"prompt": SECRET}, headers=ID))[0] == 422
     [line] = log["request"]
-    assert (line["level"], line["reason"], line["code"]) == ("warning", "error", "request_crashes_engine")
+    assert (line["level"], line["reason"], line["code"]) == (
+        "warning",
+        "error",
+        "request_crashes_engine",
+    )
     crashed = [line for line in log.lines if line["level"] == "error"]
     assert len(crashed) == 2, "with others, if there were any, and alone"
     assert all("EngineDied: in the middle of a step" in line["exception"] for line in crashed)
     assert SECRET not in log.text
 
 
-async def test_a_bug_in_a_handler_is_under_the_id(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_a_handler_is_under_the_id(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving() as served:
         await break_health(served, monkeypatch)
     [line] = [line for line in log.lines if line["level"] == "error"]

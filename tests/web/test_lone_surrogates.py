@@ -1,4 +1,5 @@
-"""Half a surrogate pair in a body: what JavaScript's `JSON.stringify` makes of a text that was cut in the middle of an emoji."""
+"""Half a surrogate pair in a body: what JavaScript's `JSON.stringify` makes of a text that was cut
+in the middle of an emoji."""
 
 from __future__ import annotations
 
@@ -52,7 +53,10 @@ async def test_a_strict_server_says_what_it_is() -> None:
 
 def test_whole_pairs_and_other_escapes_stay_as_they_are() -> None:
     body = rb'{"a": "\ud83d\ude00 \\ud83d \\\ud83d \ude00\ud83d\u0041 \uD83D"}'
-    assert with_replacements(body) == rb'{"a": "\ud83d\ude00 \\ud83d \\\ufffd \ufffd\ufffd\u0041 \ufffd"}'
+    assert (
+        with_replacements(body)
+        == rb'{"a": "\ud83d\ude00 \\ud83d \\\ufffd \ufffd\ufffd\u0041 \ufffd"}'
+    )
 
 
 @given(st.text(st.characters(codec=None, categories=None) | st.sampled_from('\\u"d8\ud83d\ude00')))

@@ -1,4 +1,5 @@
-"""Complete answers that take long to format: a thread does it, and what belongs to the event loop is done there."""
+"""Complete answers that take long to format: a thread does it, and what belongs to the event loop
+is done there."""
 
 from __future__ import annotations
 
@@ -31,16 +32,24 @@ async def test_a_long_response_is_answered_and_stored(tokens: int, include: list
     async with serving(FakeEngine()) as served:
         body = {"input": "x", "max_output_tokens": tokens, "ignore_eos": True, "include": include}
         status, answer = await ask(served, body, "/v1/responses")
-        assert (status, answer["status"], answer["usage"]["output_tokens"]) == (200, "incomplete", tokens)
+        assert (status, answer["status"], answer["usage"]["output_tokens"]) == (
+            200,
+            "incomplete",
+            tokens,
+        )
         [message] = answer["output"]
         assert len(message["content"][0]["logprobs"]) == (tokens if include else 0)
         assert (await exchange(served, get(f"/v1/responses/{answer['id']}")))[0] == 200
-        status, more = await ask(served, {"input": "y", "previous_response_id": answer["id"]}, "/v1/responses")
+        status, more = await ask(
+            served, {"input": "y", "previous_response_id": answer["id"]}, "/v1/responses"
+        )
         assert (status, more["previous_response_id"]) == (200, answer["id"])
 
 
 @pytest.mark.parametrize(("tokens", "on_loop"), [(LONG_ANSWER, True), (LONG_ANSWER + 1, False)])
-async def test_a_long_answer_is_parsed_in_a_thread(tokens: int, on_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_answer_is_parsed_in_a_thread(
+    tokens: int, on_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[bool] = []
     body = ChatDialect.body
 
@@ -50,7 +59,11 @@ async def test_a_long_answer_is_parsed_in_a_thread(tokens: int, on_loop: bool, m
 
     monkeypatch.setattr(ChatDialect, "body", recorded)
     async with serving(FakeEngine()) as served:
-        asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens, "ignore_eos": True}
+        asked = {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+        }
         status, answer = await ask(served, asked, "/v1/chat/completions")
     assert (status, answer["usage"]["completion_tokens"], seen) == (200, tokens, [on_loop])
 

@@ -24,7 +24,10 @@ async def test_a_prompt_may_fill_the_context() -> None:
     async with serving(LongEngine()) as served:
         status, answer = await ask(served, {"prompt": "a" * (LONG - 1), "max_tokens": 1})
         assert status == 200, answer
-        assert answer["usage"] == answer["usage"] | {"prompt_tokens": LONG - 1, "completion_tokens": 1}
+        assert answer["usage"] == answer["usage"] | {
+            "prompt_tokens": LONG - 1,
+            "completion_tokens": 1,
+        }
         status, answer = await ask(served, {"prompt": "a" * LONG, "max_tokens": 1})
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
@@ -43,6 +46,8 @@ async def test_an_answer_without_a_length_gets_what_the_context_leaves() -> None
         _, answer = await ask(served, chat, CHAT)
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["total_tokens"] == 900
-    async with serving(LongEngine(context_length=900), settings={"default_max_tokens": 3}) as served:
+    async with serving(
+        LongEngine(context_length=900), settings={"default_max_tokens": 3}
+    ) as served:
         _, answer = await ask(served, chat, CHAT)
         assert answer["usage"]["completion_tokens"] == 3

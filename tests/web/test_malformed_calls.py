@@ -1,4 +1,5 @@
-"""Calls that a model did not write as its format has them: what clients get, and where it is counted."""
+"""Calls that a model did not write as its format has them: what clients get, and where it is
+counted."""
 
 from __future__ import annotations
 
@@ -21,8 +22,15 @@ REQUESTS: dict[str, Json] = {
         "messages": SAID,
         "tools": [{"type": "function", "function": {"name": "edit", "parameters": SCHEMA}}],
     },
-    "/v1/responses": {"input": "x", "tools": [{"type": "function", "name": "edit", "parameters": SCHEMA}]},
-    "/v1/messages": {"messages": SAID, "max_tokens": 200, "tools": [{"name": "edit", "input_schema": SCHEMA}]},
+    "/v1/responses": {
+        "input": "x",
+        "tools": [{"type": "function", "name": "edit", "parameters": SCHEMA}],
+    },
+    "/v1/messages": {
+        "messages": SAID,
+        "max_tokens": 200,
+        "tools": [{"name": "edit", "input_schema": SCHEMA}],
+    },
 }
 WRITTEN = {
     "right": ('<tool_call>{"name": "edit", "arguments": {"path": "x.py"}}</tool_call>', True),
@@ -35,12 +43,16 @@ METRIC = "trouper_malformed_calls_total"
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize("outcome", WRITTEN)
-async def test_outcomes_are_counted(path: str, stream: bool, outcome: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_outcomes_are_counted(
+    path: str, stream: bool, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
     text, called = WRITTEN[outcome]
     with caplog.at_level(logging.INFO, logger="trouper.web"):
         async with serving(saying(text, tokenizer=FormatTokenizer.of("hermes"))) as served:
             for _ in range(2):
-                status, _, data = await exchange(served, post(path, REQUESTS[path] | {"stream": stream}))
+                status, _, data = await exchange(
+                    served, post(path, REQUESTS[path] | {"stream": stream})
+                )
                 assert status == 200
                 assert (b"tool_call>" not in data and b"edit" in data) == called
             counted = [
@@ -54,7 +66,8 @@ async def test_outcomes_are_counted(path: str, stream: bool, outcome: str, caplo
 
 
 class Named(logging.Handler):
-    """Keeps the request that was current when a line was written, as the program's own handler does."""
+    """Keeps the request that was current when a line was written, as the program's own handler
+    does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +89,9 @@ async def test_the_line_has_the_id_of_its_request(
     web.addHandler(named)
     try:
         with caplog.at_level(logging.INFO, logger="trouper.web"):
-            async with serving(saying(WRITTEN[outcome][0], tokenizer=FormatTokenizer.of("hermes"))) as served:
+            async with serving(
+                saying(WRITTEN[outcome][0], tokenizer=FormatTokenizer.of("hermes"))
+            ) as served:
                 request = post(path, REQUESTS[path] | {"stream": stream}, "X-Request-Id: mine\r\n")
                 assert (await exchange(served, request))[0] == 200
     finally:

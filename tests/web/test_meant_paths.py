@@ -41,10 +41,27 @@ MEANT = {
     "/health/": "/health",
 }
 LEFT = (
-    "/", "/v1", "/v1/", "/nothing", "/api/chat", "/api/embeddings", "/api/generate", "/chat", "/v1/models/a/completions",
-    "/live/0/main.js", CHAT, "/v1/models", "/v1/models/models", "/v1/responses/models", "/v1/responses/input_tokens",
-    "/xv1/models", "/v1/chat", "/health", "/completions/x", "/v1/responses/a/b",
-)  # fmt: skip
+    "/",
+    "/v1",
+    "/v1/",
+    "/nothing",
+    "/api/chat",
+    "/api/embeddings",
+    "/api/generate",
+    "/chat",
+    "/v1/models/a/completions",
+    "/live/0/main.js",
+    CHAT,
+    "/v1/models",
+    "/v1/models/models",
+    "/v1/responses/models",
+    "/v1/responses/input_tokens",
+    "/xv1/models",
+    "/v1/chat",
+    "/health",
+    "/completions/x",
+    "/v1/responses/a/b",
+)
 
 
 @pytest.mark.parametrize("path", MEANT)
@@ -126,12 +143,16 @@ async def test_ollamas_clients_can_show_what_is_said() -> None:
 
 
 async def test_a_path_where_nothing_is_is_no_matter_of_the_bodys_type() -> None:
-    """Found by use: OpenAI's client was told that its upload for /v1/audio/transcriptions had to be JSON."""
+    """Found by use: OpenAI's client was told that its upload for /v1/audio/transcriptions had to be
+    JSON."""
     async with serving() as served:
         form = "Content-Type: multipart/form-data; boundary=x\r\n"
         for path in ("/v1/audio/transcriptions", "/nothing"):
             status, _, body = await exchange(served, post(path, {}, form))
-            assert (status, f"nothing at {path}" in json.loads(body)["error"]["message"]) == (404, True)
+            assert (status, f"nothing at {path}" in json.loads(body)["error"]["message"]) == (
+                404,
+                True,
+            )
 
 
 async def test_a_long_path_is_not_sent_back_whole() -> None:

@@ -22,7 +22,9 @@ async def several(served: Served, count: int) -> None:
             nursery.start_soon(ask, served, {"prompt": HUGE})
 
 
-async def test_memory_is_given_back_once_for_those_that_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_given_back_once_for_those_that_end_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given: list[None] = []
     monkeypatch.setattr(heap, "give_back", lambda: given.append(None))
     async with serving(FakeEngine()) as served:

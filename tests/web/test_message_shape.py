@@ -20,7 +20,9 @@ def call(arguments: str) -> str:
     return '<call>{"name": "f", "arguments": ' + arguments + "}</call>"
 
 
-def message(text: str, finished: Finished, *, omitted: bool = False, cut: bool = False, silent: bool = False) -> Any:
+def message(
+    text: str, finished: Finished, *, omitted: bool = False, cut: bool = False, silent: bool = False
+) -> Any:
     parser = OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False)
     shape = MessageDialect("r", "m", parser, omitted=omitted, cut=cut, silent=silent)
     return shape.body([Choice(text, (), (), finished, Usage(10, 7, 4), (1,))])
@@ -45,14 +47,20 @@ def test_why_it_ended(text: str, finished: Finished, reason: str, sequence: str 
 
 
 def test_a_context_that_ends_is_told_apart_from_a_limit() -> None:
-    assert message("a", Finished("length", 7), cut=True)["stop_reason"] == "model_context_window_exceeded"
+    assert (
+        message("a", Finished("length", 7), cut=True)["stop_reason"]
+        == "model_context_window_exceeded"
+    )
 
 
 def test_what_came_from_the_cache_is_no_input() -> None:
     assert message("a", Finished("stop", 7))["usage"] == {
-        "input_tokens": 6, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": 7,
+        "input_tokens": 6,
+        "cache_read_input_tokens": 4,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 7,
         "output_tokens_details": {"thinking_tokens": 0},
-    }  # fmt: skip
+    }
     assert message("a", Finished("length", 7), silent=True)["usage"]["output_tokens"] == 0
 
 

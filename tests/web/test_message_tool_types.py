@@ -17,40 +17,88 @@ Json = dict[str, Any]
 PATH, HEADER = "/v1/messages", "x-trouper-ignored"
 OWN: Json = {"name": "f", "input_schema": {"type": "object"}}
 CLIENTS = {
-    "bash_20241022": "bash", "bash_20250124": "bash", "memory_20250818": "memory",
-    "text_editor_20241022": "str_replace_editor", "text_editor_20250124": "str_replace_editor",
-    "text_editor_20250429": "str_replace_based_edit_tool", "text_editor_20250728": "str_replace_based_edit_tool",
-}  # fmt: skip
+    "bash_20241022": "bash",
+    "bash_20250124": "bash",
+    "memory_20250818": "memory",
+    "text_editor_20241022": "str_replace_editor",
+    "text_editor_20250124": "str_replace_editor",
+    "text_editor_20250429": "str_replace_based_edit_tool",
+    "text_editor_20250728": "str_replace_based_edit_tool",
+}
 """Tools that the client runs, with their names."""
 HOSTED = {
-    "code_execution_20250522", "code_execution_20250825", "code_execution_20260120", "code_execution_20260521",
-    "computer_20241022", "computer_20250124", "computer_20251124", "computer_toolset_20260801",
-    "browser_toolset_20260801", "web_search_20250305", "web_search_20260209", "web_search_20260318", "web_fetch_20250910",
-    "web_fetch_20260209", "web_fetch_20260309", "web_fetch_20260318", "advisor_20260301", "tool_search_tool_bm25_20251119",
-    "tool_search_tool_bm25", "tool_search_tool_regex_20251119", "tool_search_tool_regex", "mcp_toolset",
-}  # fmt: skip
+    "code_execution_20250522",
+    "code_execution_20250825",
+    "code_execution_20260120",
+    "code_execution_20260521",
+    "computer_20241022",
+    "computer_20250124",
+    "computer_20251124",
+    "computer_toolset_20260801",
+    "browser_toolset_20260801",
+    "web_search_20250305",
+    "web_search_20260209",
+    "web_search_20260318",
+    "web_fetch_20250910",
+    "web_fetch_20260209",
+    "web_fetch_20260309",
+    "web_fetch_20260318",
+    "advisor_20260301",
+    "tool_search_tool_bm25_20251119",
+    "tool_search_tool_bm25",
+    "tool_search_tool_regex_20251119",
+    "tool_search_tool_regex",
+    "mcp_toolset",
+}
 DOCUMENT: Json = {
     "type": "document",
     "title": "T",
     "source": {"type": "text", "media_type": "text/plain", "data": "words"},
 }
-PDF: Json = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
+PDF: Json = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="},
+}
 SEARCHED: Json = {
-    "type": "search_result", "title": "T", "source": "http://x", "content": [{"type": "text", "text": "words"}],
-}  # fmt: skip
+    "type": "search_result",
+    "title": "T",
+    "source": "http://x",
+    "content": [{"type": "text", "text": "words"}],
+}
 REFERENCE: Json = {"type": "tool_reference", "tool_name": "late"}
 TEXTS = {
     "document": (DOCUMENT, "T\nwords"),
     "search_result": (SEARCHED, "T\nhttp://x\nwords"),
     "tool_reference": ({"type": "tool_reference", "tool_name": "f"}, "The tool f is available."),
 }
-READ = {"text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result", "document", "search_result"}
+READ = {
+    "text",
+    "image",
+    "thinking",
+    "redacted_thinking",
+    "tool_use",
+    "tool_result",
+    "document",
+    "search_result",
+}
 LEFT_OUT = {
-    "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "advisor_tool_result",
-    "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
-    "tool_search_tool_result", "mcp_tool_use", "mcp_tool_result", "container_upload", "compaction", "tool_addition",
-    "tool_removal", "mcp_tool_listing", "fallback",
-}  # fmt: skip
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "advisor_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "container_upload",
+    "compaction",
+    "tool_addition",
+    "tool_removal",
+    "mcp_tool_listing",
+    "fallback",
+}
 
 
 async def asked(served: Served, **body: Any) -> tuple[int, str, Json]:
@@ -73,7 +121,11 @@ async def test_tools_that_the_client_runs_have_their_input(kind: str) -> None:
         status, ignored, answer = await asked(served, tools=[{"type": kind, "name": CLIENTS[kind]}])
     assert (status, ignored) == (200, "")
     [block] = answer["content"]
-    assert (block["type"], block["name"], block["input"]) == ("tool_use", CLIENTS[kind], {"command": "view"})
+    assert (block["type"], block["name"], block["input"]) == (
+        "tool_use",
+        CLIENTS[kind],
+        {"command": "view"},
+    )
     [tool] = json.loads(prompts_of(engine)[0])[1]["tools"]
     assert "command" in tool["function"]["parameters"]["properties"]
 
@@ -83,7 +135,10 @@ async def test_what_nobody_runs_here_is_left_out_and_named(kind: str) -> None:
     tool = {"type": kind, "name": "x"}
     async with serving(saying("Hi", tokenizer=hermes())) as served:
         assert (await asked(served, tools=[tool, OWN]))[:2] == (200, f"tools.{kind}")
-        assert (await asked(served, tools=[tool], tool_choice={"type": "auto"}))[:2] == (200, f"tools.{kind}")
+        assert (await asked(served, tools=[tool], tool_choice={"type": "auto"}))[:2] == (
+            200,
+            f"tools.{kind}",
+        )
         assert (await asked(served, tools=[tool], tool_choice={"type": "any"}))[0] == 400
     async with serving(saying("Hi"), strict=True) as served:
         assert (await asked(served, tools=[tool, OWN]))[0] == 400
@@ -103,10 +158,15 @@ async def test_a_choice_that_only_tools_of_the_server_could_meet_is_told_so() ->
 @pytest.mark.parametrize("kind", sorted(LEFT_OUT))
 async def test_blocks_of_tools_that_nobody_runs_are_left_out_and_named(kind: str) -> None:
     block = {"type": kind, "id": "x", "content": []}
-    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [block, {"type": "text", "text": "y"}]}]
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [block, {"type": "text", "text": "y"}]},
+    ]
     engine = saying("Hi", tokenizer=hermes())
     async with serving(engine) as served:
-        status, ignored, _ = await asked(served, messages=[*turns, {"role": "user", "content": [block]}])
+        status, ignored, _ = await asked(
+            served, messages=[*turns, {"role": "user", "content": [block]}]
+        )
         assert (status, ignored) == (200, f"messages.content.{kind}")
     assert [turn["content"] for turn in json.loads(prompts_of(engine)[0])[0]] == ["x", "y", ""]
 
@@ -138,7 +198,13 @@ async def test_a_document_without_text_has_a_placeholder_and_is_named() -> None:
 
 @pytest.mark.parametrize(
     "choice",
-    ["auto", "required", "any", {"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}],
+    [
+        "auto",
+        "required",
+        "any",
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "function", "name": "f"},
+    ],
 )
 async def test_choices_and_tools_as_openai_has_them(choice: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -164,18 +230,33 @@ async def test_names_of_any_characters_come_back() -> None:
 
 
 def tool(name: str, **more: Any) -> Json:
-    return {"name": name, "description": f"Does {name}.", "input_schema": {"type": "object"}, **more}
+    return {
+        "name": name,
+        "description": f"Does {name}.",
+        "input_schema": {"type": "object"},
+        **more,
+    }
 
 
-FIND, LATE, NEVER = tool("find"), tool("late", defer_loading=True), tool("never", defer_loading=True)
+FIND, LATE, NEVER = (
+    tool("find"),
+    tool("late", defer_loading=True),
+    tool("never", defer_loading=True),
+)
 FOUND = [
     {"role": "user", "content": "x"},
-    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "find", "input": {}}]},
-    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [REFERENCE]}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "c", "name": "find", "input": {}}],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "c", "content": [REFERENCE]}],
+    },
 ]
 
 
-async def test_a_tool_that_is_loaded_later_is_described_where_it_was_found_and_the_prefix_stays() -> None:
+async def test_a_tool_that_is_loaded_later_is_described_there_and_the_prefix_stays() -> None:
     engine = saying(called("late", q=1), called("late", q=1), tokenizer=hermes())
     async with serving(engine) as served:
         before = await asked(served, tools=[FIND, NEVER], messages=FOUND[:1])
@@ -191,14 +272,20 @@ async def test_a_tool_that_is_loaded_later_is_described_where_it_was_found_and_t
     said = second[-1]["content"]
     assert said.startswith("The tool late is available now:\n")
     described = json.loads(said.partition("\n")[2])
-    assert described["function"] == {"name": "late", "description": "Does late.", "parameters": {"type": "object"}}
+    assert described["function"] == {
+        "name": "late",
+        "description": "Does late.",
+        "parameters": {"type": "object"},
+    }
     assert "never" not in json.dumps([second, later])
 
 
 async def test_a_deferred_tool_can_be_forced() -> None:
     engine = saying('{"name": "late", "arguments": {}}', tokenizer=hermes())
     async with serving(engine) as served:
-        _, _, answer = await asked(served, tools=[FIND, LATE], tool_choice={"type": "tool", "name": "late"})
+        _, _, answer = await asked(
+            served, tools=[FIND, LATE], tool_choice={"type": "tool", "name": "late"}
+        )
     assert [block["name"] for block in answer["content"]] == ["late"]
 
 

@@ -51,25 +51,44 @@ async def complete(served: Served, **more: object) -> None:
 
 
 async def test_what_was_answered_is_counted() -> None:
-    async with serving(FakeEngine(token_at=lambda _, place: EOS if place == 3 else 97, before_step=pace)) as served:
+    async with serving(
+        FakeEngine(token_at=lambda _, place: EOS if place == 3 else 97, before_step=pace)
+    ) as served:
         await complete(served)
         await complete(served, ignore_eos=False)
         assert (await ask(served, {"prompt": [], "max_tokens": 5}))[0] == 400
         assert (await ask(served, {"prompt": "x" * 5000, "max_tokens": 5}))[0] == 400
         seen = await scrape(served)
-    assert seen.value("vllm:request_success_total", finished_reason="length", model_name=MODEL, engine="0") == 1
+    assert (
+        seen.value(
+            "vllm:request_success_total", finished_reason="length", model_name=MODEL, engine="0"
+        )
+        == 1
+    )
     assert seen.value("vllm:request_success_total", finished_reason="stop") == 1
     assert seen.value("vllm:request_success_total", finished_reason="abort") == 0
-    assert seen.value("trouper_request_problems_total", reason="refused", code="context_length_exceeded") == 1
+    assert (
+        seen.value(
+            "trouper_request_problems_total", reason="refused", code="context_length_exceeded"
+        )
+        == 1
+    )
     assert seen.value("vllm:prompt_tokens_total") == 10
     assert seen.value("vllm:generation_tokens_total") == 9
     assert seen.value("vllm:request_generation_tokens_sum") == 9
     assert seen.value("vllm:request_generation_tokens_count") == 2
     assert seen.value("vllm:request_generation_tokens_bucket", le="2.0") == 0
     assert seen.value("vllm:request_generation_tokens_bucket", le="5.0") == 2
-    assert seen.value("vllm:inter_token_latency_seconds_count") == 4 + 3, "between five tokens, and between four"
+    assert seen.value("vllm:inter_token_latency_seconds_count") == 4 + 3, (
+        "between five tokens, and between four"
+    )
     assert seen.value("vllm:inter_token_latency_seconds_sum") > 0
-    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
+    for name in (
+        "time_to_first_token",
+        "e2e_request_latency",
+        "request_queue_time",
+        "request_prefill_time",
+    ):
         assert seen.value(f"vllm:{name}_seconds_count") == 2
     assert seen.value("vllm:prefix_cache_queries_total") == 10
     assert seen.value("vllm:prefix_cache_hits_total") == 4, (
@@ -92,7 +111,8 @@ async def test_names_are_the_same_whatever_format_is_asked_for() -> None:
 
 
 async def test_gauges_are_zero_again_after_clients_left_in_every_phase() -> None:
-    """Queued, prefilling, decoding, before anything; streamed and not: whoever leaves takes everything along."""
+    """Queued, prefilling, decoding, before anything; streamed and not: whoever leaves takes
+    everything along."""
     leaving = trio.Event()
     async with serving(settings={"max_queue_size": LEAVING}) as served:
         async with trio.open_nursery() as nursery:
@@ -144,10 +164,17 @@ async def test_a_stalled_engine_and_a_restart_show() -> None:
         assert (await ask(served, {"prompt": "hello"}))[0] == 422
         assert (await ask(served, {"prompt": "hello"}))[0] == 422
         seen = await scrape(served)
-        assert seen.value("trouper_actor_restarts_total", actor="Scheduler+RankMirror+ModelStepper") == 2
+        assert (
+            seen.value("trouper_actor_restarts_total", actor="Scheduler+RankMirror+ModelStepper")
+            == 2
+        )
         assert seen.value("trouper_engine_crashes_total") == 2
         assert seen.value("trouper_requests_resumed_total") == 1
-        assert seen.value("trouper_contents_convicted_total") == seen.value("trouper_contents_quarantined") == 1
+        assert (
+            seen.value("trouper_contents_convicted_total")
+            == seen.value("trouper_contents_quarantined")
+            == 1
+        )
         assert seen.value("trouper_requests_quarantined_total") == 2
         assert seen.value("trouper_rows_apart") == 0
         assert seen.value("trouper_allocation_failures_total") == 0
@@ -184,7 +211,9 @@ async def test_it_needs_no_key_and_tells_nobody_anything() -> None:
     secret = "the text of a prompt"
     async with serving(api_key=("k",)) as served:
         body = {"prompt": secret, "max_tokens": 2, "user": "somebody"}
-        status, _ = await ask(served, body, headers="Authorization: Bearer k\r\nX-Request-Id: abc123\r\n")
+        status, _ = await ask(
+            served, body, headers="Authorization: Bearer k\r\nX-Request-Id: abc123\r\n"
+        )
         assert status == 200
         seen = await scrape(served)
         assert (await exchange(served, get("/v1/models")))[0] == 401
@@ -199,7 +228,10 @@ async def test_paths_that_nobody_serves_are_one_label() -> None:
             await exchange(served, get(name))
         seen = await scrape(served)
     assert seen.value("trouper_http_responses_total", path="", status="404") == 2
-    assert seen.value("trouper_http_responses_total", path="/v1/models/<path:model>", status="404") == 1
+    assert (
+        seen.value("trouper_http_responses_total", path="/v1/models/<path:model>", status="404")
+        == 1
+    )
 
 
 async def test_scrapes_while_streams_run_cost_them_nothing() -> None:
@@ -213,12 +245,22 @@ async def test_scrapes_while_streams_run_cost_them_nothing() -> None:
 
 
 ASKED_BY_VLLMS_DASHBOARD = (
-    "e2e_request_latency_seconds", "generation_tokens_total", "kv_cache_usage_perc", "num_requests_running",
-    "num_requests_waiting", "prompt_tokens_total", "request_decode_time_seconds", "request_generation_tokens",
-    "request_max_num_generation_tokens", "request_prefill_time_seconds", "request_prompt_tokens",
-    "request_queue_time_seconds", "request_success_total", "time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "generation_tokens_total",
+    "kv_cache_usage_perc",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prompt_tokens_total",
+    "request_decode_time_seconds",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_prefill_time_seconds",
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    "request_success_total",
+    "time_per_output_token_seconds",
     "time_to_first_token_seconds",
-)  # fmt: skip
+)
 
 
 def test_what_vllms_own_dashboard_asks_for_is_there() -> None:
@@ -230,7 +272,8 @@ async def exposed(metrics: Metrics) -> Scraped:
 
 
 async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> None:
-    """And one that is not loaded tells that, and of its requests; they are counted on when it is back."""
+    """And one that is not loaded tells that, and of its requests; they are counted on when it is
+    back."""
     async with manager_of("small", "large", "middle", aliases=("first=small",)) as (manager, _):
         metrics = Metrics(manager.entries)
         for name, tokens in (("small", 2), ("large", 3)):
@@ -247,10 +290,16 @@ async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> N
         seen = await exposed(metrics)
         assert loaded(seen) == {"first": 1, "large": 0, "middle": 1}
         assert not seen.values("vllm:num_requests_running", model_name="large")
-        assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
+        assert (
+            seen.value("vllm:request_success_total", model_name="large", finished_reason="stop")
+            == 1
+        )
         (await manager.lease("large")).release()
         seen = await exposed(metrics)
-        assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
+        assert (
+            seen.value("vllm:request_success_total", model_name="large", finished_reason="stop")
+            == 1
+        )
         assert seen.value("vllm:generation_tokens_total", model_name="large") == 0, "a new graph"
 
 
@@ -272,7 +321,11 @@ async def test_streams_go_on_while_a_scrape_is_written() -> None:
 
 
 def loaded(seen: Scraped) -> dict[str, float]:
-    return {dict(labels)["model_name"]: value for (name, labels), value in seen.samples.items() if name == LOADED.name}
+    return {
+        dict(labels)["model_name"]: value
+        for (name, labels), value in seen.samples.items()
+        if name == LOADED.name
+    }
 
 
 def a_record(model: str) -> RequestRecord:
@@ -290,7 +343,9 @@ async def test_ranks_tell_who_takes_part_and_who_is_behind() -> None:
         health = attrs.evolve(served.runtime.health(), ranks=ranks)
         seen = ModelScrape(served.runtime, health, served.runtime.channels())
         told = {
-            one.name: [value for _, value in one.values("fake", seen) if not isinstance(value, Histogram)]
+            one.name: [
+                value for _, value in one.values("fake", seen) if not isinstance(value, Histogram)
+            ]
             for one in RANKS
         }
         alone = (await scrape(served)).values("trouper_rank_ready")
@@ -306,7 +361,12 @@ async def test_an_embedding_is_prefilled_and_done_with_that() -> None:
         status, _ = await ask(served, {"input": ["one", "two"]}, path="/v1/embeddings")
         assert status == 200
         seen = await scrape(served)
-    for name in ("e2e_request_latency", "request_prefill_time", "request_inference_time", "request_queue_time"):
+    for name in (
+        "e2e_request_latency",
+        "request_prefill_time",
+        "request_inference_time",
+        "request_queue_time",
+    ):
         assert seen.value(f"vllm:{name}_seconds_count", model_name=MODEL) == 2, name
     assert seen.value("vllm:e2e_request_latency_seconds_sum", model_name=MODEL) > 0
     assert seen.value("vllm:time_to_first_token_seconds_count", model_name=MODEL) == 0

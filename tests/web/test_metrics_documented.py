@@ -1,4 +1,5 @@
-"""docs/metrics.md lists every metric and no other; docs/grafana.json and docs/alerts.yml ask for no other."""
+"""docs/metrics.md lists every metric and no other; docs/grafana.json and docs/alerts.yml ask for no
+other."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def full_name(family: str, kind: str) -> str:
 
 ROW = re.compile(r"\| `(\S+)` \| (\w+) \| (.*?) \| (.*) \|")
 PROCESS = [
-    MetricFamily("counter" if one.type == "counter" else "gauge", full_name(one.name, one.type), one.documentation, ())
+    MetricFamily(
+        "counter" if one.type == "counter" else "gauge",
+        full_name(one.name, one.type),
+        one.documentation,
+        (),
+    )
     for one in ProcessCollector(registry=CollectorRegistry()).collect()
 ]
 """None but on Linux."""
@@ -43,7 +49,8 @@ ABSENT = {
     "trouper_malformed_calls_total",
     "trouper_adapter_requests_total",
 }
-"""Of one rank, of banks without rows, of drafts that nobody made, and without calls or adapters there is nothing to tell."""
+"""Of one rank, of banks without rows, of drafts that nobody made, and without calls or adapters
+there is nothing to tell."""
 
 
 def documented() -> dict[str, tuple[str, tuple[str, ...], str]]:
@@ -76,7 +83,7 @@ async def test_what_is_scraped_is_documented_and_what_is_documented_is_scraped()
         assert sample in labels or name in ABSENT, name
 
 
-# -- the dashboard -----------------------------------------------------------------------------------
+# -- the dashboard -------------------------------------------------------------------------------
 
 
 def samples() -> Mapping[str, set[str]]:
@@ -85,7 +92,11 @@ def samples() -> Mapping[str, set[str]]:
     for one in (*ALL, *PROCESS):
         labels = {*one.labels, "job", "instance"}
         if one.kind == "histogram":
-            found |= {one.name + "_sum": labels, one.name + "_count": labels, one.name + "_bucket": labels | {"le"}}
+            found |= {
+                one.name + "_sum": labels,
+                one.name + "_count": labels,
+                one.name + "_bucket": labels | {"le"},
+            }
         else:
             found[one.name] = labels
     return found
@@ -100,7 +111,9 @@ def asked(expr: Any, grouped: frozenset[str] = frozenset()) -> Iterator[tuple[st
         case promql.MatrixSelector():
             yield from asked(expr.vector_selector, grouped)
         case promql.AggregateExpr():
-            yield from asked(expr.expr, grouped | frozenset(expr.modifier.labels if expr.modifier else ()))
+            yield from asked(
+                expr.expr, grouped | frozenset(expr.modifier.labels if expr.modifier else ())
+            )
         case promql.Call():
             for argument in expr.args:
                 yield from asked(argument, grouped)
@@ -162,7 +175,9 @@ def test_every_expression_asks_for_what_there_is(expression: str) -> None:
 
 
 def test_an_expression_can_be_wrong() -> None:
-    [(name, labels)] = asked(parsed('sum by (modell) (rate(vllm:nothing_total{model_name="x"}[$__rate_interval]))'))
+    [(name, labels)] = asked(
+        parsed('sum by (modell) (rate(vllm:nothing_total{model_name="x"}[$__rate_interval]))')
+    )
     assert name not in samples()
     assert labels == {"model_name", "modell"}
     with pytest.raises(ValueError):
@@ -171,7 +186,9 @@ def test_an_expression_can_be_wrong() -> None:
 
 def test_variables_of_the_dashboard_ask_for_what_there_is() -> None:
     board = json.loads((DOCS / "grafana.json").read_text())
-    asked_for = [one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"]
+    asked_for = [
+        one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"
+    ]
     assert asked_for
     for query in asked_for:
         name, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()  # type: ignore[union-attr]

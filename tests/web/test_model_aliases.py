@@ -48,7 +48,12 @@ async def test_off_refuses_them(path: str) -> None:
 
 async def test_aliases_that_are_given_are_the_only_ones() -> None:
     async with serving(model_alias=("claude-*", "gpt-?=fake")) as served:
-        for name, status in (("claude-opus", 200), ("gpt-5", 200), ("gpt-55", 404), ("Claude-opus", 404)):
+        for name, status in (
+            ("claude-opus", 200),
+            ("gpt-5", 200),
+            ("gpt-55", 404),
+            ("Claude-opus", 404),
+        ):
             assert (await ask(served, {"model": name, "prompt": "x", "max_tokens": 1}))[0] == status
 
 
@@ -64,9 +69,14 @@ async def test_aliases_that_are_given_are_the_only_ones() -> None:
         (("*=large",), "small", "small"),
     ],
 )
-async def test_of_several_models_aliases_choose(aliases: tuple[str, ...], name: str, answers: str | None) -> None:
+async def test_of_several_models_aliases_choose(
+    aliases: tuple[str, ...], name: str, answers: str | None
+) -> None:
     server = ServerSettings(port=0, model_alias=aliases)
-    async with manager_of("small", "large") as (manager, _), serving_manager(manager, server) as port:
+    async with (
+        manager_of("small", "large") as (manager, _),
+        serving_manager(manager, server) as port,
+    ):
         runtime = manager.entries()[0].runtime
         assert runtime is not None
         served = Served(port, runtime, None, None)  # type: ignore[arg-type]
@@ -75,24 +85,42 @@ async def test_of_several_models_aliases_choose(aliases: tuple[str, ...], name: 
 
 
 async def test_an_alias_is_for_the_models_of_the_key(tmp_path: Path) -> None:
-    """Without a model it means the key's default. What the key may not use does not exist for it, nor is it named."""
+    """Without a model it means the key's default. What the key may not use does not exist for it,
+    nor is it named."""
     file = tmp_path / "keys"
     file.write_text("sk-all\nsk-large models=large\nsk-none models=z\n")
     server = ServerSettings(port=0, api_key_file=file, model_alias=("claude-*=small", "gpt-*"))
-    async with manager_of("small", "large") as (manager, _), serving_manager(manager, server) as port:
+    async with (
+        manager_of("small", "large") as (manager, _),
+        serving_manager(manager, server) as port,
+    ):
         served = Served(port, None, None, None)  # type: ignore[arg-type]
         for key, name, answers in (
-            ("sk-all", "gpt-5", "small"), ("sk-all", "claude-opus", "small"), ("sk-large", "gpt-5", "large"),
-            ("sk-large", "claude-opus", None), ("sk-none", "gpt-5", None), ("sk-none", None, None),
-        ):  # fmt: skip
+            ("sk-all", "gpt-5", "small"),
+            ("sk-all", "claude-opus", "small"),
+            ("sk-large", "gpt-5", "large"),
+            ("sk-large", "claude-opus", None),
+            ("sk-none", "gpt-5", None),
+            ("sk-none", None, None),
+        ):
             named = {} if name is None else {"model": name}
             body = {"prompt": "x", "max_tokens": 1} | named
             status, said = await ask(served, body, headers=f"Authorization: Bearer {key}\r\n")
-            assert (status, said.get("model")) == ((200, answers) if answers else (404, None)), (key, name, said)
+            assert (status, said.get("model")) == ((200, answers) if answers else (404, None)), (
+                key,
+                name,
+                said,
+            )
             if answers is None:
                 assert said["error"]["code"] == "model_not_found"
-                expected = "'large' is" if key == "sk-large" else "no model is served here that this API key may use"
-                assert expected in said["error"]["message"] and "small" not in said["error"]["message"]
+                expected = (
+                    "'large' is"
+                    if key == "sk-large"
+                    else "no model is served here that this API key may use"
+                )
+                assert (
+                    expected in said["error"]["message"] and "small" not in said["error"]["message"]
+                )
 
 
 async def test_the_list_of_models_and_one_of_them_are_of_names_that_exist() -> None:

@@ -26,15 +26,19 @@ class ChoiceInAStream(CompletionChoice):
 
 
 class CompletionInAStream(Completion):
-    """The client's own type, but for `finish_reason`: it demands one, while OpenAI's API (and ours) sends null in the
-    chunks before the last."""
+    """The client's own type, but for `finish_reason`: it demands one, while OpenAI's API (and ours)
+    sends null in the chunks before the last."""
 
     choices: list[ChoiceInAStream]  # type: ignore[assignment]
 
 
 def strict(served: Served) -> openai.OpenAI:
     return openai.OpenAI(
-        base_url=served.base_url, api_key="none", max_retries=0, timeout=20, _strict_response_validation=True
+        base_url=served.base_url,
+        api_key="none",
+        max_retries=0,
+        timeout=20,
+        _strict_response_validation=True,
     )
 
 
@@ -82,7 +86,9 @@ def check_completions(client: openai.OpenAI, model: str, prompt: Any) -> None:
     assert whole.usage is not None and whole.usage.completion_tokens == 4 * len(whole.choices)
     loose = client.with_options(max_retries=0)
     loose._strict_response_validation = False
-    stream: Iterable[Completion] = loose.completions.create(model=model, prompt=prompt, max_tokens=4, stream=True)
+    stream: Iterable[Completion] = loose.completions.create(
+        model=model, prompt=prompt, max_tokens=4, stream=True
+    )
     texts = [""] * len(whole.choices)
     for chunk in stream:
         CompletionInAStream.model_validate(chunk.model_dump())
@@ -101,7 +107,9 @@ async def use_the_async_client(base_url: str) -> None:
     ) as client:
         [model] = (await client.models.list()).data
         chat = await client.chat.completions.create(model=model.id, messages=MESSAGES, max_tokens=3)
-        stream = await client.chat.completions.create(model=model.id, messages=MESSAGES, max_tokens=3, stream=True)
+        stream = await client.chat.completions.create(
+            model=model.id, messages=MESSAGES, max_tokens=3, stream=True
+        )
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
         assert text == chat.choices[0].message.content
         done = await client.completions.create(model=model.id, prompt="ab", max_tokens=3)
@@ -109,14 +117,17 @@ async def use_the_async_client(base_url: str) -> None:
 
 
 async def test_every_endpoint_with_the_async_client() -> None:
-    """In an asyncio loop of its own, as most programs run it (on Trio it leaves generators to the garbage collector)."""
+    """In an asyncio loop of its own, as most programs run it (on Trio it leaves generators to the
+    garbage collector)."""
     async with serving() as served:
         await in_thread(lambda: asyncio.run(use_the_async_client(served.base_url)))
 
 
 def error_of(client: openai.OpenAI, **body: Any) -> tuple[int, dict[str, Any]]:
     with pytest.raises(openai.APIStatusError) as caught:
-        client.chat.completions.create(**({"model": "fake", "messages": MESSAGES, "max_tokens": 2} | body))
+        client.chat.completions.create(
+            **({"model": "fake", "messages": MESSAGES, "max_tokens": 2} | body)
+        )
     assert isinstance(caught.value.body, dict)
     return caught.value.status_code, caught.value.body
 
@@ -127,7 +138,11 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"model": "other"}, 404, "model"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages.0.content.0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            400,
+            "messages.0.content.0",
+        ),
         ({"messages": [{"role": "user", "content": 3}]}, 400, "messages.0.content"),
         ({"extra_body": {"temperature": "0"}}, 400, "temperature"),
         ({"extra_body": {"stream": "false"}}, 400, "stream"),
@@ -146,21 +161,40 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
         ({"n": 0}, 400, "n"),
         ({"n": 129}, 400, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, 400, "tools.0.function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f g"}}]},
+            400,
+            "tools.0.function.name",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, 400, "tools"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools.0"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "sometimes"}, 400, "tool_choice"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": "sometimes",
+            },
+            400,
+            "tool_choice",
+        ),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 3}}},
             400,
             "response_format.json_schema.schema",
         ),
-        ({"response_format": {"type": "regex", "pattern": "wrong"}}, 400, "response_format.pattern"),
+        (
+            {"response_format": {"type": "regex", "pattern": "wrong"}},
+            400,
+            "response_format.pattern",
+        ),
         ({"extra_body": {"guided_choice": []}}, 400, "guided_choice"),
         ({"extra_body": {"guided_regex": "a", "guided_choice": ["a"]}}, 400, "guided_choice"),
-        ({"extra_body": {"structured_outputs": {"regex": "a", "json": {}}}}, 400, "structured_outputs"),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "a", "json": {}}}},
+            400,
+            "structured_outputs",
+        ),
         ({"extra_body": {"min_tokens": 9}, "max_tokens": 3}, 400, "min_tokens"),
         ({"extra_body": {"reasoning_effort": "very"}}, 400, "reasoning_effort"),
         ({"extra_body": {"made_up": 1}}, 400, "made_up"),
@@ -173,7 +207,11 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"extra_body": {"stop_token_ids": [-1]}}, 400, "stop_token_ids.0"),
         ({"extra_body": {"stop_token_ids": [True]}}, 400, "stop_token_ids"),
         ({"extra_body": {"chat_template_kwargs": {"self": 1}}}, 400, "chat_template_kwargs.self"),
-        ({"extra_body": {"chat_template_kwargs": {"padding": "max_length"}}}, 400, "chat_template_kwargs.padding"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"padding": "max_length"}}},
+            400,
+            "chat_template_kwargs.padding",
+        ),
         ({"messages": [{"role": "user", "content": "x", "name": 5}]}, 400, "messages.0.name"),
         ({"messages": [{"role": "user", "content": "x", "audio": 5}]}, 400, "messages.0.audio"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role"),
@@ -182,9 +220,17 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
             400,
             "messages.0.content.0.new",
         ),
-        ({"stream": True, "stream_options": {"include_usage": "yes"}}, 400, "stream_options.include_usage"),
+        (
+            {"stream": True, "stream_options": {"include_usage": "yes"}},
+            400,
+            "stream_options.include_usage",
+        ),
         ({"stream": True, "stream_options": {"other": 1}}, 400, "stream_options.other"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options.include_obfuscation"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            400,
+            "stream_options.include_obfuscation",
+        ),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
     ]
 
@@ -200,15 +246,31 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
 
 async def test_neutral_values_and_harmless_parameters_are_accepted() -> None:
     harmless: dict[str, Any] = {
-        "n": 1, "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "tools": [],
-        "tool_choice": "none", "response_format": {"type": "text"}, "seed": -(2**90), "logit_bias": {}, "stop": None,
-        "frequency_penalty": 0, "presence_penalty": 1, "top_logprobs": None, "parallel_tool_calls": False,
-        "prompt_cache_key": "k", "safety_identifier": "s", "modalities": ["text"],
-    }  # fmt: skip
+        "n": 1,
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "seed": -(2**90),
+        "logit_bias": {},
+        "stop": None,
+        "frequency_penalty": 0,
+        "presence_penalty": 1,
+        "top_logprobs": None,
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "modalities": ["text"],
+    }
 
     def check(client: openai.OpenAI) -> None:
         for name, value in harmless.items():
-            client.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=1, extra_body={name: value})
+            client.chat.completions.create(
+                model="fake", messages=MESSAGES, max_tokens=1, extra_body={name: value}
+            )
 
     async with serving() as served:
         await in_thread(check, strict(served))
@@ -221,10 +283,17 @@ async def test_a_seed_draws_the_same_in_any_dialect() -> None:
         texts = set()
         for stream in (False, True):
             got = client.chat.completions.create(
-                model="fake", messages=MESSAGES, max_tokens=30, stop=["ah", "zz"], stream=stream, seed=7
+                model="fake",
+                messages=MESSAGES,
+                max_tokens=30,
+                stop=["ah", "zz"],
+                stream=stream,
+                seed=7,
             )
             texts.add(
-                "".join(c.choices[0].delta.content or "" for c in got) if stream else got.choices[0].message.content  # type: ignore[union-attr]
+                "".join(c.choices[0].delta.content or "" for c in got)  # type: ignore[union-attr]
+                if stream
+                else got.choices[0].message.content  # type: ignore[union-attr]
             )
         assert len(texts) == 1
         assert "ah" not in str(texts.pop())

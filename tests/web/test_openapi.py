@@ -102,14 +102,18 @@ async def check_answers(served: Served, document: Json, path: str, body: Json) -
 
 def data_of(event: Json) -> Json:
     """The schema of an event's data."""
-    [schema] = [one for one in event.get("anyOf", [event]) if "const" not in one["properties"]["data"]]
+    [schema] = [
+        one for one in event.get("anyOf", [event]) if "const" not in one["properties"]["data"]
+    ]
     content = schema["properties"]["data"]["contentSchema"]
     assert isinstance(content, dict)
     return content
 
 
 async def check_events(served: Served, document: Json, path: str, body: Json) -> None:
-    schema = data_of(document["paths"][path]["post"]["responses"]["200"]["content"][STREAMED]["schema"])
+    schema = data_of(
+        document["paths"][path]["post"]["responses"]["200"]["content"][STREAMED]["schema"]
+    )
     _, _, answer = await exchange(served, post(path, body))
     events = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
     assert len(events) >= 2
@@ -120,12 +124,24 @@ async def check_events(served: Served, document: Json, path: str, body: Json) ->
 FLAT = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 CALL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 RICH: list[tuple[str, Json]] = [
-    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True}),
+    (
+        "/v1/chat/completions",
+        {"logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True},
+    ),
     ("/v1/chat/completions", {"tools": [CALL], "tool_choice": "required"}),
-    ("/v1/chat/completions", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
-    ("/v1/responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "metadata": {"a": "b"}}),
+    (
+        "/v1/chat/completions",
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+    (
+        "/v1/responses",
+        {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "metadata": {"a": "b"}},
+    ),
     ("/v1/responses", {"tools": [FLAT], "tool_choice": "required"}),
-    ("/v1/responses", {"max_output_tokens": 3, "instructions": "Be kind.", "reasoning": {"effort": "low"}}),
+    (
+        "/v1/responses",
+        {"max_output_tokens": 3, "instructions": "Be kind.", "reasoning": {"effort": "low"}},
+    ),
     ("/v1/completions", {"logprobs": 2, "echo": True, "n": 2, "return_token_ids": True}),
     ("/v1/completions", {"max_tokens": 0, "echo": True, "logprobs": 0}),
     ("/v1/completions", {"stop": "a"}),
@@ -137,7 +153,9 @@ async def test_what_can_be_in_an_answer_is_described(path: str, body: Json) -> N
     call = '{"name":"f","arguments":{"a":1}}'
     engine = FakeEngine(token_at=lambda _, position: call.encode()[position % len(call)])
     shared: Json = {"max_tokens": len(call)}
-    shared |= {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "ab"}
+    shared |= (
+        {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "ab"}
+    )
     if "responses" in path:
         shared = {"input": "x", "max_output_tokens": len(call)}
     async with serving(engine) as served:
@@ -149,11 +167,22 @@ async def test_what_can_be_in_an_answer_is_described(path: str, body: Json) -> N
 
 
 PARTS: list[Json] = [
-    *({"type": kind, "text": "x"} for kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text")),
+    *(
+        {"type": kind, "text": "x"}
+        for kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text")
+    ),
     {"type": "refusal", "refusal": "x"},
     *(
         {"type": kind}
-        for kind in ("input_image", "image_url", "image", "input_file", "input_audio", "video_url", "file")
+        for kind in (
+            "input_image",
+            "image_url",
+            "image",
+            "input_file",
+            "input_audio",
+            "video_url",
+            "file",
+        )
     ),
     {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}},
     {"type": "search_result", "title": "T", "source": "x", "content": []},
@@ -181,7 +210,10 @@ def item_with(item: Json, name: str) -> Callable[[Json], Json]:
     calls: dict[str, Json] = {
         "function_call_output": {"type": "function_call", "name": "f", "arguments": "{}"},
         "custom_tool_call_output": {"type": "custom_tool_call", "name": "f", "input": ""},
-        "local_shell_call_output": {"type": "local_shell_call", "action": {"type": "exec", "command": []}},
+        "local_shell_call_output": {
+            "type": "local_shell_call",
+            "action": {"type": "exec", "command": []},
+        },
     }
     before = [calls[item["type"]] | {"call_id": "c"}] if item.get("type") in calls else []
     return lambda part: {"input": [*before, item | {name: [part]}], "max_output_tokens": 2}
@@ -192,12 +224,18 @@ HOLDERS: dict[str, tuple[str, Callable[[Json], Json]]] = {
         f"chat {role}": ("/v1/chat/completions", chat_with(role))
         for role in ("system", "developer", "user", "assistant", "tool")
     },
-    **{f"messages {role}": ("/v1/messages", turns_with(role)) for role in ("user", "assistant", "system")},
+    **{
+        f"messages {role}": ("/v1/messages", turns_with(role))
+        for role in ("user", "assistant", "system")
+    },
     "messages first": (
         "/v1/messages",
         lambda part: turns_with("user")({"type": "text", "text": "x"}) | {"system": [part]},
     ),
-    "messages result": ("/v1/messages", lambda part: turns_with("user")(RESULT | {"content": [part]})),
+    "messages result": (
+        "/v1/messages",
+        lambda part: turns_with("user")(RESULT | {"content": [part]}),
+    ),
     **{
         f"responses {role}": ("/v1/responses", item_with({"role": role}, "content"))
         for role in ("system", "developer", "user", "assistant")
@@ -207,18 +245,24 @@ HOLDERS: dict[str, tuple[str, Callable[[Json], Json]]] = {
         for kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
     },
     "responses summary": ("/v1/responses", item_with({"type": "reasoning"}, "summary")),
-    "responses content": ("/v1/responses", item_with({"type": "reasoning", "summary": []}, "content")),
+    "responses content": (
+        "/v1/responses",
+        item_with({"type": "reasoning", "summary": []}, "content"),
+    ),
 }
 """Where content may be: the endpoint, and its body with a part there."""
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
 async def test_parts_of_content_are_described_as_they_are_read(holder: str) -> None:
-    """A strict server's description allows what is read, and what is refused with a code that the document lists."""
+    """A strict server's description allows what is read, and what is refused with a code that the
+    document lists."""
     path, body_with = HOLDERS[holder]
     async with serving(FakeEngine(), strict=True) as served:
         document = await described(served)
-        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]
         allowed = []
         for part in PARTS:
             body = body_with(part)
@@ -234,34 +278,63 @@ async def test_parts_of_content_are_described_as_they_are_read(holder: str) -> N
 async def test_the_rest_answers_as_described(tmp_path: Path) -> None:
     async with serving(batch_dir=tmp_path) as served:
         document = await described(served)
-        batch = await trio.to_thread.run_sync(lambda: started(strict(served.base_url), [request("a")]))
+        batch = await trio.to_thread.run_sync(
+            lambda: started(strict(served.base_url), [request("a")])
+        )
         _, made = await ask(served, {"input": "x", "max_output_tokens": 2}, "/v1/responses")
         checked = set[str]()
         for method, path, operation in operations(document):
             if method == "GET" and "application/json" in operation["responses"]["200"]["content"]:
                 named = path.replace("{model}", "fake").replace("{response_id}", made["id"])
-                named = named.replace("{file_id}", batch.input_file_id).replace("{batch_id}", batch.id)
+                named = named.replace("{file_id}", batch.input_file_id).replace(
+                    "{batch_id}", batch.id
+                )
                 status, headers, body = await exchange(served, get(named))
                 assert (status, headers["content-type"]) == (200, "application/json")
                 content = operation["responses"]["200"]["content"]["application/json"]
                 validator(document, content["schema"]).validate(json.loads(body))
                 checked.add(path)
-        assert checked >= {"/v1/files", "/v1/files/{file_id}", "/v1/batches", "/v1/batches/{batch_id}"}
-        assert checked >= {"/health", "/v1/models", "/v1/models/{model}", "/v1/responses/{response_id}"}
+        assert checked >= {
+            "/v1/files",
+            "/v1/files/{file_id}",
+            "/v1/batches",
+            "/v1/batches/{batch_id}",
+        }
+        assert checked >= {
+            "/health",
+            "/v1/models",
+            "/v1/models/{model}",
+            "/v1/responses/{response_id}",
+        }
         status, _, body = await exchange(served, get("/v1/models/none"))
-        error = document["paths"]["/v1/models/{model}"]["get"]["responses"]["404"]["content"]["application/json"]
+        error = document["paths"]["/v1/models/{model}"]["get"]["responses"]["404"]["content"][
+            "application/json"
+        ]
         validator(document, error["schema"]).validate(json.loads(body))
 
 
 async def test_only_a_key_learns_the_names_of_the_models() -> None:
     async with serving(api_key=("k",), model_alias=("off",)) as served:
-        stranger, friend = await described(served), await described(served, "Authorization: Bearer k\r\n")
+        stranger, friend = (
+            await described(served),
+            await described(served, "Authorization: Bearer k\r\n"),
+        )
     assert "fake" not in json.dumps(stranger)
     assert friend["components"]["schemas"]["Model"]["enum"] == ["fake"]
     for document in (stranger, friend):
         assert set(document["components"]["securitySchemes"]) == {"bearer", "key"}
-        keyless = {path for _, path, operation in operations(document) if "security" not in operation}
-        assert keyless == {"/", "/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"}
+        keyless = {
+            path for _, path, operation in operations(document) if "security" not in operation
+        }
+        assert keyless == {
+            "/",
+            "/health",
+            "/livez",
+            "/readyz",
+            "/metrics",
+            "/openapi.json",
+            "/docs",
+        }
 
 
 async def test_the_page_needs_no_other_host() -> None:

@@ -1,4 +1,5 @@
-"""Parts of content in the forms of other APIs: text is read, a placeholder stands for the rest, and names say so."""
+"""Parts of content in the forms of other APIs: text is read, a placeholder stands for the rest, and
+names say so."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_of_a_question(part: Json, text: str, named: bool) -> None:
     assert names == expected
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     result = {"role": "tool", "tool_call_id": "c", "content": [part]}
-    generate, _ = chat({"messages": [said("user", TEXT), {"role": "assistant", "tool_calls": [call]}, result]})
+    generate, _ = chat(
+        {"messages": [said("user", TEXT), {"role": "assistant", "tool_calls": [call]}, result]}
+    )
     assert contents(generate)[-1] == text
 
 
@@ -86,24 +89,40 @@ def test_of_an_answer(part: Json, text: str) -> None:
     turns = [said("user", TEXT), said("assistant", part, *LEFT_OUT), said("user", TEXT)]
     left_out = [part["type"] for part in LEFT_OUT]
     generate, names = chat({"messages": turns})
-    assert (contents(generate), names) == (["a", text, "a"], [f"messages.content.{kind}" for kind in left_out])
+    assert (contents(generate), names) == (
+        ["a", text, "a"],
+        [f"messages.content.{kind}" for kind in left_out],
+    )
     generate, names = response({"input": turns})
-    assert (contents(generate), names) == (["a", text, "a"], [f"input.content.{kind}" for kind in left_out])
+    assert (contents(generate), names) == (
+        ["a", text, "a"],
+        [f"input.content.{kind}" for kind in left_out],
+    )
 
 
 def test_what_is_no_part_is_refused_as_before() -> None:
     for part in ({"text": "x"}, "x", {"type": 3}):
         question: Json = {"role": "user", "content": [part]}
-        assert str(fault(partial(chat, {"messages": [question]}))[0]).startswith("messages.0.content.0")
-        assert str(fault(partial(response, {"input": [question]}))[0]).startswith("input.0.content.0")
+        assert str(fault(partial(chat, {"messages": [question]}))[0]).startswith(
+            "messages.0.content.0"
+        )
+        assert str(fault(partial(response, {"input": [question]}))[0]).startswith(
+            "input.0.content.0"
+        )
 
 
 def test_a_strict_server_refuses_them() -> None:
     for part in [*(each[0] for each in ASKED), *(each[0] for each in ANSWERS)]:
         if part["type"] not in ("text", "image_url"):
-            assert fault(partial(parse_chat, {"messages": [said("user", part)]}))[1] == "unsupported_content"
+            assert (
+                fault(partial(parse_chat, {"messages": [said("user", part)]}))[1]
+                == "unsupported_content"
+            )
         if part["type"] not in ("input_text", "output_text", "input_image", "refusal"):
-            assert fault(partial(parse_response, {"input": [said("user", part)]}))[1] == "unsupported_content"
+            assert (
+                fault(partial(parse_response, {"input": [said("user", part)]}))[1]
+                == "unsupported_content"
+            )
 
 
 def test_what_else_a_response_shall_include_is_left_out() -> None:
@@ -124,10 +143,17 @@ def test_empty_stop_strings_are_none(given: Any) -> None:
 
 
 def test_a_call_of_an_earlier_turn_without_its_input_as_an_object() -> None:
-    for given, arguments in ((None, {}), ("", {}), ('{"a": 1}', {"a": 1}), ("{a", {"arguments": "{a"})):
+    for given, arguments in (
+        (None, {}),
+        ("", {}),
+        ('{"a": 1}', {"a": 1}),
+        ("{a", {"arguments": "{a"}),
+    ):
         use = {"type": "tool_use", "id": "c", "name": "f", "input": given}
         result = {"type": "tool_result", "tool_use_id": "c", "content": "y"}
-        generate, _ = message({"messages": [said("user", TEXT), said("assistant", use), said("user", result)]})
+        generate, _ = message(
+            {"messages": [said("user", TEXT), said("assistant", use), said("user", result)]}
+        )
         assert isinstance(generate.prompt, ChatPrompt)
         assert generate.prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
 

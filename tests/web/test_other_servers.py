@@ -41,9 +41,9 @@ def response(body: Json) -> tuple[Generate, list[str]]:
 
 def message(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
-    return messages_to_generate(parse_messages({"messages": SAID, "max_tokens": 9, **body}, past), "id", 1), [
-        *past.names
-    ]
+    return messages_to_generate(
+        parse_messages({"messages": SAID, "max_tokens": 9, **body}, past), "id", 1
+    ), [*past.names]
 
 
 def variables(generate: Generate) -> Json:
@@ -62,24 +62,41 @@ def test_names_of_other_servers_mean_ours(kind: str) -> None:
         generate, ignored = read({name: 7})
         assert (generate.max_tokens, ignored) == (7, []), name
     generate, ignored = read({"repeat_penalty": 1.5, "random_seed": 5, "stop_sequences": ["a"]})
-    assert (generate.sampling.repetition_penalty, generate.sampling.seed, generate.stop) == (1.5, 5, ("a",))
+    assert (generate.sampling.repetition_penalty, generate.sampling.seed, generate.stop) == (
+        1.5,
+        5,
+        ("a",),
+    )
     generate, ignored = read({"options": {"temperature": 0.5, "num_predict": 3, "top_k": 4}})
-    assert (generate.sampling.temperature, generate.max_tokens, generate.sampling.top_k, ignored) == (0.5, 3, 4, [])
+    assert (
+        generate.sampling.temperature,
+        generate.max_tokens,
+        generate.sampling.top_k,
+        ignored,
+    ) == (0.5, 3, 4, [])
     assert read({"extra_body": {"min_p": 0.25}})[0].sampling.min_p == 0.25
 
 
 def test_each_dialects_length_is_anothers_alias() -> None:
     assert chat({"max_output_tokens": 3})[0].max_tokens == 3
     assert completion({"max_completion_tokens": 3})[0].max_tokens == 3
-    assert response({"max_tokens": 3})[0].max_tokens == response({"max_completion_tokens": 3})[0].max_tokens == 3
+    assert (
+        response({"max_tokens": 3})[0].max_tokens
+        == response({"max_completion_tokens": 3})[0].max_tokens
+        == 3
+    )
     assert message({"max_tokens": None, "max_completion_tokens": 3})[0].max_tokens == 3
     assert message({"stop": "a"})[0].stop == ("a",)
 
 
 def test_an_alias_beside_its_own_name_loses_and_is_named() -> None:
-    generate, ignored = chat({"max_tokens": 3, "n_predict": 4, "repeat_penalty": 1.5, "repetition_penalty": 1.5})
+    generate, ignored = chat(
+        {"max_tokens": 3, "n_predict": 4, "repeat_penalty": 1.5, "repetition_penalty": 1.5}
+    )
     assert (generate.max_tokens, ignored) == (3, ["n_predict"])
-    generate, ignored = chat({"temperature": 0.5, "options": {"temperature": 1, "num_gpu": 3}, "extra_body": 3})
+    generate, ignored = chat(
+        {"temperature": 0.5, "options": {"temperature": 1, "num_gpu": 3}, "extra_body": 3}
+    )
     assert generate.sampling.temperature == 0.5
     assert sorted(ignored) == ["extra_body", "options.num_gpu", "options.temperature"]
 
@@ -149,15 +166,18 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         {"type": "json_object", "schema": SCHEMA},
         {"type": "json_schema", "schema": SCHEMA},
         {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
-        {"type": "json_schema", "json_schema": {"name": "joke_response", "strict": "true", "schema": SCHEMA}},
+        {
+            "type": "json_schema",
+            "json_schema": {"name": "joke_response", "strict": "true", "schema": SCHEMA},
+        },
     ],
 )
 @pytest.mark.parametrize("read", [chat, completion])
 def test_a_schema_is_followed_wherever_it_stands(read: Any, given: Json) -> None:
     """It would be a wrong answer without it."""
-    plain = read({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}})[
-        0
-    ].grammar
+    plain = read(
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}
+    )[0].grammar
     found, ignored = read({"response_format": given})
     assert plain is not None and found.grammar is not None
     assert (found.grammar.source, ignored) == (plain.source, [])
@@ -192,7 +212,9 @@ def test_answers_as_clients_send_them_back() -> None:
     assert spoken({"content": None, "refusal": "No."})["content"] == "No."
     assert spoken({"content": "a", "reasoning": "hm"})["reasoning_content"] == "hm"
     call = {"id": "1", "function": {"name": "f", "arguments": '{"a": '}}
-    assert spoken({"tool_calls": [call]})["tool_calls"][0]["function"]["arguments"] == {"arguments": '{"a": '}
+    assert spoken({"tool_calls": [call]})["tool_calls"][0]["function"]["arguments"] == {
+        "arguments": '{"a": '
+    }
     generate, _ = chat({"messages": [*SAID, {"role": "tool", "content": None}, *SAID]})
     assert isinstance(generate.prompt, ChatPrompt)
     assert generate.prompt.messages[1]["content"] == ""
@@ -201,18 +223,34 @@ def test_answers_as_clients_send_them_back() -> None:
 
 
 def test_a_strict_reading_knows_no_other_servers() -> None:
-    for name, value in {"n_predict": 3, "enable_thinking": True, "options": {}, "reasoning": {}}.items():
-        assert fault(lambda name=name, value=value: parse_chat({"messages": SAID, name: value}))[0] == name
+    for name, value in {
+        "n_predict": 3,
+        "enable_thinking": True,
+        "options": {},
+        "reasoning": {},
+    }.items():
+        assert (
+            fault(lambda name=name, value=value: parse_chat({"messages": SAID, name: value}))[0]
+            == name
+        )
 
 
 FURTHER: Json = {
-    "typical_p": 0.5, "xtc_probability": 0.25, "xtc_threshold": 0.2, "dry_multiplier": 0.75, "dry_base": 2,
-    "dry_allowed_length": 3, "dry_penalty_last_n": 64, "dry_sequence_breakers": ["\n", "User:", "\n"],
-}  # fmt: skip
+    "typical_p": 0.5,
+    "xtc_probability": 0.25,
+    "xtc_threshold": 0.2,
+    "dry_multiplier": 0.75,
+    "dry_base": 2,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 64,
+    "dry_sequence_breakers": ["\n", "User:", "\n"],
+}
 
 
 @pytest.mark.parametrize("kind", [*READERS, "messages"])
-@pytest.mark.parametrize("given", [FURTHER, {"options": FURTHER}], ids=["named", "Ollama's options"])
+@pytest.mark.parametrize(
+    "given", [FURTHER, {"options": FURTHER}], ids=["named", "Ollama's options"]
+)
 def test_llama_cpps_samplers(kind: str, given: Json) -> None:
     if kind == "messages":
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **given}

@@ -17,7 +17,13 @@ from trouper.web.http.field_types import MAX_STOP
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.openai_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
-from trouper.web.openai.parameters import MAX_STOPS, Parameters, StreamOptions, sampling_of, stream_options
+from trouper.web.openai.parameters import (
+    MAX_STOPS,
+    Parameters,
+    StreamOptions,
+    sampling_of,
+    stream_options,
+)
 from trouper.web.output.dialect import Choice, Usage
 
 
@@ -41,19 +47,36 @@ def test_without_a_seed_each_prompt_draws_its_own_or_takes_the_servers() -> None
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 128))
 def test_choices_keep_the_first_seed_and_differ_in_the_others(seed: int, count: int) -> None:
-    generate = Generate(request_id="r", prompt=TextPrompt("a"), sampling=sampling_of(Parameters(seed=seed), None))
+    generate = Generate(
+        request_id="r", prompt=TextPrompt("a"), sampling=sampling_of(Parameters(seed=seed), None)
+    )
     choices = choices_of(generate, count)
     seeds = [one.sampling.seed for one in choices]
     assert seeds[0] == seed and len({*seeds}) == count and all(0 <= one < 2**64 for one in seeds)
-    assert [one.request_id for one in choices] == ["r", *(f"r-{place}" for place in range(1, count))]
+    assert [one.request_id for one in choices] == [
+        "r",
+        *(f"r-{place}" for place in range(1, count)),
+    ]
 
 
 def test_each_parameter_becomes_its_own() -> None:
     told = {
-        "temperature": 0.25, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5, "presence_penalty": -1.5,
-        "frequency_penalty": 0.75, "seed": 3,
-    }  # fmt: skip
-    [one] = completion(**told, top_k=9, logit_bias={"7": 2, "0": -100}, min_tokens=3, max_tokens=4, cache_salt="salt")
+        "temperature": 0.25,
+        "top_p": 0.5,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1.5,
+        "frequency_penalty": 0.75,
+        "seed": 3,
+    }
+    [one] = completion(
+        **told,
+        top_k=9,
+        logit_bias={"7": 2, "0": -100},
+        min_tokens=3,
+        max_tokens=4,
+        cache_salt="salt",
+    )
     assert {name: getattr(one.sampling, name) for name in told} == told
     assert (one.sampling.top_k, one.sampling.logit_bias) == (9, ((7, 2.0), (0, -100.0)))
     assert (one.min_tokens, one.max_tokens, one.cache_salt) == (3, 4, "salt")
@@ -104,25 +127,41 @@ def test_stops_are_strings_each_once() -> None:
 
 
 def test_completions_are_16_tokens_long_as_openais() -> None:
-    assert [one.max_tokens for one in (*completion(), *completion(max_tokens=None))] == [16, 16], "null means absent"
+    assert [one.max_tokens for one in (*completion(), *completion(max_tokens=None))] == [16, 16], (
+        "null means absent"
+    )
 
 
 def test_prompts_of_one_request_have_ids_of_their_own() -> None:
-    assert [one.request_id for one in completion(prompt=["a", "b"], n=2)] == ["id-0", "id-0-1", "id-1", "id-1-1"]
+    assert [one.request_id for one in completion(prompt=["a", "b"], n=2)] == [
+        "id-0",
+        "id-0-1",
+        "id-1",
+        "id-1-1",
+    ]
 
 
 def choice(text: str, *logprobs: float) -> Choice:
     seen = tuple(TokenLogprobs(97, logprob) for logprob in logprobs)
-    return Choice(text, (97,) * len(seen), seen, Finished("stop", len(seen)), Usage(1, len(seen), 0), (1,))
+    return Choice(
+        text, (97,) * len(seen), seen, Finished("stop", len(seen)), Usage(1, len(seen), 0), (1,)
+    )
 
 
 def test_the_best_are_those_of_the_highest_mean_of_each_prompt() -> None:
     """Not of the highest sum: that would be the shortest. In the order of their making."""
-    own = [choice("worst", -3.0), choice("long", -0.2, -0.2, -0.2, -0.2), choice("short", -0.5), choice("best", -0.1)]
+    own = [
+        choice("worst", -3.0),
+        choice("long", -0.2, -0.2, -0.2, -0.2),
+        choice("short", -0.5),
+        choice("best", -0.1),
+    ]
     other = [choice("empty"), choice("x", -9.0), choice("y", -8.0), choice("z", -7.0)]
     request = parse_completion({"prompt": ["a", "b"], "n": 2, "best_of": 4})
     assert [one.text for one in picked(request, [*own, *other])] == ["long", "best", "y", "z"]
-    assert all(one.logprobs == () for one in picked(request, [*own, *other])), "nobody asked for them"
+    assert all(one.logprobs == () for one in picked(request, [*own, *other])), (
+        "nobody asked for them"
+    )
     assert picked(parse_completion({"prompt": "a", "n": 4}), own) == own
 
 
@@ -138,11 +177,16 @@ def test_the_end_of_a_stream_tells_usage_if_it_was_asked_for() -> None:
     assert (done + b"\n\n", end) == (DONE, b"")
     body = json.loads(told.removeprefix(b"data: "))
     assert body["choices"] == []
-    assert body["usage"] == usage_body(Usage(30, 24, 4)), "each prompt once, with what its first choice found cached"
+    assert body["usage"] == usage_body(Usage(30, 24, 4)), (
+        "each prompt once, with what its first choice found cached"
+    )
     assert body["usage"] == {
-        "prompt_tokens": 30, "completion_tokens": 24, "total_tokens": 54, "prompt_tokens_details": {"cached_tokens": 4},
+        "prompt_tokens": 30,
+        "completion_tokens": 24,
+        "total_tokens": 54,
+        "prompt_tokens_details": {"cached_tokens": 4},
         "completion_tokens_details": {"reasoning_tokens": 0},
-    }  # fmt: skip
+    }
 
 
 def test_stream_options_need_a_stream() -> None:

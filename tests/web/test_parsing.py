@@ -1,4 +1,5 @@
-"""Bodies become typed fields, or a 400 that names the parameter: pure, so that every limit is met from both sides."""
+"""Bodies become typed fields, or a 400 that names the parameter: pure, so that every limit is met
+from both sides."""
 
 from __future__ import annotations
 
@@ -41,24 +42,35 @@ def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
     """As Windows' tools write it; no reader of JSON has to refuse it (RFC 8259, 8.1)."""
     assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
     assert (
-        fault(parse_json, b"\xef\xbb\xbf\xef\xbb\xbf{}") == fault(parse_json, b"\xef\xbb\xbf") == (None, "invalid_json")
+        fault(parse_json, b"\xef\xbb\xbf\xef\xbb\xbf{}")
+        == fault(parse_json, b"\xef\xbb\xbf")
+        == (None, "invalid_json")
     )
 
 
 def parse(cls: Any, **fields: Any) -> Any:
-    needed = {"messages": [{"role": "user", "content": "a"}]} if cls is ChatRequest else {"prompt": "a"}
+    needed = (
+        {"messages": [{"role": "user", "content": "a"}]} if cls is ChatRequest else {"prompt": "a"}
+    )
     return structure(needed | fields, cls)
 
 
-@pytest.mark.parametrize(("cls", "name", "told"), LIMITED, ids=lambda one: getattr(one, "__name__", str(one)))
-def test_a_limit_is_taken_and_what_is_beyond_it_is_not(cls: Any, name: str, told: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("cls", "name", "told"), LIMITED, ids=lambda one: getattr(one, "__name__", str(one))
+)
+def test_a_limit_is_taken_and_what_is_beyond_it_is_not(
+    cls: Any, name: str, told: dict[str, Any]
+) -> None:
     whole = "integer" in told["type"]
     for key, below in (("minimum", -1), ("maximum", 1)):
         if key in told:
             bound = told[key] if whole else float(told[key])
             assert getattr(parse(cls, **{name: bound}), name) == bound
             beyond = bound + below if whole else nextafter(bound, below * inf)
-            assert fault(lambda value=beyond: parse(cls, **{name: value})) == (name, "invalid_value")
+            assert fault(lambda value=beyond: parse(cls, **{name: value})) == (
+                name,
+                "invalid_value",
+            )
     if "exclusiveMinimum" in told:
         bound = told["exclusiveMinimum"]
         assert fault(lambda: parse(cls, **{name: bound})) == (name, "invalid_value")
@@ -66,7 +78,14 @@ def test_a_limit_is_taken_and_what_is_beyond_it_is_not(cls: Any, name: str, told
 
 
 def test_there_are_limits() -> None:
-    assert {name for _, name, _ in LIMITED} >= {"temperature", "top_p", "n", "min_tokens", "max_tokens", "best_of"}
+    assert {name for _, name, _ in LIMITED} >= {
+        "temperature",
+        "top_p",
+        "n",
+        "min_tokens",
+        "max_tokens",
+        "best_of",
+    }
 
 
 @given(st.floats(-10, 10), st.floats(-10, 10), st.floats(-10, 10), st.booleans())
@@ -75,7 +94,10 @@ def test_between(value: float, low: float, high: float, open_low: bool) -> None:
     if inside:
         between("x", value, low, high, open_low=open_low)
     else:
-        assert fault(lambda: between("x", value, low, high, open_low=open_low)) == ("x", "invalid_value")
+        assert fault(lambda: between("x", value, low, high, open_low=open_low)) == (
+            "x",
+            "invalid_value",
+        )
 
 
 Size = Literal["large", "a"]
@@ -142,7 +164,11 @@ NOTE = {"type": "note", "text": "a"}
         ({"parts": [NOTE, {"type": "film"}]}, "parts.1.type", "invalid_value"),
         ({"parts": [NOTE, {"text": "a"}]}, "parts.1.type", "invalid_value"),
         ({"parts": [NOTE, {"type": "note"}]}, "parts.1.text", "invalid_type"),
-        ({"parts": [NOTE, {"type": "note", "txt": "misspelled"}]}, "parts.1.txt", "unsupported_parameter"),
+        (
+            {"parts": [NOTE, {"type": "note", "txt": "misspelled"}]},
+            "parts.1.txt",
+            "unsupported_parameter",
+        ),
         ({"parts": [NOTE | {"extra": 1}], "within": {"yes": 1}}, "within.yes", "invalid_type"),
         ({"parts": [NOTE | {"url": "x"}]}, "parts.0.url", "unsupported_parameter"),
         ({"parts": [NOTE | {"citations": [1]}]}, "parts.0.citations", "unsupported_parameter"),
@@ -153,7 +179,9 @@ NOTE = {"type": "note", "text": "a"}
         ({"raw": [1]}, "raw", "invalid_type"),
     ],
 )
-def test_faults_within_arrays_and_tagged_objects(body: dict[str, Any], param: str, code: str) -> None:
+def test_faults_within_arrays_and_tagged_objects(
+    body: dict[str, Any], param: str, code: str
+) -> None:
     assert fault(lambda: structure(body, Outer)) == (param, code)
 
 
@@ -163,16 +191,26 @@ def test_messages_say_what_is_allowed() -> None:
             structure(body, Outer)
         return caught.value.problem.message
 
-    assert message({"within": {"kind": "c"}}) == "within.kind must be one of large, a, not 'c'", "in their order"
+    assert message({"within": {"kind": "c"}}) == "within.kind must be one of large, a, not 'c'", (
+        "in their order"
+    )
     assert message({"within": {"size": "1"}}) == "within.size: expected a number, got a string"
-    assert message({"parts": [{"type": "film"}]}) == "parts.0.type must be one of note, picture, not 'film'"
+    assert (
+        message({"parts": [{"type": "film"}]})
+        == "parts.0.type must be one of note, picture, not 'film'"
+    )
     assert message({"parts": [{"type": "picture"}]}) == "parts.0.url must be a URL, not null"
-    assert message({"parts": [{"type": "note", "text": 1}]}) == "parts.0.text must be a string, not an integer"
+    assert (
+        message({"parts": [{"type": "note", "text": 1}]})
+        == "parts.0.text must be a string, not an integer"
+    )
 
 
 def test_what_fits_is_taken() -> None:
     told = {"words": [1, 2.0, 3], "name": "five!", "kind": "a", "yes": True, "size": 1, "old": 1.0}
-    assert structure(told, Inner) == Inner(words=(1, 2, 3), name="five!", kind="a", yes=True, size=1.0)
+    assert structure(told, Inner) == Inner(
+        words=(1, 2, 3), name="five!", kind="a", yes=True, size=1.0
+    )
     assert structure(dict.fromkeys(("words", "name", "yes", "old")), Inner) == Inner()
 
 
@@ -189,9 +227,18 @@ def test_null_means_absent_at_every_level() -> None:
 def test_what_is_not_read_can_be_kept_instead_of_refused() -> None:
     """Names at every level, and the rest is parsed."""
     unread: list[RequestFailed] = []
-    body = {"made_up": 1, "within": {"other": 2, "old": 3, "yes": True}, "parts": [NOTE | {"extra": 4}]}
+    body = {
+        "made_up": 1,
+        "within": {"other": 2, "old": 3, "yes": True},
+        "parts": [NOTE | {"extra": 4}],
+    }
     assert structure(body, Outer, unread.append) == Outer(within=Inner(yes=True), parts=[Note("a")])
-    assert [failed.problem.param for failed in unread] == ["made_up", "within.other", "within.old", "parts.0.extra"]
+    assert [failed.problem.param for failed in unread] == [
+        "made_up",
+        "within.other",
+        "within.old",
+        "parts.0.extra",
+    ]
 
 
 def test_the_types_are_the_schema() -> None:
@@ -217,7 +264,9 @@ def test_a_refusal_says_what_is_meant() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([1.0, 0.0, "a"]), st.lists, max_leaves=3
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([1.0, 0.0, "a"]),
+    st.lists,
+    max_leaves=3,
 )
 
 

@@ -1,4 +1,5 @@
-"""Schemas moved below another root: a value follows the moved one if and only if it follows the original."""
+"""Schemas moved below another root: a value follows the moved one if and only if it follows the
+original."""
 
 from __future__ import annotations
 
@@ -38,8 +39,13 @@ def names() -> st.SearchStrategy[str]:
 
 
 def structured(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Schemas whose parts may be references: each looks further into a value, so that recursion ends with the value."""
-    parts = inner | st.just({"$ref": HOLE}) | st.just({"$ref": HOLE, "type": ["object", "array", "string"]})
+    """Schemas whose parts may be references: each looks further into a value, so that recursion
+    ends with the value."""
+    parts = (
+        inner
+        | st.just({"$ref": HOLE})
+        | st.just({"$ref": HOLE, "type": ["object", "array", "string"]})
+    )
     return st.one_of(
         st.fixed_dictionaries(
             {"type": st.just("object"), "properties": st.dictionaries(names(), parts, max_size=3)},
@@ -63,13 +69,16 @@ class Drawn:
 @st.composite
 def documents(draw: st.DrawFn) -> Drawn:
     within = st.recursive(
-        st.sampled_from(LEAVES).map(lambda leaf: json.loads(json.dumps(leaf))), structured, max_leaves=8
+        st.sampled_from(LEAVES).map(lambda leaf: json.loads(json.dumps(leaf))),
+        structured,
+        max_leaves=8,
     )
     root: dict[str, Any] = draw(within.filter(lambda schema: isinstance(schema, dict)))
     if definitions := draw(st.dictionaries(names(), within, max_size=3)):
         root[draw(st.sampled_from(("$defs", "definitions")))] = definitions
     if others := draw(st.dictionaries(names(), within, max_size=1)):
-        root["components"] = {"schemas": others}  # No keyword: nothing but a reference says that these are schemas.
+        # No keyword: nothing but a reference says that these are schemas.
+        root["components"] = {"schemas": others}
     identified = draw(st.booleans())
     if identified:
         root["$id"] = HOME
@@ -78,7 +87,11 @@ def documents(draw: st.DrawFn) -> Drawn:
     for number, hole in enumerate(holes):
         place, target = draw(st.sampled_from(targets))
         pointer = "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in place)
-        fragment = pointer if draw(st.booleans()) and "%" not in pointer else quote(pointer, safe=f"{PLAIN}/")
+        fragment = (
+            pointer
+            if draw(st.booleans()) and "%" not in pointer
+            else quote(pointer, safe=f"{PLAIN}/")
+        )
         if anchors and isinstance(target, dict) and "components" not in place:
             fragment = target.setdefault("$anchor", f"anchor-{number}")
         hole["$ref"] = (HOME if identified and draw(st.booleans()) else "") + "#" + fragment
@@ -100,8 +113,14 @@ def places(root: Any) -> tuple[list[tuple[tuple[str, ...], Any]], list[dict[str,
         for key in ("properties", "$defs", "definitions"):
             waiting += [((*place, key, name), part) for name, part in schema.get(key, {}).items()]
         for key in ("anyOf", "prefixItems"):
-            waiting += [((*place, key, str(index)), part) for index, part in enumerate(schema.get(key, []))]
-        waiting += [((*place, key), schema[key]) for key in ("items", "additionalProperties", "not") if key in schema]
+            waiting += [
+                ((*place, key, str(index)), part) for index, part in enumerate(schema.get(key, []))
+            ]
+        waiting += [
+            ((*place, key), schema[key])
+            for key in ("items", "additionalProperties", "not")
+            if key in schema
+        ]
         others = schema.get("components", {}).get("schemas", {}) if not place else {}
         waiting += [(("components", "schemas", name), part) for name, part in others.items()]
     return targets, holes
@@ -124,7 +143,9 @@ def test_a_value_follows_the_moved_schema_if_it_follows_the_original(
     drawn_at = [*zip(places, (one, other), strict=True)]
     definitions = {place[1]: moved(drawn.schema, place) for place, drawn in drawn_at}
     for place, drawn in drawn_at:
-        embedded = Draft202012Validator({"$defs": definitions, "items": {"$ref": fragment_of(place)}})
+        embedded = Draft202012Validator(
+            {"$defs": definitions, "items": {"$ref": fragment_of(place)}}
+        )
         alone, again = Draft202012Validator(drawn.schema), Draft202012Validator(moved(drawn.schema))
         for value in values:
             wanted = alone.is_valid(value)
@@ -160,7 +181,11 @@ def test_a_reference_to_nothing_is_said(reference: str) -> None:
 
 def test_recursive_types_of_typebox_name_themselves() -> None:
     """`Type.Recursive` gives a nested schema an identifier, and refers to that."""
-    node = {"$id": "T0", "type": "object", "properties": {"nodes": {"type": "array", "items": {"$ref": "T0"}}}}
+    node = {
+        "$id": "T0",
+        "type": "object",
+        "properties": {"nodes": {"type": "array", "items": {"$ref": "T0"}}},
+    }
     schema = {"type": "object", "properties": {"tree": node}}
     found = moved(schema, ("$defs", "f"))["properties"]["tree"]
     assert found["properties"]["nodes"]["items"] == {"$ref": "#/$defs/f/properties/tree"}
@@ -200,22 +225,32 @@ def test_forced_tools_keep_their_definitions_apart() -> None:
     def follows(name: str, arguments: Any) -> bool:
         return validator.is_valid({"name": name, "arguments": arguments})
 
-    assert follows("walk", {"first": {"next": {"next": {}}}}) and not follows("walk", {"first": {"next": {"next": 1}}})
+    assert follows("walk", {"first": {"next": {"next": {}}}}) and not follows(
+        "walk", {"first": {"next": {"next": 1}}}
+    )
     assert follows("count", 3) and not follows("count", {})
     assert follows("plain", {"a": 1}) and not follows("plain", 3) and not follows("other", {})
 
 
 def test_a_reference_to_nothing_is_refused_by_the_tools_name() -> None:
     offered = (tool("walk", {"$ref": "#/$defs/Node"}),)
-    with pytest.raises(RequestFailed, match=r"the parameters of 'walk' cannot be followed: .* names nothing") as caught:
+    with pytest.raises(
+        RequestFailed, match=r"the parameters of 'walk' cannot be followed: .* names nothing"
+    ) as caught:
         _ = Tools(offered, offered).grammar
     assert (caught.value.problem.status, caught.value.problem.code) == (400, "invalid_grammar")
 
 
 def test_names_that_no_uri_may_hold_are_escaped_for_the_engine() -> None:
     """Generic types: llguidance takes references for URIs, clients write them as they like."""
-    schema = {"$defs": {"Box[int]": {"type": "integer"}}, "items": {"$ref": "#/$defs/Box[int]"}, "type": "array"}
+    schema = {
+        "$defs": {"Box[int]": {"type": "integer"}},
+        "items": {"$ref": "#/$defs/Box[int]"},
+        "type": "array",
+    }
     found = json.loads(schema_grammar(schema, "response_format").source)
     assert found["items"] == {"$ref": "#/$defs/Box%5Bint%5D"}
-    with pytest.raises(RequestFailed, match=r"response_format cannot be followed: .* names nothing"):
+    with pytest.raises(
+        RequestFailed, match=r"response_format cannot be followed: .* names nothing"
+    ):
         schema_grammar({"$ref": "#/$defs/none"}, "response_format")

@@ -17,10 +17,16 @@ from tests.web.serving import serving
 MOONCAKE = (
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, *range(1, 14)]},
     {"timestamp": 0, "input_length": 7322, "output_length": 490, "hash_ids": [0, *range(14, 28)]},
-    {"timestamp": 3052, "input_length": 2290, "output_length": 316, "hash_ids": [0, 42, 43, 44, 45]},
+    {
+        "timestamp": 3052,
+        "input_length": 2290,
+        "output_length": 316,
+        "hash_ids": [0, 42, 43, 44, 45],
+    },
     {"timestamp": 3052, "input_length": 6758, "output_length": 3, "hash_ids": [0, *range(1, 14)]},
 )
-"""Of kvcache-ai/Mooncake, FAST25-release/traces/toolagent_trace.jsonl; the last line repeats the first."""
+"""Of kvcache-ai/Mooncake, FAST25-release/traces/toolagent_trace.jsonl; the last line repeats the
+first."""
 
 
 def written(place: Path, *rows: dict[str, Any]) -> Path:
@@ -66,7 +72,10 @@ def test_texts_sessions_and_other_names(tmp_path: Path) -> None:
         "nothing says that they share any"
     )
     assert [len(session) for session in turns(requests)] == [1, 1, 1, 1, 2]
-    assert body_of(requests[1], "m")[0] == "/v1/chat/completions" and body_of(requests[0], None)[0] == "/v1/completions"
+    assert (
+        body_of(requests[1], "m")[0] == "/v1/chat/completions"
+        and body_of(requests[0], None)[0] == "/v1/completions"
+    )
 
 
 @pytest.mark.parametrize("row", ['{"timestamp": 1}', "not json", '{"input_length": "many"}', "[]"])
@@ -96,7 +105,11 @@ async def test_a_replay() -> None:
             played = await replay(f"http://127.0.0.1:{served.port}", requests)
         assert served.runtime.health().scheduler.requests_completed == 3
     found = summary(played, 2.0)
-    assert (found["requests"], found["output tokens"], found["output tokens a second"]) == (4, 11, 5.5)
+    assert (found["requests"], found["output tokens"], found["output tokens a second"]) == (
+        4,
+        11,
+        5.5,
+    )
     assert list(found["errors"].values()) == [1]
     second = next(one for one in played if one.turn)
     assert second.cached_tokens >= 32
@@ -106,7 +119,11 @@ async def test_a_replay() -> None:
 
 def test_flags_of_the_server_stand_behind_two_dashes() -> None:
     options = parsed(["trace.jsonl", "--lengths", "0.5", "--", "--self-check", "off"])
-    assert (options.file, options.lengths, options.flags) == (Path("trace.jsonl"), 0.5, ("--self-check", "off"))
+    assert (options.file, options.lengths, options.flags) == (
+        Path("trace.jsonl"),
+        0.5,
+        ("--self-check", "off"),
+    )
     assert parsed(["--requests", "3", "trace.jsonl"]).flags == ()
 
 
@@ -117,7 +134,10 @@ def test_a_summary_of_nothing_and_of_errors_alone() -> None:
 
 
 def test_percentiles_are_of_answers_alone() -> None:
-    played = [Played(0, first_s=float(n), prompt_tokens=10, cached_tokens=5, known_tokens=8) for n in range(1, 101)]
+    played = [
+        Played(0, first_s=float(n), prompt_tokens=10, cached_tokens=5, known_tokens=8)
+        for n in range(1, 101)
+    ]
     found = summary([*played, Played(0, first_s=1000.0, error="cut")], 10.0)
     assert found["first token, s"] == [51.0, 91.0, 100.0]
     assert (found["hit rate"], found["hit rate, at most"]) == (0.5, 0.8)
@@ -127,4 +147,6 @@ def test_the_recorded_session_of_the_repository() -> None:
     requests = read(Path(traces.__file__).with_name("agents.jsonl"), Scale())
     sessions = list(turns(requests))
     assert len(sessions) > 5 and max(map(len, sessions)) > 3
-    assert all(isinstance(request.prompt, list) and request.max_tokens < 100 for request in requests)
+    assert all(
+        isinstance(request.prompt, list) and request.max_tokens < 100 for request in requests
+    )

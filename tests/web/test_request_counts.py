@@ -15,11 +15,27 @@ from trouper.protocol.record import Reason, RequestRecord
 from trouper.web.metrics.request_metrics import MEASURES, ModelRequestCounts
 
 WHOLE = RequestRecord(
-    request_id="r", reason="stop", code="", model="m", endpoint="/v1/completions", prompt_tokens=10, cached_tokens=4,
-    disk_tokens=3, generated_tokens=5, max_tokens=9, arrived_at=100.0, admitted_at=101.0, first_token_at=103.0,
-    last_token_at=111.0, ended_at=112.0,
-)  # fmt: skip
-PHASES = {"vllm:time_to_first_token_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds"}
+    request_id="r",
+    reason="stop",
+    code="",
+    model="m",
+    endpoint="/v1/completions",
+    prompt_tokens=10,
+    cached_tokens=4,
+    disk_tokens=3,
+    generated_tokens=5,
+    max_tokens=9,
+    arrived_at=100.0,
+    admitted_at=101.0,
+    first_token_at=103.0,
+    last_token_at=111.0,
+    ended_at=112.0,
+)
+PHASES = {
+    "vllm:time_to_first_token_seconds",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+}
 """What also says something of an answer that was cut short."""
 
 
@@ -54,7 +70,9 @@ def test_a_whole_answer_is_measured_in_all_its_phases() -> None:
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_of_half_an_answer_only_what_it_reached_is_measured(reason: Reason) -> None:
-    counts = counted(attrs.evolve(WHOLE, reason=reason, code="token_timeout" if reason == "error" else ""))
+    counts = counted(
+        attrs.evolve(WHOLE, reason=reason, code="token_timeout" if reason == "error" else "")
+    )
     assert {*totals(counts)} == PHASES
     assert counts.reasons[reason] == 1
     assert counts.problems["error", "token_timeout"] == (reason == "error")
@@ -82,4 +100,6 @@ def test_a_histogram_counts_values_up_to_each_bound(values: list[tuple[float, in
     every = sorted(value for value, times in values for _ in range(times))
     assert histogram.count == len(every)
     assert histogram.total == pytest.approx(sum(every))
-    assert histogram.buckets == [(bound, bisect_left(every, bound + 1e-9)) for bound in (1.0, 2.0, 3.0, inf)]
+    assert histogram.buckets == [
+        (bound, bisect_left(every, bound + 1e-9)) for bound in (1.0, 2.0, 3.0, inf)
+    ]

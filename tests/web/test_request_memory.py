@@ -13,7 +13,17 @@ import pytest
 import trio
 
 from tests.fakes import FakeEngine
-from tests.web.serving import PATIENCE_S, Served, ask, eventually, exchange, get, pace, post, serving
+from tests.web.serving import (
+    PATIENCE_S,
+    Served,
+    ask,
+    eventually,
+    exchange,
+    get,
+    pace,
+    post,
+    serving,
+)
 from tests.web.test_key_rights import bearer, key_file
 from trouper.web.http.content_encoding import ENCODINGS, decoded, zstd
 from trouper.web.responses import routes
@@ -37,9 +47,11 @@ def head(size: int, headers: str = "") -> bytes:
 
 
 @asynccontextmanager
-async def announced(served: Served, size: int, headers: str = "") -> AsyncIterator[trio.SocketStream]:
-    """A request whose body does not come. Another one is answered before it, when the file of keys was read,
-    and one after it."""
+async def announced(
+    served: Served, size: int, headers: str = ""
+) -> AsyncIterator[trio.SocketStream]:
+    """A request whose body does not come. Another one is answered before it, when the file of keys
+    was read, and one after it."""
     await code_of(served, b"{}", headers)
     async with await served.connect() as stream:
         await stream.send_all(head(size, headers))
@@ -72,7 +84,10 @@ async def test_a_body_counts_before_it_comes_and_small_requests_go_on() -> None:
             assert await refused(served, large()) == "request_memory_share"
             assert (await ask(served, SMALL))[0] == 200
         await served_again(served, large())
-        assert await code_of(served, large(user="a" * (3 * MB))) == (413, "request_memory_too_small")
+        assert await code_of(served, large(user="a" * (3 * MB))) == (
+            413,
+            "request_memory_too_small",
+        )
 
 
 async def test_clients_have_shares(tmp_path: Path) -> None:
@@ -113,7 +128,9 @@ def test_no_more_is_decompressed_than_was_taken() -> None:
 
 async def test_a_chunked_body_counts_as_it_comes() -> None:
     chunk = b"%x\r\n%b\r\n" % (MB, b"a" * MB)
-    start = head(0).replace(b"Content-Length: 0", b"Connection: close\r\nTransfer-Encoding: chunked")
+    start = head(0).replace(
+        b"Content-Length: 0", b"Connection: close\r\nTransfer-Encoding: chunked"
+    )
     async with serving(FakeEngine(), **BUDGET) as served, await served.connect() as stream:
         await stream.send_all(start + b'8\r\n{"user":\r\n' + 3 * chunk)
         with trio.fail_after(PATIENCE_S):
@@ -123,7 +140,9 @@ async def test_a_chunked_body_counts_as_it_comes() -> None:
 
 async def test_limits_of_a_key_come_before_the_body(tmp_path: Path) -> None:
     """The body never comes, and every refusal does."""
-    file = key_file(tmp_path, "sk-a name=alice requests_per_minute=1\nsk-w observability=true inference=false\n")
+    file = key_file(
+        tmp_path, "sk-a name=alice requests_per_minute=1\nsk-w observability=true inference=false\n"
+    )
     async with serving(FakeEngine(), api_key_file=file, **BUDGET) as served:
         assert await code_of(served, b"{}", bearer("sk-a")) == (400, "missing_required_parameter")
         for headers, status in (
@@ -151,7 +170,9 @@ async def test_what_runs_is_given_back_however_it_ends() -> None:
     async with serving(FakeEngine(before_step=pace), **BUDGET) as served:
         for _ in range(3):
             async with await served.connect() as stream:
-                await stream.send_all(post("/v1/completions", large(max_tokens=200, ignore_eos=True, stream=True)))
+                await stream.send_all(
+                    post("/v1/completions", large(max_tokens=200, ignore_eos=True, stream=True))
+                )
                 await stream.receive_some()
                 assert await refused(served, large()) == "request_memory_share"
             await served_again(served, large())
@@ -181,7 +202,9 @@ async def test_pairs_repeat_their_query() -> None:
         assert status in (400, 413), answer
 
 
-async def test_a_conversation_that_is_stored_counts_again_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_conversation_that_is_stored_counts_again_when_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It becomes a prompt for each small request that goes on with it."""
     wish = {"input": "a" * 300, "max_output_tokens": 1}
     async with serving(FakeEngine(), **BUDGET) as served:

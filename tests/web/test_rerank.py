@@ -1,4 +1,5 @@
-"""POST /v1/rerank and /v1/score, in the shapes of Cohere, Jina, vLLM and text-embeddings-inference."""
+"""POST /v1/rerank and /v1/score, in the shapes of Cohere, Jina, vLLM and
+text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -11,10 +12,19 @@ import trio
 
 from tests.fakes import FakeEngine, Ranking
 from tests.web.serving import Served, ask, eventually, serving
-from trouper.web.openai.rerank import INSTRUCTION, SYSTEM, Pair, ScoringParameters, pairs_to_generate
+from trouper.web.openai.rerank import (
+    INSTRUCTION,
+    SYSTEM,
+    Pair,
+    ScoringParameters,
+    pairs_to_generate,
+)
 from trouper.web.openai.rerank_routes import equal_parts
 
-ASKED: dict[str, Any] = {"query": "barks?", "documents": ["a dog", "a spoon", {"text": "a fox"}, "a bark"]}
+ASKED: dict[str, Any] = {
+    "query": "barks?",
+    "documents": ["a dog", "a spoon", {"text": "a fox"}, "a bark"],
+}
 
 
 def ranking(**more: Any) -> FakeEngine:
@@ -36,7 +46,9 @@ class TestPrompt:
             {"role": "user", "content": f"<Instruct>: {INSTRUCTION}\n<Query>: q\n<Document>: d"},
         )
         assert (generate.max_tokens, generate.logprob_tokens, generate.logprobs) == (1, (4, 5), 0)
-        [own] = pairs_to_generate([Pair("q", "d")], ScoringParameters(instruction="Find jokes"), "1", (4, 5))
+        [own] = pairs_to_generate(
+            [Pair("q", "d")], ScoringParameters(instruction="Find jokes"), "1", (4, 5)
+        )
         assert "<Instruct>: Find jokes" in str(own.prompt)
 
 
@@ -49,14 +61,22 @@ class TestRerank:
             assert status == 200
             order = [result["index"] for result in said["results"]]
             assert order == sorted(range(4), key=lambda index: -found[index])
-            assert [result["relevance_score"] for result in said["results"]] == [found[index] for index in order]
+            assert [result["relevance_score"] for result in said["results"]] == [
+                found[index] for index in order
+            ]
             texts = ["a dog", "a spoon", "a fox", "a bark"]
-            assert [result["document"]["text"] for result in said["results"]] == [texts[index] for index in order]
+            assert [result["document"]["text"] for result in said["results"]] == [
+                texts[index] for index in order
+            ]
             assert said["usage"]["total_tokens"] == said["usage"]["prompt_tokens"] > 4 * len(SYSTEM)
             for path in ("/rerank", "/v2/rerank"):
                 assert (await ask(served, ASKED, path))[1]["results"] == said["results"]
-            _, few = await ask(served, {**ASKED, "top_n": 2, "return_documents": False}, "/v1/rerank")
-            assert few["results"] == [{k: v for k, v in one.items() if k != "document"} for one in said["results"][:2]]
+            _, few = await ask(
+                served, {**ASKED, "top_n": 2, "return_documents": False}, "/v1/rerank"
+            )
+            assert few["results"] == [
+                {k: v for k, v in one.items() if k != "document"} for one in said["results"][:2]
+            ]
 
     async def test_as_text_embeddings_inference_answers(self) -> None:
         body = {"query": "barks?", "texts": ["a dog", "a spoon"], "truncate": True}
@@ -66,11 +86,15 @@ class TestRerank:
             assert {one["index"]: one["score"] for one in said} == dict(enumerate(found))
             _, raw = await ask(served, {**body, "raw_scores": True, "return_text": True}, "/rerank")
             assert [one["index"] for one in raw] == [one["index"] for one in said]
-            assert {one["text"] for one in raw} == {"a dog", "a spoon"} and raw[0]["score"] >= raw[1]["score"]
+            assert {one["text"] for one in raw} == {"a dog", "a spoon"} and raw[0]["score"] >= raw[
+                1
+            ]["score"]
 
     async def test_more_pairs_than_rows_and_queue(self) -> None:
         documents = [f"number {n}" for n in range(70)]
-        async with serving(ranking(), settings={"max_queue_size": 10, "completion_batch_size": 4}) as served:
+        async with serving(
+            ranking(), settings={"max_queue_size": 10, "completion_batch_size": 4}
+        ) as served:
             together = await scores(served, documents)
             assert together[41:43] == [
                 *(await scores(served, documents[41:42])),
@@ -84,20 +108,31 @@ class TestRerank:
         async with serving(engine, settings={"completion_batch_size": 32}) as served:
             together = await scores(served, documents)
             assert together[10] == (await scores(served, documents[10:11]))[0]
-        rows = {admit.row: len(admit.prompt) // 4 for plan in engine.plans_seen for admit in plan.admit}
+        rows = {
+            admit.row: len(admit.prompt) // 4 for plan in engine.plans_seen for admit in plan.admit
+        }
         lengths = [length for _, length in sorted(rows.items())][:70]
-        assert lengths == sorted(lengths), "as they came they would be as wide as the longest of all"
+        assert lengths == sorted(lengths), (
+            "as they came they would be as wide as the longest of all"
+        )
 
     async def test_coheres_clients(self) -> None:
         def rerank(url: str) -> tuple[Any, Any]:
-            asked: Any = {"model": "fake", "query": "barks?", "documents": ["a dog", "a spoon"], "top_n": 1}
+            asked: Any = {
+                "model": "fake",
+                "query": "barks?",
+                "documents": ["a dog", "a spoon"],
+                "top_n": 1,
+            }
             connect: Any = {"api_key": "none", "base_url": url}
             with cohere.ClientV2(**connect) as newer, cohere.Client(**connect) as older:
                 return newer.rerank(**asked), older.rerank(**asked)
 
         async with serving(ranking()) as served:
             _, said = await ask(served, {**ASKED, "documents": ["a dog", "a spoon"]}, "/v1/rerank")
-            for answer in await trio.to_thread.run_sync(partial(rerank, served.base_url.removesuffix("/v1"))):
+            for answer in await trio.to_thread.run_sync(
+                partial(rerank, served.base_url.removesuffix("/v1"))
+            ):
                 [best] = answer.results
                 assert (best.index, best.relevance_score) == tuple(said["results"][0].values())[:2]
 
@@ -128,7 +163,9 @@ class TestScore:
         ("/v1/score", {"text_1": "a"}, "text_2"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_name(path: str, body: dict[str, Any], param: str) -> None:
+async def test_what_cannot_be_is_refused_by_name(
+    path: str, body: dict[str, Any], param: str
+) -> None:
     async with serving(ranking(), settings={"max_kv_size": 4096}) as served:
         status, said = await ask(served, body, path)
         assert (status, said["error"]["param"]) == (400, param), said

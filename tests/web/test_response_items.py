@@ -39,7 +39,10 @@ def output(name: str, said: Any) -> Json:
 
 def thought(**parts: str) -> Json:
     kinds = {"summary": "summary_text", "content": "reasoning_text"}
-    return {"type": "reasoning", **{name: [{"type": kinds[name], "text": text}] for name, text in parts.items()}}
+    return {
+        "type": "reasoning",
+        **{name: [{"type": kinds[name], "text": text}] for name, text in parts.items()},
+    }
 
 
 def heard(*given: Json, instructions: str | None = None) -> list[Json]:
@@ -60,14 +63,27 @@ def test_one_turn_is_one_message() -> None:
         message("developer", "be brief"),
         instructions="be kind",
     )
-    assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "tool", "tool", "assistant", "system"]
+    assert [turn["role"] for turn in turns] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "system",
+    ]
     first = turns[2]
-    assert (first["content"], first["reasoning_content"]) == ("so", "hmmore"), "what was thought, else its summary"
+    assert (first["content"], first["reasoning_content"]) == ("so", "hmmore"), (
+        "what was thought, else its summary"
+    )
     assert [one["function"] for one in first["tool_calls"]] == [
         {"name": "f", "arguments": {"x": 1}},
         {"name": "g", "arguments": {}},
     ]
-    assert [(turn["content"], turn["tool_call_id"]) for turn in turns[3:5]] == [("1", "c-f"), ("2", "c-g")]
+    assert [(turn["content"], turn["tool_call_id"]) for turn in turns[3:5]] == [
+        ("1", "c-f"),
+        ("2", "c-g"),
+    ]
     assert (turns[5]["content"], turns[6]["content"]) == ("done", "be brief")
 
 
@@ -79,7 +95,9 @@ def test_one_turn_is_one_message() -> None:
         ([message("assistant", "one"), thought(content="late")], ["one", ""]),
     ],
 )
-def test_what_comes_out_of_order_begins_another_message(given: list[Json], contents: list[str]) -> None:
+def test_what_comes_out_of_order_begins_another_message(
+    given: list[Json], contents: list[str]
+) -> None:
     """Nothing that was said is lost."""
     turns = heard(message("user", "a"), *given)
     assert [turn["content"] for turn in turns[1:]] == contents

@@ -1,4 +1,5 @@
-"""A response in the making, without a server: whatever a model says, however it is cut, events and object agree."""
+"""A response in the making, without a server: whatever a model says, however it is cut, events and
+object agree."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ VALIDATORS = {
 }
 CALL = '<call>{"name": "f", "arguments": {}}</call>'
 SAID = st.lists(
-    st.sampled_from(["<think>", "</think>", "<call>", "</call>", CALL, "a", "<", "\n", "b c", "", "{}"]), max_size=12
+    st.sampled_from(
+        ["<think>", "</think>", "<call>", "</call>", CALL, "a", "<", "\n", "b c", "", "{}"]
+    ),
+    max_size=12,
 )
 ENDS = st.sampled_from(["stop", "length", "failed", "cancelled"])
 
@@ -73,7 +77,9 @@ def events_of(data: bytes) -> list[Json]:
 def test_events_are_the_response(pieces: list[str], end: str) -> None:
     answer, log = answer_of(len(pieces)), EventLog()
     shape = shape_of(answer, log)
-    said = shape.opening(0, answer) + b"".join(shape.text(0, delta, answer) for delta in deltas_of(pieces))
+    said = shape.opening(0, answer) + b"".join(
+        shape.text(0, delta, answer) for delta in deltas_of(pieces)
+    )
     VALIDATORS["Response"].validate(json.loads(json.dumps(shape.response())))
     match end:
         case "stop" | "length" as reason:
@@ -103,7 +109,10 @@ def check_items(events: Sequence[Json], output: Sequence[Json]) -> None:
     assert len({item["id"] for item in output}) == len(output)
     for place, item in enumerate(output):
         own = [event for event in events if event.get("output_index") == place]
-        assert own[0]["type"] == "response.output_item.added" and own[-1]["type"] == "response.output_item.done"
+        assert (
+            own[0]["type"] == "response.output_item.added"
+            and own[-1]["type"] == "response.output_item.done"
+        )
         assert {event["item_id"] for event in own[1:-1]} == {item["id"]}
         text = "".join(event["delta"] for event in own if "delta" in event)
         if item["type"] == "function_call":
@@ -112,7 +121,9 @@ def check_items(events: Sequence[Json], output: Sequence[Json]) -> None:
         [part] = item["content"]
         assert text == part["text"]
         if item["type"] == "message":
-            assert [at for event in own if "delta" in event for at in event["logprobs"]] == part["logprobs"]
+            assert [at for event in own if "delta" in event for at in event["logprobs"]] == part[
+                "logprobs"
+            ]
 
 
 @given(SAID, st.sampled_from(["stop", "length"]))
@@ -130,9 +141,10 @@ def test_whole_is_streamed(pieces: list[str], reason: Any) -> None:
 
 def nameless(response: Json) -> Any:
     names = ("id", "call_id", "completed_at")
-    return [{key: value for key, value in item.items() if key not in names} for item in response["output"]], {
-        key: response[key] for key in ("status", "usage", "incomplete_details")
-    }
+    return [
+        {key: value for key, value in item.items() if key not in names}
+        for item in response["output"]
+    ], {key: response[key] for key in ("status", "usage", "incomplete_details")}
 
 
 def test_a_token_belongs_to_what_it_says() -> None:

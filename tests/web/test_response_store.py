@@ -23,15 +23,21 @@ class Clock:
         return self.now
 
 
-def store_of(most: int = 100, most_bytes: int = 10**6, ttl_s: float = 100.0) -> tuple[ResponseStore, Clock]:
+def store_of(
+    most: int = 100, most_bytes: int = 10**6, ttl_s: float = 100.0
+) -> tuple[ResponseStore, Clock]:
     clock = Clock()
     bounds = ServerSettings(
-        stored_responses=most, stored_responses_bytes=ByteSize(most_bytes), stored_responses_ttl_s=ttl_s
+        stored_responses=most,
+        stored_responses_bytes=ByteSize(most_bytes),
+        stored_responses_ttl_s=ttl_s,
     )
     return ResponseStore(bounds, clock), clock
 
 
-def response(name: str, before: Turn | None = None, text: str = "", log: EventLog | None = None) -> StoredResponse:
+def response(
+    name: str, before: Turn | None = None, text: str = "", log: EventLog | None = None
+) -> StoredResponse:
     said: dict[str, Any] = {"id": f"out_{name}", "text": text}
     return StoredResponse({"id": name, "output": [said]}, ({"id": f"in_{name}"},), before, log)
 
@@ -46,7 +52,14 @@ def test_a_conversation_outlives_the_responses_that_began_it() -> None:
     third = response("c", second.turn)
     store.add(third)
     assert store.find("a") is None
-    assert [item["id"] for item in third.turn.all_items()] == ["in_a", "out_a", "in_b", "out_b", "in_c", "out_c"]
+    assert [item["id"] for item in third.turn.all_items()] == [
+        "in_a",
+        "out_a",
+        "in_b",
+        "out_b",
+        "in_c",
+        "out_c",
+    ]
     assert store.item("out_a") == {"id": "out_a", "text": ""}
     turns = first.turn.size + alone + third.turn.size
     assert store.bytes == turns + second.size + third.size
@@ -94,11 +107,16 @@ def test_bytes_count_events_too() -> None:
     assert len(store) == 1
     store.add(response("b", text="y" * 300))
     assert store.find("a") is None
-    assert store.bytes == len(msgspec.json.encode(({"id": "b", "output": [{"id": "out_b", "text": "y" * 300}]}, ({"id": "in_b"},))))  # fmt: skip
+    assert store.bytes == len(
+        msgspec.json.encode(
+            ({"id": "b", "output": [{"id": "out_b", "text": "y" * 300}]}, ({"id": "in_b"},))
+        )
+    )
 
 
 def test_events_and_tools_of_what_is_gone_count_no_more() -> None:
-    """They counted as long as a later response built on it, until the whole conversation was more than the store, and all of it went."""
+    """They counted as long as a later response built on it, until the whole conversation was more
+    than the store, and all of it went."""
     store, _ = store_of(most_bytes=1000)
     before: Turn | None = None
     for number in range(10):
@@ -118,18 +136,26 @@ def test_an_id_that_is_gone_says_so() -> None:
         store.get("a", "previous_response_id", "previous_response_not_found")
     problem = caught.value.problem
     assert (problem.status, problem.param, problem.code) == (
-        404, "previous_response_id", "previous_response_not_found",
-    )  # fmt: skip
+        404,
+        "previous_response_id",
+        "previous_response_not_found",
+    )
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["add", "follow", "find", "remove", "wait"]), st.integers(0, 9), st.integers(0, 300)),
+    st.tuples(
+        st.sampled_from(["add", "follow", "find", "remove", "wait"]),
+        st.integers(0, 9),
+        st.integers(0, 300),
+    ),
     max_size=60,
 )
 
 
 @given(steps, st.integers(0, 5), st.integers(0, 1500))
-def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]], most: int, most_bytes: int) -> None:
+def test_the_bounds_hold_whatever_happens(
+    steps: list[tuple[str, int, int]], most: int, most_bytes: int
+) -> None:
     store, clock = store_of(most, most_bytes, ttl_s=50)
     kept: dict[str, StoredResponse] = {}
     for place, (what, which, size) in enumerate(steps):
@@ -137,7 +163,9 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]], mos
         match what:
             case "add" | "follow":
                 before = kept.get(f"r{size % 10}") if what == "follow" else None
-                stored = response(f"r{which}-{place}", None if before is None else before.turn, "z" * size)
+                stored = response(
+                    f"r{which}-{place}", None if before is None else before.turn, "z" * size
+                )
                 store.add(stored)
                 kept[name] = stored
             case "find" if name in kept:
@@ -185,8 +213,12 @@ def test_a_key_that_floods_the_store_pushes_out_its_own(most: int, most_bytes: i
     assert len(store) <= most and store.bytes <= most_bytes
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 400)), max_size=60), st.integers(1, 9))
-def test_nobody_loses_what_is_within_an_equal_share(added: list[tuple[str, int]], most: int) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 400)), max_size=60), st.integers(1, 9)
+)
+def test_nobody_loses_what_is_within_an_equal_share(
+    added: list[tuple[str, int]], most: int
+) -> None:
     store, _ = store_of(most, most_bytes=2000)
     held: dict[str, list[StoredResponse]] = {"a": [], "b": [], "c": []}
     for number, (owner, size) in enumerate(added):

@@ -1,5 +1,5 @@
-"""Tools and items of every type that the responses API has: offered, or left out and named; calls come back as the
-client knows them, streamed and complete, and are read when they are sent again."""
+"""Tools and items of every type that the responses API has: offered, or left out and named; calls
+come back as the client knows them, streamed and complete, and are read when they are sent again."""
 
 from __future__ import annotations
 
@@ -108,13 +108,15 @@ async def test_what_nobody_runs_here_is_left_out_and_named(kind: str) -> None:
         assert (status, ignored) == (200, f"tools.{kind}")
         for choice in ("required", {"type": kind}):
             status, _, answer = await asked(served, {"tools": [tool], "tool_choice": choice})
-            assert (status, answer["error"]["param"]) == (400, "tool_choice"), "nothing else may be called"
+            assert (status, answer["error"]["param"]) == (400, "tool_choice"), (
+                "nothing else may be called"
+            )
     async with serving(engine, strict=True) as served:
         assert (await asked(served, {"tools": [tool, FUNCTION]}))[0] == 400
     assert kind not in prompts_of(engine)[0]
 
 
-# -- calls: what the model writes, the item, and the output that a client sends back -----------------------------
+# -- calls: what the model writes, the item, and the output that a client sends back -------------
 
 TURNS: dict[str, tuple[Json, str, Json, Json, str]] = {
     "function": (
@@ -134,21 +136,31 @@ TURNS: dict[str, tuple[Json, str, Json, Json, str]] = {
     "custom": (
         CUSTOM,
         called("write", input='*** Begin "Patch"\n\u00e4\U0001f600\\n'),
-        {"type": "custom_tool_call", "name": "write", "input": '*** Begin "Patch"\n\u00e4\U0001f600\\n'},
+        {
+            "type": "custom_tool_call",
+            "name": "write",
+            "input": '*** Begin "Patch"\n\u00e4\U0001f600\\n',
+        },
         {"type": "custom_tool_call_output", "output": "done"},
         "done",
     ),
     "local_shell": (
         {"type": "local_shell"},
         called("local_shell", command=["ls", "-l"], timeout_ms=9),
-        {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 9}},
+        {
+            "type": "local_shell_call",
+            "action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 9},
+        },
         {"type": "local_shell_call_output", "output": "done"},
         "done",
     ),
     "shell": (
         {"type": "shell"},
         called("shell", commands=["ls", "pwd"], timeout_ms=9),
-        {"type": "shell_call", "action": {"commands": ["ls", "pwd"], "timeout_ms": 9, "max_output_length": None}},
+        {
+            "type": "shell_call",
+            "action": {"commands": ["ls", "pwd"], "timeout_ms": 9, "max_output_length": None},
+        },
         {
             "type": "shell_call_output",
             "output": [{"stdout": "a", "stderr": "b", "outcome": {"type": "exit", "exit_code": 2}}],
@@ -158,16 +170,32 @@ TURNS: dict[str, tuple[Json, str, Json, Json, str]] = {
     "apply_patch": (
         {"type": "apply_patch"},
         called("apply_patch", type="update_file", path="x.py", diff="+a"),
-        {"type": "apply_patch_call", "operation": {"type": "update_file", "path": "x.py", "diff": "+a"}},
+        {
+            "type": "apply_patch_call",
+            "operation": {"type": "update_file", "path": "x.py", "diff": "+a"},
+        },
         {"type": "apply_patch_call_output", "status": "failed"},
         "The patch failed.",
     ),
 }
 LEFT_OUT = (
-    "file_search_call", "computer_call", "computer_call_output", "web_search_call", "tool_search_call",
-    "configuration_update", "compaction", "image_generation_call", "code_interpreter_call", "mcp_list_tools",
-    "mcp_approval_request", "mcp_approval_response", "mcp_call", "compaction_trigger", "program", "program_output",
-)  # fmt: skip
+    "file_search_call",
+    "computer_call",
+    "computer_call_output",
+    "web_search_call",
+    "tool_search_call",
+    "configuration_update",
+    "compaction",
+    "image_generation_call",
+    "code_interpreter_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "compaction_trigger",
+    "program",
+    "program_output",
+)
 OTHERWISE = ("message", "reasoning", "item_reference", "additional_tools", "tool_search_output")
 """Items that other tests send, and those that offer tools."""
 READ = {item["type"] for turn in TURNS.values() for item in turn[2:4]}
@@ -194,15 +222,26 @@ async def test_calls_are_items_and_items_are_read_again(kind: str) -> None:
         for made in (complete, streamed):
             assert {name: made[name] for name in item} == item
             assert made["status"] == "completed" and made["call_id"]
-        for event, field in (("function_call_arguments", "arguments"), ("custom_tool_call_input", "input")):
+        for event, field in (
+            ("function_call_arguments", "arguments"),
+            ("custom_tool_call_input", "input"),
+        ):
             assert event_texts(events, event) == item.get(field, "")
-        [done] = [event.item.to_dict() for event in events if event.type == "response.output_item.done"]
+        [done] = [
+            event.item.to_dict() for event in events if event.type == "response.output_item.done"
+        ]
         assert done == streamed
-        again = [{"role": "user", "content": "x"}, complete, output | {"call_id": complete["call_id"]}]
+        again = [
+            {"role": "user", "content": "x"},
+            complete,
+            output | {"call_id": complete["call_id"]},
+        ]
         status, ignored, _ = await asked(served, {"input": again, "tools": [tool]})
         assert (status, ignored) == (200, "")
         status, _, answer = await asked(served, {"input": [again[2]], "tools": [tool]})
-        assert (status, answer["error"]["param"]) == (400, "input.0.call_id"), "an output needs its call"
+        assert (status, answer["error"]["param"]) == (400, "input.0.call_id"), (
+            "an output needs its call"
+        )
     [_, turn, result] = json.loads(prompts_of(engine)[-1])[0]
     written = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
     [call] = turn["tool_calls"]
@@ -212,7 +251,10 @@ async def test_calls_are_items_and_items_are_read_again(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", LEFT_OUT)
 async def test_items_of_tools_that_nobody_runs_are_left_out_and_named(kind: str) -> None:
-    items = [{"role": "user", "content": "x"}, {"type": kind, "id": "i", "call_id": "c", "output": {}}]
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": kind, "id": "i", "call_id": "c", "output": {}},
+    ]
     engine = saying("Hi", tokenizer=hermes())
     async with serving(engine) as served:
         assert (await asked(served, {"input": items}))[:2] == (200, f"input.{kind}")
@@ -222,7 +264,10 @@ async def test_items_of_tools_that_nobody_runs_are_left_out_and_named(kind: str)
 
 @pytest.mark.parametrize("kind", ["additional_tools", "tool_search_output"])
 async def test_tools_that_items_bring_are_offered(kind: str) -> None:
-    items = [{"role": "user", "content": "x"}, {"type": kind, "role": "developer", "tools": [FUNCTION, CUSTOM]}]
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": kind, "role": "developer", "tools": [FUNCTION, CUSTOM]},
+    ]
     engine = saying("Hi", tokenizer=hermes())
     async with serving(engine) as served:
         assert (await asked(served, {"input": items, "tools": [FUNCTION]}))[:2] == (200, "")
@@ -234,10 +279,14 @@ async def test_a_call_that_was_cut_is_incomplete() -> None:
     async with serving(saying(called("write", input="x" * 99), tokenizer=hermes())) as served:
         _, _, answer = await asked(served, {"tools": [CUSTOM], "max_output_tokens": 80})
         [item] = answer["output"]
-        assert (answer["status"], item["status"], item["type"]) == ("incomplete", "incomplete", "custom_tool_call")
+        assert (answer["status"], item["status"], item["type"]) == (
+            "incomplete",
+            "incomplete",
+            "custom_tool_call",
+        )
 
 
-# -- grammars, choices, names -----------------------------------------------------------------------------------
+# -- grammars, choices, names --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -246,7 +295,11 @@ async def test_a_forced_custom_tool_has_its_grammar(stream: bool) -> None:
     tool = CUSTOM | {"format": grammar}
     engine = saying('add "x"\n', tokenizer=hermes())
     async with serving(engine) as served:
-        body = {"tools": [tool, FUNCTION], "tool_choice": {"type": "custom", "name": "write"}, "stream": stream}
+        body = {
+            "tools": [tool, FUNCTION],
+            "tool_choice": {"type": "custom", "name": "write"},
+            "stream": stream,
+        }
         status, _, data = await exchange(served, post(PATH, {"input": "x"} | body))
         assert status == 200
         text = data.decode().split("data: ")[-1].partition("\n")[0] if stream else data
@@ -261,12 +314,25 @@ async def test_a_forced_custom_tool_has_its_grammar(stream: bool) -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "write"}, {"type": "mcp"}]},
-        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "write"}]},
-        {"type": "custom", "name": "write"}, {"type": "function", "function": {"name": "f"}}, {"type": "shell"},
-        {"type": "auto"}, {"type": "any"}, "any", {"type": "tool", "name": "f"},
+        {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "custom", "name": "write"}, {"type": "mcp"}],
+        },
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "custom", "name": "write"}],
+        },
+        {"type": "custom", "name": "write"},
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "shell"},
+        {"type": "auto"},
+        {"type": "any"},
+        "any",
+        {"type": "tool", "name": "f"},
     ],
-)  # fmt: skip
+)
 async def test_choices_in_every_form(choice: Any) -> None:
     tools = [FUNCTION, CUSTOM, {"type": "shell"}]
     async with serving(saying(called("f"), tokenizer=hermes())) as served:
@@ -274,7 +340,10 @@ async def test_choices_in_every_form(choice: Any) -> None:
 
 
 async def test_names_stay_apart_and_many_tools_are_offered() -> None:
-    tools = [FUNCTION | {"name": name} for name in ("a b", "a_b", "a/b", *(f"tool{n}" for n in range(300)))]
+    tools = [
+        FUNCTION | {"name": name}
+        for name in ("a b", "a_b", "a/b", *(f"tool{n}" for n in range(300)))
+    ]
     engine = saying(called("a_b_2"), called("a_b_3"), tokenizer=FormatTokenizer.of("hermes"))
     async with serving(engine) as served:
         for name in ("a_b", "a/b"):

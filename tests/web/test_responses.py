@@ -1,4 +1,5 @@
-"""The responses API through the official client in strict mode: each answer and each event is a schema check."""
+"""The responses API through the official client in strict mode: each answer and each event is a
+schema check."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def create_both(client: openai.OpenAI, **body: Any) -> tuple[Response, list[Resp
 @pytest.mark.parametrize("kind", list(SAID))
 async def test_streamed_is_whole(kind: str) -> None:
     async with serving(saying(SAID[kind])) as served:
-        whole, events = await by_client(served, lambda client: create_both(client, tools=[TOOL], temperature=0))
+        whole, events = await by_client(
+            served, lambda client: create_both(client, tools=[TOOL], temperature=0)
+        )
     assert (whole.status, told(whole)) == ("completed", ITEMS[kind])
     assert all(item.status == "completed" for item in whole.output)
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -55,33 +58,59 @@ async def test_the_order_of_events() -> None:
     async with serving(saying(f"<think>h</think>H{CALL}")) as served:
         _, events = await by_client(served, lambda client: create_both(client, tools=[TOOL]))
     assert [event.type.removeprefix("response.") for event in events] == [
-        "created", "in_progress",
-        "output_item.added", "content_part.added", "reasoning_text.delta",
-        "reasoning_text.done", "content_part.done", "output_item.done",
-        "output_item.added", "content_part.added", "output_text.delta",
-        "output_text.done", "content_part.done", "output_item.done",
-        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
         "completed",
-    ]  # fmt: skip
+    ]
 
 
 async def test_an_answer_that_was_cut_is_incomplete() -> None:
     async with serving(saying("Hello there")) as served:
-        whole, events = await by_client(served, lambda client: create_both(client, max_output_tokens=5))
+        whole, events = await by_client(
+            served, lambda client: create_both(client, max_output_tokens=5)
+        )
     assert (whole.status, told(whole)) == ("incomplete", [(MESSAGE, "Hello")])
-    assert whole.incomplete_details is not None and whole.incomplete_details.reason == "max_output_tokens"
-    assert whole.completed_at is None and whole.output[0].status == "incomplete"
-    assert events[-1].type == "response.incomplete" and without_names(events[-1].response.to_dict()) == without_names(
-        whole.to_dict()
+    assert (
+        whole.incomplete_details is not None
+        and whole.incomplete_details.reason == "max_output_tokens"
     )
+    assert whole.completed_at is None and whole.output[0].status == "incomplete"
+    assert events[-1].type == "response.incomplete" and without_names(
+        events[-1].response.to_dict()
+    ) == without_names(whole.to_dict())
 
 
 async def test_usage_and_everything_that_is_said_again() -> None:
     body: dict[str, Any] = {
-        "instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.9, "user": "me",
-        "max_output_tokens": 40, "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False,
-        "reasoning": {"effort": "low", "summary": "auto"}, "safety_identifier": "s", "prompt_cache_key": "k",
-    }  # fmt: skip
+        "instructions": "Be kind.",
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "user": "me",
+        "max_output_tokens": 40,
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+    }
     async with serving(saying("<think>abc</think>Hello")) as served:
         response: Response = await by_client(
             served, lambda client: client.responses.create(model="fake", input="Hi", **body)
@@ -94,8 +123,13 @@ async def test_usage_and_everything_that_is_said_again() -> None:
     usage = response.usage
     assert usage is not None
     text = "<think>abc</think>Hello"
-    assert usage.output_tokens == len(text) + 1 and usage.total_tokens == usage.input_tokens + usage.output_tokens
-    assert usage.output_tokens_details.reasoning_tokens == len("<think>abc</think>"[len("<think") :])
+    assert (
+        usage.output_tokens == len(text) + 1
+        and usage.total_tokens == usage.input_tokens + usage.output_tokens
+    )
+    assert usage.output_tokens_details.reasoning_tokens == len(
+        "<think>abc</think>"[len("<think") :]
+    )
     assert response.output_text == "Hello"
 
 
@@ -104,15 +138,23 @@ async def test_logprobs_belong_to_the_text(kind: str) -> None:
     include: Any = ["message.output_text.logprobs"]
     async with serving(saying(SAID[kind])) as served:
         whole, events = await by_client(
-            served, lambda client: create_both(client, tools=[TOOL], include=include, top_logprobs=2)
+            served,
+            lambda client: create_both(client, tools=[TOOL], include=include, top_logprobs=2),
         )
     for item in whole.output:
         if item.type == "message":
             [part] = item.content
             assert part.type == "output_text" and part.logprobs is not None
-            assert "".join(at.token for at in part.logprobs).endswith(part.text[-5:].removeprefix("\n"))
+            assert "".join(at.token for at in part.logprobs).endswith(
+                part.text[-5:].removeprefix("\n")
+            )
             assert all(len(at.top_logprobs) == 2 for at in part.logprobs)
-    streamed = [at.token for event in events if event.type == "response.output_text.delta" for at in event.logprobs]
+    streamed = [
+        at.token
+        for event in events
+        if event.type == "response.output_text.delta"
+        for at in event.logprobs
+    ]
     assert streamed == [
         at.token
         for item in whole.output
@@ -151,7 +193,10 @@ async def test_the_clients_helpers() -> None:
     grammars = [admit.grammar for plan in engine.plans_seen for admit in plan.admit]
     assert len(grammars) == 2
     for grammar in grammars:
-        assert grammar is not None and set(json.loads(grammar.source)["properties"]) == {"name", "legs"}
+        assert grammar is not None and set(json.loads(grammar.source)["properties"]) == {
+            "name",
+            "legs",
+        }
 
 
 async def test_a_tool_of_a_pydantic_model() -> None:
@@ -173,9 +218,17 @@ async def test_a_tool_of_a_pydantic_model() -> None:
         ("none", None, []),
         ("required", ["f", "g"], ["f", "g"]),
         ({"type": "function", "name": "g"}, ["g"], ["f", "g"]),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}, None, ["g"]),
         (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]},
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]},
+            None,
+            ["g"],
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "g"}],
+            },
             ["g"],
             ["f", "g"],
         ),
@@ -187,7 +240,9 @@ async def test_tool_choice(choice: Any, forced: list[str] | None, offered: list[
         tools = [TOOL, TOOL | {"name": "g"}]
         response: Response = await by_client(
             served,
-            lambda client: client.responses.create(model="fake", input="x", tools=tools, tool_choice=choice),
+            lambda client: client.responses.create(
+                model="fake", input="x", tools=tools, tool_choice=choice
+            ),
         )
     [admit] = [admit for plan in engine.plans_seen for admit in plan.admit]
     [prompt] = prompts_of(engine)
@@ -197,7 +252,9 @@ async def test_tool_choice(choice: Any, forced: list[str] | None, offered: list[
         assert admit.grammar is None
     else:
         assert admit.grammar is not None
-        assert all((f'"const":"{name}"' in admit.grammar.source) == (name in forced) for name in "fg")
+        assert all(
+            (f'"const":"{name}"' in admit.grammar.source) == (name in forced) for name in "fg"
+        )
         [call] = response.output
         assert call.type == "function_call" and (call.name, call.arguments) == ("g", '{"a": 2}')
 
@@ -230,30 +287,59 @@ async def test_a_model_that_does_not_think_has_an_effort_of_no_effect() -> None:
         thinking = None  # type: ignore[assignment]
 
     async with serving(saying("x", tokenizer=Thoughtless())) as served:
-        assert (await ask(served, {"input": "x", "reasoning": {"effort": "high"}}, "/v1/responses"))[0] == 200
+        assert (
+            await ask(served, {"input": "x", "reasoning": {"effort": "high"}}, "/v1/responses")
+        )[0] == 200
 
 
 async def test_a_coding_agent() -> None:
-    """The body that Codex sends, byte for byte what matters to it of the events: `event:` lines, items when done."""
+    """The body that Codex sends, byte for byte what matters to it of the events: `event:` lines,
+    items when done."""
     body = {
-        "model": "fake", "instructions": "You are a coding agent.", "store": False, "stream": True,
+        "model": "fake",
+        "instructions": "You are a coding agent.",
+        "store": False,
+        "stream": True,
         "input": [
-            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>"}]},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "fix it"}]},
-            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}], "encrypted_content": None},
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "<permissions>"}],
+            },
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "fix it"}],
+            },
+            {
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "h"}],
+                "encrypted_content": None,
+            },
             {"type": "function_call", "name": "f", "arguments": '{"a":1}', "call_id": "call_1"},
             {"type": "function_call_output", "call_id": "call_1", "output": "done"},
         ],
-        "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False, "prompt_cache_key": "thread",
-        "reasoning": {"effort": "medium", "summary": "auto"}, "include": ["reasoning.encrypted_content"],
-        "text": {"verbosity": "medium"}, "client_metadata": {"a": "b"}, "service_tier": None,
-    }  # fmt: skip
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "thread",
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "text": {"verbosity": "medium"},
+        "client_metadata": {"a": "b"},
+        "service_tier": None,
+    }
     async with serving(saying(f"<think>hm</think>On it.{CALL}")) as served:
         status, headers, said = await exchange(served, post("/v1/responses", body))
     assert status == 200 and headers["content-type"].startswith("text/event-stream")
     events = []
     for block in said.decode().split("\n\n"):
-        lines = [line for line in block.replace("\r", "").split("\n") if line.startswith(("event: ", "data: {"))]
+        lines = [
+            line
+            for line in block.replace("\r", "").split("\n")
+            if line.startswith(("event: ", "data: {"))
+        ]
         if len(lines) == 2:
             data = json.loads(lines[1].removeprefix("data: "))
             assert lines[0] == f"event: {data['type']}"

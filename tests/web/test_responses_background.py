@@ -42,13 +42,22 @@ async def test_the_background_outlives_the_connection() -> None:
     async with serving(engine, settings={"completion_batch_size": 1}) as served:
         _, first = await ask(served, {"input": "one", "background": True}, "/v1/responses")
         _, second = await ask(served, {"input": "two", "background": True}, "/v1/responses")
-        assert (first["status"], second["status"], first["background"]) == ("queued", "queued", True)
-        status, said = await ask(served, {"input": "x", "previous_response_id": first["id"]}, "/v1/responses")
+        assert (first["status"], second["status"], first["background"]) == (
+            "queued",
+            "queued",
+            True,
+        )
+        status, said = await ask(
+            served, {"input": "x", "previous_response_id": first["id"]}, "/v1/responses"
+        )
         assert (status, said["error"]["param"]) == (400, "previous_response_id")
         await until(served, first["id"], "in_progress")
         await eventually(lambda: served.runtime.health().scheduler.tokens_generated > 5)
         running = await state(served, first["id"])
-        assert running["output"][0]["status"] == "in_progress" and "yyy" in running["output"][0]["content"][0]["text"]
+        assert (
+            running["output"][0]["status"] == "in_progress"
+            and "yyy" in running["output"][0]["content"][0]["text"]
+        )
         assert (await state(served, second["id"]))["status"] == "queued"
         hurry.set()
         done = await until(served, first["id"], "completed")
@@ -75,11 +84,15 @@ LONG = {"input": "x", "ignore_eos": True, "max_output_tokens": 3000}
 @pytest.mark.parametrize("how", ["cancel", "request", "id in the body", "delete"])
 async def test_a_response_in_the_background_is_cancelled(how: str) -> None:
     async with serving(FakeEngine(before_step=pace)) as served:
-        _, made = await ask(served, LONG | {"background": True}, "/v1/responses", "X-Request-Id: mine\r\n")
+        _, made = await ask(
+            served, LONG | {"background": True}, "/v1/responses", "X-Request-Id: mine\r\n"
+        )
         await until(served, made["id"], "in_progress")
         if how == "cancel":
             for _ in range(2):
-                cancelled: Response = await by_client(served, lambda client: client.responses.cancel(made["id"]))
+                cancelled: Response = await by_client(
+                    served, lambda client: client.responses.cancel(made["id"])
+                )
                 assert cancelled.status == "cancelled" and cancelled.error is None
         elif how == "request":
             assert (await ask(served, {}, "/v1/requests/mine/cancel"))[0] == 200
@@ -103,7 +116,9 @@ async def test_a_stream_is_cancelled_by_its_response_id() -> None:
 
         def use(client: openai.OpenAI) -> list[ResponseStreamEvent]:
             events = []
-            for event in client.responses.create(model="fake", stream=True, input="x", extra_body=LONG):
+            for event in client.responses.create(
+                model="fake", stream=True, input="x", extra_body=LONG
+            ):
                 events.append(event)
                 if event.type == "response.created":
                     assert client.responses.retrieve(event.response.id).status == "in_progress"
@@ -112,9 +127,14 @@ async def test_a_stream_is_cancelled_by_its_response_id() -> None:
             return events
 
         events = await by_client(served, use)
-        assert [event.sequence_number for event in events] == sorted({event.sequence_number for event in events})
+        assert [event.sequence_number for event in events] == sorted(
+            {event.sequence_number for event in events}
+        )
         last = events[-1]
-        assert last.type == "response.failed" and (last.response.status, last.response.error) == ("cancelled", None)
+        assert last.type == "response.failed" and (last.response.status, last.response.error) == (
+            "cancelled",
+            None,
+        )
         assert (await state(served, last.response.id))["status"] == "cancelled"
         await eventually(lambda: served.busy == 0)
 
@@ -135,15 +155,25 @@ async def test_a_stream_whose_client_leaves_is_over() -> None:
 
 async def test_a_background_stream_can_be_read_again_from_the_middle() -> None:
     def use(client: openai.OpenAI) -> None:
-        with client.responses.create(model="fake", input="x", background=True, stream=True) as first:
+        with client.responses.create(
+            model="fake", input="x", background=True, stream=True
+        ) as first:
             begun = [next(first) for _ in range(6)]
         assert [event.type for event in begun[:3]] == [
-            "response.created", "response.queued", "response.in_progress",
-        ]  # fmt: skip
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+        ]
         response_id = begun[0].response.id  # type: ignore[union-attr]
-        rest = list(client.responses.retrieve(response_id, stream=True, starting_after=begun[-1].sequence_number))
+        rest = list(
+            client.responses.retrieve(
+                response_id, stream=True, starting_after=begun[-1].sequence_number
+            )
+        )
         again = list(client.responses.retrieve(response_id, stream=True))
-        assert [event.to_dict() for event in again] == [event.to_dict() for event in [*begun, *rest]]
+        assert [event.to_dict() for event in again] == [
+            event.to_dict() for event in [*begun, *rest]
+        ]
         assert again[-1].type == "response.completed"
         assert again[-1].response == client.responses.retrieve(response_id)
         with client.responses.stream(response_id=response_id, starting_after=4) as stream:
@@ -159,7 +189,11 @@ async def test_a_background_stream_can_be_read_again_from_the_middle() -> None:
 
 
 def events_of(body: bytes) -> list[Any]:
-    return [json.loads(line.removeprefix(b"data: ")) for line in body.splitlines() if line.startswith(b"data: ")]
+    return [
+        json.loads(line.removeprefix(b"data: "))
+        for line in body.splitlines()
+        if line.startswith(b"data: ")
+    ]
 
 
 async def test_a_quiet_background_stream_shows_signs_of_life() -> None:
@@ -169,12 +203,20 @@ async def test_a_quiet_background_stream_shows_signs_of_life() -> None:
     async with serving(FakeEngine(before_step=before), heartbeat_s=0.05) as served:
         body = {"input": "x", "background": True, "stream": True, "max_output_tokens": 2}
         _, _, said = await exchange(served, post("/v1/responses", body))
-    beats = [event for event in events_of(said)[2:] if event["type"] in ("response.queued", "response.in_progress")]
+    beats = [
+        event
+        for event in events_of(said)[2:]
+        if event["type"] in ("response.queued", "response.in_progress")
+    ]
     assert len(beats) >= 3, "one is logged: the response leaves the queue"
-    assert b": keep-alive" not in said, "a comment does not reset the timer of a client that counts events"
+    assert b": keep-alive" not in said, (
+        "a comment does not reset the timer of a client that counts events"
+    )
     numbers = [event["sequence_number"] for event in events_of(said)]
     assert numbers == sorted(numbers)
-    assert set(numbers) == set(range(numbers[-1] + 1)), "a heartbeat repeats the number of the event before it"
+    assert set(numbers) == set(range(numbers[-1] + 1)), (
+        "a heartbeat repeats the number of the event before it"
+    )
 
 
 async def test_shutdown_leaves_no_response_running() -> None:
@@ -182,7 +224,9 @@ async def test_shutdown_leaves_no_response_running() -> None:
     async with serving(FakeEngine(before_step=pace)) as served:
         for stream in (False, True):
             async with await served.connect() as client:
-                await client.send_all(post("/v1/responses", LONG | {"background": True, "stream": stream}))
+                await client.send_all(
+                    post("/v1/responses", LONG | {"background": True, "stream": stream})
+                )
                 await client.receive_some()
         await eventually(lambda: served.busy == 2)
 
@@ -219,7 +263,9 @@ async def test_the_background_keeps_its_model() -> None:
         chosen, engine = Settings(no_ssd=True, gather_ms=0), FakeEngine(before_step=pace)
         runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
         models = Counted(runtime)
-        [url] = await nursery.start(partial(serve_http, models, ServerSettings(port=0), shutdown=shutdown))
+        [url] = await nursery.start(
+            partial(serve_http, models, ServerSettings(port=0), shutdown=shutdown)
+        )
         served = Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
         _, made = await ask(served, LONG | {"background": True}, "/v1/responses")
         await ask(served, {"input": "x", "max_output_tokens": 2}, "/v1/responses")
@@ -242,7 +288,9 @@ async def test_an_engine_that_crashes(background: bool) -> None:
 
         def use(client: openai.OpenAI) -> None:
             body: Any = LONG | {"background": background}
-            events = list(client.responses.create(model="fake", stream=True, input="x", extra_body=body))
+            events = list(
+                client.responses.create(model="fake", stream=True, input="x", extra_body=body)
+            )
             kinds = [event.type for event in events]
             assert kinds.count("error") == 1 and kinds[-1] == "response.failed"
             [error] = [event for event in events if event.type == "error"]

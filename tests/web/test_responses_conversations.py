@@ -15,18 +15,31 @@ from tests.web.serving import ask, exchange, get, serving
 from tests.web.test_openai_client import in_thread
 
 TURNS = [f"<think>first</think>One.{CALL}", "<think>second</think>Two.", "Three."]
-CHAT_TOOL = {"type": "function", "function": {key: value for key, value in TOOL.items() if key != "type"}}
+CHAT_TOOL = {
+    "type": "function",
+    "function": {key: value for key, value in TOOL.items() if key != "type"},
+}
 
 
 def converse_by_id(client: openai.OpenAI) -> list[Response]:
-    first = client.responses.create(model="fake", input="Do it", instructions="Be kind.", tools=[TOOL])
+    first = client.responses.create(
+        model="fake", input="Do it", instructions="Be kind.", tools=[TOOL]
+    )
     [call] = [item for item in first.output if item.type == "function_call"]
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "it is 7"}
     second = client.responses.create(
-        model="fake", input=[result], previous_response_id=first.id, instructions="Be kind.", tools=[TOOL]
+        model="fake",
+        input=[result],
+        previous_response_id=first.id,
+        instructions="Be kind.",
+        tools=[TOOL],
     )
     third = client.responses.create(
-        model="fake", input="Thanks", previous_response_id=second.id, instructions="Be kind.", tools=[TOOL]
+        model="fake",
+        input="Thanks",
+        previous_response_id=second.id,
+        instructions="Be kind.",
+        tools=[TOOL],
     )
     return [first, second, third]
 
@@ -37,9 +50,13 @@ def converse_by_items(client: openai.OpenAI) -> list[Response]:
     responses = []
     for following in ("call", "Thanks", None):
         response = client.responses.create(
-            model="fake", input=items, instructions="Be kind.", tools=[TOOL], store=False,
+            model="fake",
+            input=items,
+            instructions="Be kind.",
+            tools=[TOOL],
+            store=False,
             include=["reasoning.encrypted_content"],
-        )  # fmt: skip
+        )
         responses.append(response)
         items += [item.to_dict() for item in response.output]
         if following == "call":
@@ -52,7 +69,10 @@ def converse_by_items(client: openai.OpenAI) -> list[Response]:
 
 
 def converse_by_chat(client: openai.OpenAI) -> None:
-    messages: Any = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Do it"}]
+    messages: Any = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": "Do it"},
+    ]
     for following in ("call", "Thanks", None):
         chat = client.chat.completions.create(model="fake", messages=messages, tools=[CHAT_TOOL])  # type: ignore[list-item]
         message: Any = chat.choices[0].message
@@ -65,7 +85,9 @@ def converse_by_chat(client: openai.OpenAI) -> None:
             back["tool_calls"] = [call.to_dict() for call in message.tool_calls]
         messages.append(back)
         if following == "call":
-            messages.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "it is 7"})
+            messages.append(
+                {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "it is 7"}
+            )
         elif following is not None:
             messages.append({"role": "user", "content": following})
 
@@ -116,7 +138,11 @@ async def test_what_the_client_made_of_an_answer_can_be_sent_back() -> None:
             streamed = stream.get_final_response()
         answers: list[Any] = [made, parsed, streamed]
         for response in answers:
-            assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+            assert [item.type for item in response.output] == [
+                "reasoning",
+                "message",
+                "function_call",
+            ]
             [call] = [item for item in response.output if item.type == "function_call"]
             output = {"type": "function_call_output", "call_id": call.call_id, "output": "1"}
             items: Any = [{"role": "user", "content": "x"}, *response.output, output]
@@ -128,7 +154,12 @@ async def test_what_the_client_made_of_an_answer_can_be_sent_back() -> None:
 
 async def test_tokens_are_counted_as_they_are_used() -> None:
     def use(client: openai.OpenAI) -> None:
-        body: Any = {"model": "fake", "instructions": "Be kind.", "tools": [TOOL], "reasoning": {"effort": "low"}}
+        body: Any = {
+            "model": "fake",
+            "instructions": "Be kind.",
+            "tools": [TOOL],
+            "reasoning": {"effort": "low"},
+        }
         first = client.responses.create(input="x", **body)
         for more in ({}, {"previous_response_id": first.id}):
             counted = client.responses.input_tokens.count(input="y", **body, **more)
@@ -154,13 +185,23 @@ async def test_a_conversation_goes_on_behind_a_call_that_was_cut() -> None:
         asked = {"input": "x", "tools": [TOOL], "max_output_tokens": len(said) - 8}
         _, cut = await ask(served, asked, "/v1/responses")
         [call] = cut["output"]
-        assert (cut["status"], call["status"], call["arguments"]) == ("incomplete", "incomplete", '{"a": "half of a l')
+        assert (cut["status"], call["status"], call["arguments"]) == (
+            "incomplete",
+            "incomplete",
+            '{"a": "half of a l',
+        )
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": "y"}
         reference = {"type": "item_reference", "id": call["id"]}
-        for more in ({"previous_response_id": cut["id"], "input": [result]}, {"input": [reference, result]}):
+        for more in (
+            {"previous_response_id": cut["id"], "input": [result]},
+            {"input": [reference, result]},
+        ):
             status, answer = await ask(served, {"max_output_tokens": 2} | more, "/v1/responses")
             assert status == 200, answer
-            assert json.dumps({"arguments": {"arguments": call["arguments"]}})[1:-1] in prompts_of(engine)[-1]
+            assert (
+                json.dumps({"arguments": {"arguments": call["arguments"]}})[1:-1]
+                in prompts_of(engine)[-1]
+            )
 
 
 async def test_items_by_reference() -> None:
@@ -179,26 +220,44 @@ async def test_items_by_reference() -> None:
         }
         assert (await ask(served, body, "/v1/responses"))[0] == 200
         status, twice = await ask(served, {"input": [{"id": said}, {"id": said}]}, "/v1/responses")
-        assert (status, twice["error"]["param"]) == (400, "input.1.id"), "or a short request would become a long prompt"
-        status, gone = await ask(served, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "/v1/responses")
-        assert (status, gone["error"]["param"], gone["error"]["code"]) == (404, "input.0.id", "item_not_found")
-    assert [message["content"] for message in json.loads(prompts_of(engine)[1])[0]] == ["a", "x", "y"]
+        assert (status, twice["error"]["param"]) == (400, "input.1.id"), (
+            "or a short request would become a long prompt"
+        )
+        status, gone = await ask(
+            served, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "/v1/responses"
+        )
+        assert (status, gone["error"]["param"], gone["error"]["code"]) == (
+            404,
+            "input.0.id",
+            "item_not_found",
+        )
+    assert [message["content"] for message in json.loads(prompts_of(engine)[1])[0]] == [
+        "a",
+        "x",
+        "y",
+    ]
 
 
 async def test_the_other_endpoints() -> None:
     def use(client: openai.OpenAI) -> None:
         items: Any = [
-            {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "1", "output": "d"},
             {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "e"}]},
-        ]  # fmt: skip
+        ]
         made = client.responses.create(model="fake", input=items)
         assert client.responses.retrieve(made.id) == made
         listed = list(client.responses.input_items.list(made.id, limit=2))
-        assert [item.type for item in listed] == [item.get("type", "message") for item in reversed(items)]
+        assert [item.type for item in listed] == [
+            item.get("type", "message") for item in reversed(items)
+        ]
         page = client.responses.input_items.list(made.id, order="asc", limit=4)
-        assert page.has_more and [item.type for item in page.data] == ["message"] * 3 + ["function_call"]
+        assert page.has_more and [item.type for item in page.data] == ["message"] * 3 + [
+            "function_call"
+        ]
         beyond = client.responses.input_items.list(made.id, order="asc", after=str(listed[0].id))
         assert beyond.data == [] and beyond.has_more is False
         with pytest.raises(openai.BadRequestError, match="has ended"):
@@ -221,7 +280,9 @@ async def use_the_async_client(base_url: str) -> None:
     ) as client:
         made = await client.responses.create(model="fake", input="Hi")
         assert await client.responses.retrieve(made.id) == made
-        async with client.responses.stream(model="fake", input="Hi", previous_response_id=made.id) as stream:
+        async with client.responses.stream(
+            model="fake", input="Hi", previous_response_id=made.id
+        ) as stream:
             kinds = [event.type async for event in stream]
             assert kinds[-1] == "response.completed"
             assert (await stream.get_final_response()).output_text == "Hello"
@@ -253,4 +314,8 @@ async def test_the_least_recently_used_response_is_gone_first() -> None:
             ids.append(made["id"])
             if place == 1:
                 assert (await exchange(served, get(f"/v1/responses/{ids[0]}")))[0] == 200
-        assert [(await exchange(served, get(f"/v1/responses/{one}")))[0] for one in ids] == [200, 404, 200]
+        assert [(await exchange(served, get(f"/v1/responses/{one}")))[0] for one in ids] == [
+            200,
+            404,
+            200,
+        ]

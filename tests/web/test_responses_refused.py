@@ -28,23 +28,59 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
         400,
         "input.0.content.0",
     ),
-    ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, 400, "input.0.content.0"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+        400,
+        "input.0.content.0",
+    ),
     ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "input.0.content.0"),
-    ({"input": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}, 400, "input.0.content.0"),
-    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, 400, "input.0.content.0.text"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]},
+        400,
+        "input.0.content.0",
+    ),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        400,
+        "input.0.content.0.text",
+    ),
     (
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": "", "x": 1}]}]},
         400,
         "input.0.content.0.x",
     ),
     ({"input": [{"type": "web_search_call", "id": "x"}]}, 400, "input.0.type"),
-    ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}]}, 400, "input.0.arguments"),
-    ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[]"}]}, 400, "input.0.arguments"),
-    ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, 400, "input.0.call_id"),
-    ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, 400, "input.0.call_id"),
-    ({"input": [{"type": "function_call_output", "call_id": "1", "output": None}]}, 400, "input.0.output"),
+    (
+        {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}]},
+        400,
+        "input.0.arguments",
+    ),
+    (
+        {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[]"}]},
+        400,
+        "input.0.arguments",
+    ),
+    (
+        {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
+        400,
+        "input.0.call_id",
+    ),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
+        400,
+        "input.0.call_id",
+    ),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "1", "output": None}]},
+        400,
+        "input.0.output",
+    ),
     ({"input": [{"type": "reasoning", "summary": "x"}]}, 400, "input.0.summary"),
-    ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, 400, "input.0.encrypted_content"),
+    (
+        {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
+        400,
+        "input.0.encrypted_content",
+    ),
     ({"input": [{"type": "item_reference", "id": "none"}]}, 404, "input.0.id"),
     ({"input": [{"type": "item_reference", "id": 3}]}, 400, "input.0.id"),
     ({"metadata": {"a": 1}}, 400, "metadata.a"),
@@ -82,7 +118,11 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
         400,
         "tool_choice.tools",
     ),
-    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [TOOL]}}, 400, "tool_choice.mode"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [TOOL]}},
+        400,
+        "tool_choice.mode",
+    ),
     (
         {"tools": [TOOL], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
         400,
@@ -90,7 +130,11 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ),
     ({"text": {"format": {"type": "xml"}}}, 400, "text.format.type"),
     ({"text": {"format": {"type": "json_schema", "schema": {}}}}, 400, "text.format.name"),
-    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": 3}}}, 400, "text.format.schema"),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": 3}}},
+        400,
+        "text.format.schema",
+    ),
     ({"text": {"format": {"type": "regex", "pattern": "wrong"}}}, 400, "text.format.pattern"),
     ({"text": {"verbosity": "low"}}, 400, "text.verbosity"),
     ({"text": {"other": 1}}, 400, "text.other"),
@@ -99,8 +143,16 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"reasoning": "high"}, 400, "reasoning"),
     ({"background": True, "store": False}, 400, "background"),
     ({"stream_options": {}}, 400, "stream_options"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options.include_obfuscation"),
-    ({"stream": True, "stream_options": {"include_usage": True}}, 400, "stream_options.include_usage"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        400,
+        "stream_options.include_obfuscation",
+    ),
+    (
+        {"stream": True, "stream_options": {"include_usage": True}},
+        400,
+        "stream_options.include_usage",
+    ),
     ({"seed": "x"}, 400, "seed"),
     ({"cache_salt": "x" * 1025}, 400, "cache_salt"),
     ({"chat_template_kwargs": {"self": 1}}, 400, "chat_template_kwargs.self"),
@@ -140,13 +192,36 @@ async def test_queries_that_cannot_be(query: str, param: str) -> None:
 
 async def test_neutral_and_harmless_parameters() -> None:
     harmless: dict[str, Any] = {
-        "truncation": "disabled", "service_tier": "auto", "conversation": None, "text": {"verbosity": "medium"},
-        "reasoning": {"summary": "auto", "effort": None}, "include": [], "max_tool_calls": 3, "top_logprobs": 0,
-        "prompt_cache_retention": "24h", "client_metadata": {"a": 1}, "tools": [], "tool_choice": "none", "stop": "z",
-        "seed": 3, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.1, "logit_bias": {"97": 1},
-        "frequency_penalty": 0.1, "cache_salt": "s", "min_tokens": 1, "stop_token_ids": [98], "previous_response_id": None,
-        "stream_options": None, "metadata": {}, "thinking_token_budget": 5, "modalities": ["text"], "context_management": [],
-    }  # fmt: skip
+        "truncation": "disabled",
+        "service_tier": "auto",
+        "conversation": None,
+        "text": {"verbosity": "medium"},
+        "reasoning": {"summary": "auto", "effort": None},
+        "include": [],
+        "max_tool_calls": 3,
+        "top_logprobs": 0,
+        "prompt_cache_retention": "24h",
+        "client_metadata": {"a": 1},
+        "tools": [],
+        "tool_choice": "none",
+        "stop": "z",
+        "seed": 3,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "logit_bias": {"97": 1},
+        "frequency_penalty": 0.1,
+        "cache_salt": "s",
+        "min_tokens": 1,
+        "stop_token_ids": [98],
+        "previous_response_id": None,
+        "stream_options": None,
+        "metadata": {},
+        "thinking_token_budget": 5,
+        "modalities": ["text"],
+        "context_management": [],
+    }
     async with serving(saying("x")) as served:
         for name, value in harmless.items():
             status, said = await ask(served, {"input": "x", name: value}, "/v1/responses")
@@ -169,23 +244,40 @@ async def test_what_is_nested_too_deeply_is_a_400() -> None:
                 nested = '{"a": ' * depth + "1" + "}" * depth
                 body = f'{{"input": "x", "max_output_tokens": 2, {around % nested}}}'.encode()
                 status, _, _ = await exchange(served, post("/v1/responses", body))
-                assert status == (200 if depth == 100 and "metadata" not in around else 400), (around, depth)
+                assert status == (200 if depth == 100 and "metadata" not in around else 400), (
+                    around,
+                    depth,
+                )
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 parts = st.fixed_dictionaries(
-    {"type": st.sampled_from(["input_text", "output_text", "refusal", "summary_text", "input_image"])},
+    {
+        "type": st.sampled_from(
+            ["input_text", "output_text", "refusal", "summary_text", "input_image"]
+        )
+    },
     optional={"text": json_values, "refusal": json_values, "annotations": json_values},
 )
 items = st.fixed_dictionaries(
     {},
     optional={
         "type": st.sampled_from(
-            ["message", "function_call", "function_call_output", "reasoning", "item_reference", 3, None]
+            [
+                "message",
+                "function_call",
+                "function_call_output",
+                "reasoning",
+                "item_reference",
+                3,
+                None,
+            ]
         ),
         "role": st.sampled_from(["user", "assistant", "system", "tool", None, []]),
         "content": st.text(max_size=4) | st.lists(parts, max_size=3) | json_values,
@@ -200,8 +292,28 @@ items = st.fixed_dictionaries(
 )
 bodies = st.fixed_dictionaries(
     {"input": st.lists(items, max_size=4) | json_values},
-    optional=dict.fromkeys(("model", "instructions", "previous_response_id", "max_output_tokens", "include", "tools", "tool_choice", "text", "reasoning", "store", "background", "metadata", "stream", "stream_options", "top_logprobs", "max_tool_calls"), json_values),
-)  # fmt: skip
+    optional=dict.fromkeys(
+        (
+            "model",
+            "instructions",
+            "previous_response_id",
+            "max_output_tokens",
+            "include",
+            "tools",
+            "tool_choice",
+            "text",
+            "reasoning",
+            "store",
+            "background",
+            "metadata",
+            "stream",
+            "stream_options",
+            "top_logprobs",
+            "max_tool_calls",
+        ),
+        json_values,
+    ),
+)
 
 
 async def test_fuzzed_bodies_never_break_anything() -> None:

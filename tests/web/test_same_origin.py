@@ -15,18 +15,62 @@ from trouper.protocol.problems import SettingsInvalid
 from trouper.web.http.same_origin import Head, Policy, decide
 
 DEFAULT = Policy.of(ServerSettings())
-LOOPBACK = ("localhost", "127.0.0.1", "127.8.9.10", "[::1]", "[0:0::1]", "trouper.localhost", "[::ffff:127.0.0.1]")
+LOOPBACK = (
+    "localhost",
+    "127.0.0.1",
+    "127.8.9.10",
+    "[::1]",
+    "[0:0::1]",
+    "trouper.localhost",
+    "[::ffff:127.0.0.1]",
+)
 FOREIGN = (
-    "evil.example", "localhost.evil.example", "evil-localhost", "127.0.0.1.evil.example", "128.0.0.1", "192.168.1.5", "0.0.0.0",
-    "[::2]", "localhostx", "127.0.0.1x", "a b", "user@localhost", "localhost/x", "[::1", "évil", "127.0.0.1:1:2", "localhost:x",
-)  # fmt: skip
+    "evil.example",
+    "localhost.evil.example",
+    "evil-localhost",
+    "127.0.0.1.evil.example",
+    "128.0.0.1",
+    "192.168.1.5",
+    "0.0.0.0",
+    "[::2]",
+    "localhostx",
+    "127.0.0.1x",
+    "a b",
+    "user@localhost",
+    "localhost/x",
+    "[::1",
+    "évil",
+    "127.0.0.1:1:2",
+    "localhost:x",
+)
 ORIGINS = (
-    "null", "https://evil.example", "http://localhost:5173", "http://127.0.0.1:8001", "https://localhost", "file://", "", "localhost:8000",
-    "http://localhost:8000@evil.example", "http://localhost:8000.evil.example", "http://localhost:8000/", "chrome-extension://abc",
-)  # fmt: skip
+    "null",
+    "https://evil.example",
+    "http://localhost:5173",
+    "http://127.0.0.1:8001",
+    "https://localhost",
+    "file://",
+    "",
+    "localhost:8000",
+    "http://localhost:8000@evil.example",
+    "http://localhost:8000.evil.example",
+    "http://localhost:8000/",
+    "chrome-extension://abc",
+)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "BREW")
-SIMPLE_TYPES = (None, "", "text/plain", "text/plain;charset=utf-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
-                "TEXT/PLAIN", "text/plain; application/json", "text/json", "application/jsonx", "application/json, text/plain")  # fmt: skip
+SIMPLE_TYPES = (
+    None,
+    "",
+    "text/plain",
+    "text/plain;charset=utf-8",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=x",
+    "TEXT/PLAIN",
+    "text/plain; application/json",
+    "text/json",
+    "application/jsonx",
+    "application/json, text/plain",
+)
 JSON_TYPES = (
     "application/json",
     "application/json; charset=utf-8",
@@ -57,12 +101,16 @@ def why(head: Head, **settings: Any) -> str | None:
 
 
 @given(heads, authorities, st.sampled_from(FOREIGN), st.sampled_from(("", ":8000")))
-def test_on_loopback_only_its_names_are_answered(head: Head, own: str, foreign: str, port: str) -> None:
+def test_on_loopback_only_its_names_are_answered(
+    head: Head, own: str, foreign: str, port: str
+) -> None:
     head = attrs.evolve(head, content_type="application/json", wants_method=None)
     assert decide(attrs.evolve(head, host=own), DEFAULT) is None
     for bad in (
         attrs.evolve(head, host=foreign + port),
-        attrs.evolve(head, host=foreign + port, origin=f"http://{foreign}{port}", fetch_site="same-origin"),
+        attrs.evolve(
+            head, host=foreign + port, origin=f"http://{foreign}{port}", fetch_site="same-origin"
+        ),
         attrs.evolve(head, host=own, target=f"http://{foreign.partition('/')[0]}x{port}/v1/models"),
     ):
         problem = decide(bad, DEFAULT)
@@ -73,7 +121,9 @@ def test_on_loopback_only_its_names_are_answered(head: Head, own: str, foreign: 
 
 
 @given(heads, st.sampled_from(ORIGINS), st.sampled_from((None, "cross-site", "same-site", "none")))
-def test_a_foreign_origin_is_refused_whatever_it_asks_for(head: Head, origin: str, site: str | None) -> None:
+def test_a_foreign_origin_is_refused_whatever_it_asks_for(
+    head: Head, origin: str, site: str | None
+) -> None:
     asked = attrs.evolve(head, host="localhost:8000", origin=origin, fetch_site=site)
     problem = decide(asked, DEFAULT)
     if origin == "http://localhost:8000/":  # Nobody sends that; it is read as the server's own.
@@ -86,7 +136,9 @@ def test_a_foreign_origin_is_refused_whatever_it_asks_for(head: Head, origin: st
 
 
 @given(heads, authorities, st.sampled_from(("http", "https")))
-def test_what_comes_from_the_server_itself_is_as_without_a_browser(head: Head, own: str, scheme: str) -> None:
+def test_what_comes_from_the_server_itself_is_as_without_a_browser(
+    head: Head, own: str, scheme: str
+) -> None:
     plain = decide(attrs.evolve(head, host=own), DEFAULT)
     page = attrs.evolve(head, host=own, origin=f"{scheme}://{own.removesuffix(':').lower()}")
     assert decide(page, DEFAULT) == plain
@@ -95,7 +147,9 @@ def test_what_comes_from_the_server_itself_is_as_without_a_browser(head: Head, o
 
 
 @given(heads, st.sampled_from(SIMPLE_TYPES), st.sampled_from(("POST", "PUT", "PATCH", "DELETE")))
-def test_a_body_that_a_form_could_send_is_refused(head: Head, kind: str | None, method: str) -> None:
+def test_a_body_that_a_form_could_send_is_refused(
+    head: Head, kind: str | None, method: str
+) -> None:
     """Also by a client that says nothing of itself, since a page might be behind it."""
     asked = attrs.evolve(head, host="localhost", method=method, has_body=True, content_type=kind)
     problem = decide(asked, attrs.evolve(DEFAULT, cors_origins=("*",)))
@@ -113,20 +167,35 @@ def test_a_program_notices_nothing(head: Head, kind: str) -> None:
 @given(heads, st.sampled_from(("cross-site", "same-site")))
 def test_without_an_origin_only_a_link_crosses(head: Head, site: str) -> None:
     asked = attrs.evolve(head, host="localhost", fetch_site=site, content_type="application/json")
-    follows = head.method in ("GET", "HEAD") and head.fetch_mode == "navigate" and head.fetch_dest == "document"
+    follows = (
+        head.method in ("GET", "HEAD")
+        and head.fetch_mode == "navigate"
+        and head.fetch_dest == "document"
+    )
     assert (decide(asked, DEFAULT) is None) == follows
     named = attrs.evolve(DEFAULT, cors_origins=("http://localhost:5173",))
-    assert decide(asked, named) == decide(asked, DEFAULT), "it does not say that it is of the origin that is named"
+    assert decide(asked, named) == decide(asked, DEFAULT), (
+        "it does not say that it is of the origin that is named"
+    )
     assert decide(asked, attrs.evolve(DEFAULT, cors_origins=("*",))) is None
 
 
-@given(heads, st.sampled_from(("evil.example", "localhost")), st.sampled_from((None, *ORIGINS)), st.data())
-def test_to_allow_more_refuses_nothing(head: Head, host: str, origin: str | None, data: st.DataObject) -> None:
+@given(
+    heads,
+    st.sampled_from(("evil.example", "localhost")),
+    st.sampled_from((None, *ORIGINS)),
+    st.data(),
+)
+def test_to_allow_more_refuses_nothing(
+    head: Head, host: str, origin: str | None, data: st.DataObject
+) -> None:
     asked = attrs.evolve(head, host=host, origin=origin)
     hosts = data.draw(st.sampled_from(((), ("evil.example",), (".example",), ("*",))))
     origins = data.draw(st.sampled_from(((), ("https://evil.example",), ("*",))))
     if decide(asked, DEFAULT) is None:
-        assert decide(asked, attrs.evolve(DEFAULT, allowed_hosts=hosts, cors_origins=origins)) is None
+        assert (
+            decide(asked, attrs.evolve(DEFAULT, allowed_hosts=hosts, cors_origins=origins)) is None
+        )
 
 
 @pytest.mark.parametrize(
@@ -137,14 +206,24 @@ def test_to_allow_more_refuses_nothing(head: Head, host: str, origin: str | None
             ("llm.example.org", "LLM.example.org.", "llm.example.org:99"),
             ("example.org", "a.llm.example.org"),
         ),
-        (".example.org", ("example.org", "a.example.org", "a.b.example.org"), ("aexample.org", "example.org.evil")),
+        (
+            ".example.org",
+            ("example.org", "a.example.org", "a.b.example.org"),
+            ("aexample.org", "example.org.evil"),
+        ),
         ("*.example.org", ("a.example.org", "a.b.example.org"), ("example.org", "aexample.org")),
         ("*", ("evil.example", "192.168.1.5"), ()),
         ("192.168.1.5", ("192.168.1.5:8000",), ("192.168.1.50", "evil.example")),
-        ("host.docker.internal, my_llm", ("host.docker.internal:8000", "my_llm"), ("docker.internal",)),
+        (
+            "host.docker.internal, my_llm",
+            ("host.docker.internal:8000", "my_llm"),
+            ("docker.internal",),
+        ),
     ],
 )
-def test_hosts_that_are_allowed(pattern: str, names: tuple[str, ...], others: tuple[str, ...]) -> None:
+def test_hosts_that_are_allowed(
+    pattern: str, names: tuple[str, ...], others: tuple[str, ...]
+) -> None:
     for name in names:
         assert why(Head(host=name), allowed_hosts=pattern) is None, name
     for name in others:
@@ -155,7 +234,16 @@ LAN = {"host": "0.0.0.0", "allow_no_key": True}
 
 
 @pytest.mark.parametrize(
-    "name", ["192.168.1.5", "[fe80::1]", "localhost", "trouper", "box.local", "host.docker.internal", "a.home.arpa"]
+    "name",
+    [
+        "192.168.1.5",
+        "[fe80::1]",
+        "localhost",
+        "trouper",
+        "box.local",
+        "host.docker.internal",
+        "a.home.arpa",
+    ],
 )
 def test_beyond_loopback_what_no_page_can_have_is_answered(name: str) -> None:
     """Addresses, names of containers and of home networks: without a key, too."""
@@ -172,7 +260,10 @@ def test_beyond_loopback_other_names_need_a_key_or_are_named() -> None:
     assert why(asked, host="0.0.0.0", api_key=("k",)) is None
     assert why(asked, **LAN, allowed_hosts=".example.org") is None
     assert why(asked, host="llm.example.org", allow_no_key=True) is None
-    assert why(asked, host="0.0.0.0", api_key=("k",), allowed_hosts="other.example") == "host_not_allowed"
+    assert (
+        why(asked, host="0.0.0.0", api_key=("k",), allowed_hosts="other.example")
+        == "host_not_allowed"
+    )
 
 
 def test_what_has_no_host_is_no_browser() -> None:
@@ -202,7 +293,9 @@ def test_a_proxy_may_rewrite_the_host_of_a_page_that_is_its_own() -> None:
         ("http://localhost:8000", "127.0.0.1:8000", False),
     ],
 )
-def test_ports_that_are_left_out_are_those_of_the_scheme(origin: str, host: str, *, same: bool) -> None:
+def test_ports_that_are_left_out_are_those_of_the_scheme(
+    origin: str, host: str, *, same: bool
+) -> None:
     parsed, of = Origin.parse(origin), Host.parse(host)
     assert parsed is not None and of is not None
     assert parsed.is_of(of) == same
@@ -224,21 +317,39 @@ def test_origins_that_are_named(given_as: Any, origin: str) -> None:
     assert why(head) == "origin_not_allowed"
     if given_as != "*":
         for other in (origin + "x", origin + ":1", "null", origin.replace("://", "s://")):
-            assert why(attrs.evolve(head, origin=other), cors_origins=given_as) == "origin_not_allowed", other
+            assert (
+                why(attrs.evolve(head, origin=other), cors_origins=given_as) == "origin_not_allowed"
+            ), other
 
 
-@pytest.mark.parametrize("bad", ["http://x", "x:80", "a/b", "a b", "*.", "**", "::1", "*x", "http://"])
+@pytest.mark.parametrize(
+    "bad", ["http://x", "x:80", "a/b", "a b", "*.", "**", "::1", "*x", "http://"]
+)
 def test_a_host_that_cannot_be_is_said(bad: str) -> None:
-    with pytest.raises(SettingsInvalid, match=r"--allowed-hosts: .* is no host; write NAME") as caught:
+    with pytest.raises(
+        SettingsInvalid, match=r"--allowed-hosts: .* is no host; write NAME"
+    ) as caught:
         ServerSettings(allowed_hosts=(bad,))
     assert caught.value.flag == "--allowed-hosts"
 
 
 @pytest.mark.parametrize(
-    "bad", ["null", "localhost:5173", "http://a/b", "http://", "a", "http://*", "https://u@h", "http://h:99999999"]
+    "bad",
+    [
+        "null",
+        "localhost:5173",
+        "http://a/b",
+        "http://",
+        "a",
+        "http://*",
+        "https://u@h",
+        "http://h:99999999",
+    ],
 )
 def test_an_origin_that_cannot_be_is_said(bad: str) -> None:
-    with pytest.raises(SettingsInvalid, match=r"--cors-origins: .* is no origin; write SCHEME://HOST") as caught:
+    with pytest.raises(
+        SettingsInvalid, match=r"--cors-origins: .* is no origin; write SCHEME://HOST"
+    ) as caught:
         ServerSettings(cors_origins=(bad,))
     assert caught.value.flag == "--cors-origins"
 

@@ -1,4 +1,5 @@
-"""Several models over real sockets: what is told of requests that wait for a model, and of a model that cannot be loaded."""
+"""Several models over real sockets: what is told of requests that wait for a model, and of a model
+that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -21,11 +22,20 @@ __all__ = ["log"]
 LOADING_S = 0.2
 
 
+async def waiting_for_middle(served: Served) -> float:
+    """Return how many requests wait for that model."""
+    text = await scrape(served)
+    return text.value("trouper_model_requests_waiting", model_name="middle")
+
+
 @asynccontextmanager
 async def serving_several(
     *models: str, world: World | None = None, server: ServerSettings | None = None
 ) -> AsyncIterator[Served]:
-    async with manager_of(*models, world=world) as (manager, _), serving_manager(manager, server) as port:
+    async with (
+        manager_of(*models, world=world) as (manager, _),
+        serving_manager(manager, server) as port,
+    ):
         runtime = manager.entries()[0].runtime
         assert runtime is not None
         yield Served(port, runtime, FakeEngine(), trio.Event())
@@ -42,22 +52,32 @@ def loading_world() -> World:
 
 
 async def test_a_model_has_its_date_whether_it_is_loaded_or_not() -> None:
-    async with manager_of("large", "middle", room=70) as (manager, _), serving_manager(manager) as port:
+    async with (
+        manager_of("large", "middle", room=70) as (manager, _),
+        serving_manager(manager) as port,
+    ):
         runtime = manager.entries()[0].runtime
         assert runtime is not None
-        _, _, body = await exchange(Served(port, runtime, FakeEngine(), trio.Event()), get("/v1/models"))
+        _, _, body = await exchange(
+            Served(port, runtime, FakeEngine(), trio.Event()), get("/v1/models")
+        )
     listed = json.loads(body)["data"]
     assert {model["loaded"] for model in listed} == {True, False}
-    assert {(model["created"], model["created_at"]) for model in listed} == {(1_700_000_000, "2023-11-14T22:13:20Z")}
+    assert {(model["created"], model["created_at"]) for model in listed} == {
+        (1_700_000_000, "2023-11-14T22:13:20Z")
+    }
 
 
 async def test_waiting_for_a_model_is_a_part_of_a_requests_time(log: Log) -> None:
     world = loading_world()
-    async with serving_several("large", "middle", world=world) as served, trio.open_nursery() as nursery:
+    async with (
+        serving_several("large", "middle", world=world) as served,
+        trio.open_nursery() as nursery,
+    ):
         world.may_load = trio.Event()
         nursery.start_soon(ask, served, wish("middle"))
         with trio.fail_after(60):
-            while (await scrape(served)).value("trouper_model_requests_waiting", model_name="middle") != 1:  # noqa: ASYNC110
+            while await waiting_for_middle(served) != 1:  # noqa: ASYNC110
                 await trio.sleep(LOADING_S)
         world.may_load.set()
         await eventually(lambda: bool(log["request"]))
@@ -81,12 +101,14 @@ async def test_a_client_that_leaves_while_its_model_is_loaded_is_told_of(log: Lo
         async with await served.connect() as stream:
             await stream.send_all(post("/v1/completions", wish("middle")))
             with trio.fail_after(60):
-                while (await scrape(served)).value("trouper_model_requests_waiting", model_name="middle") != 1:  # noqa: ASYNC110
+                while await waiting_for_middle(served) != 1:  # noqa: ASYNC110
                     await trio.sleep(0.01)
         await eventually(lambda: bool(log["request"]))
         seen = await scrape(served)
         world.may_load.set()
-    assert seen.value("vllm:request_success_total", model_name="middle", finished_reason="abort") == 1
+    assert (
+        seen.value("vllm:request_success_total", model_name="middle", finished_reason="abort") == 1
+    )
     assert [line["reason"] for line in log["request"]] == ["abort"]
 
 
@@ -98,10 +120,19 @@ async def test_what_cannot_be_loaded_is_told_wherever_somebody_looks(log: Log) -
         seen = await scrape(served)
         _, _, live = await exchange(served, get("/v1/live"))
         _, _, health = await exchange(served, get("/health"))
-    assert seen.value("trouper_request_problems_total", model_name="broken", code="model_unusable") == 2
-    assert seen.value("trouper_request_problems_total", model_name="small", code="model_unusable") == 0
+    assert (
+        seen.value("trouper_request_problems_total", model_name="broken", code="model_unusable")
+        == 2
+    )
+    assert (
+        seen.value("trouper_request_problems_total", model_name="small", code="model_unusable") == 0
+    )
     for line in log["request"]:
-        assert (line["model"], line["reason"], line["code"]) == ("broken", "refused", "model_unusable")
+        assert (line["model"], line["reason"], line["code"]) == (
+            "broken",
+            "refused",
+            "model_unusable",
+        )
     assert len(log["request"]) == 2
     assert b'"problem":"no weights"' in live
     assert b'"detail":"no weights"' in health
@@ -110,7 +141,9 @@ async def test_what_cannot_be_loaded_is_told_wherever_somebody_looks(log: Log) -
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_a_model_that_is_not_known_is_the_clients_affair(log: Log, path: str) -> None:
     async with serving_several("small", "large") as served:
-        status, _ = await ask(served, wish("nobody") | {"messages": [{"role": "user", "content": "?"}]}, path)
+        status, _ = await ask(
+            served, wish("nobody") | {"messages": [{"role": "user", "content": "?"}]}, path
+        )
         assert status in (400, 404)
         seen = await scrape(served)
     assert not log["request"]

@@ -1,4 +1,5 @@
-"""`speculation` in a request, and what /health and /metrics say of drafts. The tokens are the same either way."""
+"""`speculation` in a request, and what /health and /metrics say of drafts. The tokens are the same
+either way."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def drafting() -> FakeEngine:
     """All drafts are right but for each fifth place's."""
-    return FakeEngine(before_step=pace, guess=lambda _, position: (4, 0 if position % 5 == 4 else 4))
+    return FakeEngine(
+        before_step=pace, guess=lambda _, position: (4, 0 if position % 5 == 4 else 4)
+    )
 
 
 def said(path: str, answer: Any) -> Any:
@@ -58,7 +61,10 @@ async def test_d13_another_way_is_refused(path: str, wrong: object) -> None:
         assert (status, answer["error"]["param"]) == (400, "speculation")
 
 
-THOUGHT = "<think>hm, let me see</think>Hello there, my friend: " + 'I call.<call>{"name": "f", "arguments": {}}</call>'
+THOUGHT = (
+    "<think>hm, let me see</think>Hello there, my friend: "
+    'I call.<call>{"name": "f", "arguments": {}}</call>'
+)
 TOOLS: dict[str, Any] = {
     "/v1/chat/completions": {"type": "function", "function": {"name": "f"}},
     "/v1/responses": {"type": "function", "name": "f"},
@@ -72,7 +78,8 @@ SCORED: dict[str, dict[str, Any]] = {
 
 
 def counted(answer: Any) -> tuple[Any, list[str]]:
-    """The details of what was generated, and the tokens of the text where they are listed by the kind of text."""
+    """The details of what was generated, and the tokens of the text where they are listed by the
+    kind of text."""
     usage, tokens = answer["usage"], []
     for item in answer.get("output", ()):
         for part in item.get("content", ()) if item["type"] == "message" else ():
@@ -83,14 +90,27 @@ def counted(answer: Any) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("path", TOOLS)
 async def test_tokens_of_a_step_count_in_a_stream_as_in_a_complete_answer(path: str) -> None:
-    """They are written together, and each still belongs to its own text: reasoning, content or a call."""
-    asked = {"input": "x"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}]}
+    """They are written together, and each still belongs to its own text: reasoning, content or a
+    call."""
+    asked = (
+        {"input": "x"}
+        if path == "/v1/responses"
+        else {"messages": [{"role": "user", "content": "x"}]}
+    )
     body = asked | SCORED[path] | {"tools": [TOOLS[path]]}
-    async with serving(saying(THOUGHT, guess=lambda *_: (4, 4)), {"speculation": "ngram"}) as served:
-        _, complete = await ask(served, {name: body[name] for name in body if name != "stream_options"}, path)
+    async with serving(
+        saying(THOUGHT, guess=lambda *_: (4, 4)), {"speculation": "ngram"}
+    ) as served:
+        _, complete = await ask(
+            served, {name: body[name] for name in body if name != "stream_options"}, path
+        )
         _, _, data = await exchange(served, post(path, body | {"stream": True}))
     events = [json.loads(event) for event in re.findall(rb"data: (\{.*\})", data)]
-    last = events[-1]["response"] if path == "/v1/responses" else [event for event in events if event.get("usage")][-1]
+    last = (
+        events[-1]["response"]
+        if path == "/v1/responses"
+        else [event for event in events if event.get("usage")][-1]
+    )
     assert counted(last) == counted(complete)
     if path == "/v1/responses":
         assert "".join(counted(complete)[1]) == "Hello there, my friend: I call."
@@ -105,6 +125,14 @@ async def test_health_and_metrics_count_drafts() -> None:
     assert health["drafts"] > 0
     assert health["accepted"] == sum(health["accepted_at"]) <= health["drafted"]
     assert health["reason"] == "" and health["parked_s"] > 0
-    for name, count in (("drafts", "drafts"), ("draft_tokens", "drafted"), ("accepted_tokens", "accepted")):
-        [line] = [line for line in metrics.splitlines() if line.startswith(f"vllm:spec_decode_num_{name}_total")]
+    for name, count in (
+        ("drafts", "drafts"),
+        ("draft_tokens", "drafted"),
+        ("accepted_tokens", "accepted"),
+    ):
+        [line] = [
+            line
+            for line in metrics.splitlines()
+            if line.startswith(f"vllm:spec_decode_num_{name}_total")
+        ]
         assert float(line.split()[-1]) == health[count]

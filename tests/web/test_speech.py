@@ -33,7 +33,10 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 SAID = st.lists(
-    st.sampled_from(["<think>", "</think>", "<call>", "</call>", "a", "<", "\n", "think>", "</", "b c"]), max_size=12
+    st.sampled_from(
+        ["<think>", "</think>", "<call>", "</call>", "a", "<", "\n", "think>", "</", "b c"]
+    ),
+    max_size=12,
 ).map("".join)
 
 
@@ -42,10 +45,16 @@ def test_d13_streaming_is_the_whole(text: str, places: list[int], thinks: bool) 
     assert parts(cut(text, places), thinks=thinks) == parts([text], thinks=thinks)
 
 
-CALLED = st.lists(st.sampled_from(["<think>", "</think>", "<call>{}</call>", "a", "\n", "\n\n", "b c"]), max_size=12)
+CALLED = st.lists(
+    st.sampled_from(["<think>", "</think>", "<call>{}</call>", "a", "\n", "\n\n", "b c"]),
+    max_size=12,
+)
 
 
-@given(CALLED.map(lambda words: "".join(words).replace("{}", CALL)), st.lists(st.integers(0, 200), max_size=6))
+@given(
+    CALLED.map(lambda words: "".join(words).replace("{}", CALL)),
+    st.lists(st.integers(0, 200), max_size=6),
+)
 @example(f"<call>{CALL}</call>a\nb", [len(CALL) + 14])
 def test_d13_streaming_is_the_whole_with_calls(text: str, places: list[int]) -> None:
     assert parts(cut(text, places)) == parts([text])
@@ -53,9 +62,13 @@ def test_d13_streaming_is_the_whole_with_calls(text: str, places: list[int]) -> 
 
 def test_kinds() -> None:
     assert parts([f"<think>\nhm</think>yes<call>{CALL}</call>no"]) == [
-        ("reasoning", "hm"), ("content", "yes"), ("callstarted", ""), ("callarguments", '{"a": 1}'), ("callended", ""),
+        ("reasoning", "hm"),
+        ("content", "yes"),
+        ("callstarted", ""),
+        ("callarguments", '{"a": 1}'),
+        ("callended", ""),
         ("content", "no"),
-    ]  # fmt: skip
+    ]
     assert parts(["hm</think>yes"], thinks=True) == [("reasoning", "hm"), ("content", "yes")]
     assert parts(["never ends\n<think>hm"]) == [("content", "never ends\n"), ("reasoning", "hm")]
 
@@ -92,8 +105,12 @@ def test_a_call_among_text() -> None:
 
 
 def test_what_is_no_call_stays_text() -> None:
-    assert message(Tools((TOOL,)), "<call>nonsense</call>!") == ParsedOutput("<call>nonsense</call>!", "", (), "stop")
-    assert message(Tools(), f"<call>{CALL}</call>").content == f"<call>{CALL}</call>", "nobody offered a tool"
+    assert message(Tools((TOOL,)), "<call>nonsense</call>!") == ParsedOutput(
+        "<call>nonsense</call>!", "", (), "stop"
+    )
+    assert message(Tools(), f"<call>{CALL}</call>").content == f"<call>{CALL}</call>", (
+        "nobody offered a tool"
+    )
 
 
 def test_a_forced_answer_is_a_call() -> None:

@@ -30,7 +30,11 @@ async def answered(path: str, text: str, *, stream: bool, **more: Any) -> Any:
     assert status == 200, data
     if not stream:
         return json.loads(data)
-    lines = [line.removeprefix("data: ") for line in data.decode().splitlines() if line.startswith("data: {")]
+    lines = [
+        line.removeprefix("data: ")
+        for line in data.decode().splitlines()
+        if line.startswith("data: {")
+    ]
     return [json.loads(line) for line in lines]
 
 
@@ -41,9 +45,15 @@ def calls_in(path: str, body: Json) -> list[tuple[str, Any]]:
             calls = body["choices"][0]["message"].get("tool_calls", [])
             return [("", json.loads(call["function"]["arguments"])) for call in calls]
         case "/v1/responses":
-            return [(one["status"], one["arguments"]) for one in body["output"] if one["type"] == "function_call"]
+            return [
+                (one["status"], one["arguments"])
+                for one in body["output"]
+                if one["type"] == "function_call"
+            ]
         case _:
-            return [("", block["input"]) for block in body["content"] if block["type"] == "tool_use"]
+            return [
+                ("", block["input"]) for block in body["content"] if block["type"] == "tool_use"
+            ]
 
 
 def reason_of(path: str, body: Json) -> Any:
@@ -80,7 +90,10 @@ async def test_a_streamed_chat_begins_it_and_says_stop() -> None:
     choices = [choice for event in events for choice in event["choices"]]
     assert choices[-1]["finish_reason"] == "stop" and choices[-1]["matched_stop"] == "STOP"
     parts = [part for choice in choices for part in choice["delta"].get("tool_calls", [])]
-    texts = ["".join(part["function"]["arguments"] for part in parts if part["index"] == index) for index in (0, 1)]
+    texts = [
+        "".join(part["function"]["arguments"] for part in parts if part["index"] == index)
+        for index in (0, 1)
+    ]
     assert texts == ['{"path": "a"}', '{"path": "b'], "nobody takes it for a whole one"
 
 

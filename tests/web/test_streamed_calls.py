@@ -1,5 +1,6 @@
-"""A call whose arguments come a few characters at a time: the official clients put the same call together in every
-dialect. The parser is scripted, since what is tested here is how its parts are formatted."""
+"""A call whose arguments come a few characters at a time: the official clients put the same call
+together in every dialect. The parser is scripted, since what is tested here is how its parts are
+formatted."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from tests.web.responses import TOOL, saying
 from tests.web.serving import Served, serving
 from tests.web.test_openai_client import in_thread, strict
 from trouper.web.output import output_parser
-from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
+from trouper.web.output.parsed_delta import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    ParsedDelta,
+    Reasoning,
+)
 from trouper.web.output.tool_forms import ToolForm
 
 ARGUMENTS = {"a": 7, "text": 'ä "quoted" line\n' * 5, "empty": {}}
@@ -25,7 +33,8 @@ FUNCTION: Any = {"type": "function", "function": {"name": "f", "parameters": {"t
 
 
 class Scripted:
-    """Reasoning, text, two calls in parts of three characters, and one without arguments' text between."""
+    """Reasoning, text, two calls in parts of three characters, and one without arguments' text
+    between."""
 
     ended_in_call = False
 
@@ -33,13 +42,17 @@ class Scripted:
         self._parts: list[ParsedDelta] = [Reasoning("hm"), Content("Now.")]
         for index in range(2):
             self._parts.append(CallStarted(index, ToolForm("f")))
-            self._parts += [CallArguments(index, TEXT[at : at + 3]) for at in range(0, len(TEXT), 3)]
+            self._parts += [
+                CallArguments(index, TEXT[at : at + 3]) for at in range(0, len(TEXT), 3)
+            ]
             self._parts.append(CallEnded(index))
 
     @property
     def kind(self) -> str:
         return (
-            {Reasoning: "reasoning", Content: "content"}.get(type(self._parts[0]), "call") if self._parts else "content"
+            {Reasoning: "reasoning", Content: "content"}.get(type(self._parts[0]), "call")
+            if self._parts
+            else "content"
         )
 
     def push(self, text: str) -> list[ParsedDelta]:
@@ -57,7 +70,9 @@ class Scripted:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    monkeypatch.setattr(f"trouper.web.service.{output_parser.OutputParser.__name__}", lambda *_, **__: Scripted())
+    monkeypatch.setattr(
+        f"trouper.web.service.{output_parser.OutputParser.__name__}", lambda *_, **__: Scripted()
+    )
     return saying("z" * 500)
 
 
@@ -65,7 +80,9 @@ async def test_chat(engine: FakeEngine) -> None:
     def use(served: Served) -> None:
         with strict(served) as client:
             asked: Any = {"model": "fake", "messages": ASKED, "tools": [FUNCTION]}
-            with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+            with client.chat.completions.stream(
+                **asked, stream_options={"include_usage": True}
+            ) as stream:
                 events = list(stream)
                 streamed = stream.get_final_completion()
             whole = client.chat.completions.create(**asked)
@@ -75,9 +92,9 @@ async def test_chat(engine: FakeEngine) -> None:
             [choice] = completion.choices
             assert choice.finish_reason == "tool_calls"
             calls: list[Any] = [*(choice.message.tool_calls or ())]
-            assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
-                ("f", ARGUMENTS)
-            ] * 2
+            assert [
+                (call.function.name, json.loads(call.function.arguments)) for call in calls
+            ] == [("f", ARGUMENTS)] * 2
             assert len({call.id for call in calls}) == 2
         assert streamed.usage is not None and whole.usage is not None
         assert streamed.usage.completion_tokens_details == whole.usage.completion_tokens_details
@@ -96,14 +113,21 @@ async def test_responses(engine: FakeEngine) -> None:
                 events = list(stream)
                 streamed = stream.get_final_response()
             whole = client.responses.create(**asked)
-        deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+        deltas = [
+            event for event in events if event.type == "response.function_call_arguments.delta"
+        ]
         assert len(deltas) > len(TEXT) // 3
         assert deltas[-1].snapshot.endswith(TEXT), "the client's own sum"
         for response in (streamed, whole):
             calls: list[Any] = [item for item in response.output if item.type == "function_call"]
-            assert [(call.name, json.loads(call.arguments)) for call in calls] == [("f", ARGUMENTS)] * 2
+            assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+                ("f", ARGUMENTS)
+            ] * 2
             assert len({call.call_id for call in calls}) == 2
-            assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens == 1
+            assert (
+                response.usage is not None
+                and response.usage.output_tokens_details.reasoning_tokens == 1
+            )
 
     async with serving(engine) as served:
         await in_thread(use, served)
@@ -111,7 +135,9 @@ async def test_responses(engine: FakeEngine) -> None:
 
 async def test_messages(engine: FakeEngine) -> None:
     def use(served: Served) -> None:
-        with anthropic.Anthropic(base_url=f"http://127.0.0.1:{served.port}", api_key="none", max_retries=0) as client:
+        with anthropic.Anthropic(
+            base_url=f"http://127.0.0.1:{served.port}", api_key="none", max_retries=0
+        ) as client:
             tools: Any = [{"name": "f", "input_schema": {"type": "object"}}]
             asked: Any = {"model": "fake", "max_tokens": 1000, "messages": ASKED, "tools": tools}
             with client.messages.stream(**asked) as stream:

@@ -1,4 +1,5 @@
-"""What generated bodies found: things that nobody read and nobody refused, and numbers in another spelling."""
+"""What generated bodies found: things that nobody read and nobody refused, and numbers in another
+spelling."""
 
 from __future__ import annotations
 
@@ -10,13 +11,23 @@ from tests.fakes import FakeEngine
 from tests.web.serving import ask, serving
 
 Json = dict[str, Any]
-CHAT, TEXT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+CHAT, TEXT, TOKENIZE, DETOKENIZE = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+)
 TOOL: Json = {"type": "function", "function": {"name": "f"}}
 CALL: Json = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def said(**more: Any) -> Json:
-    return {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **more}]}
+    return {
+        "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "y", **more},
+        ]
+    }
 
 
 REFUSED: list[tuple[str, Json, str]] = [
@@ -47,7 +58,11 @@ REFUSED: list[tuple[str, Json, str]] = [
     (TEXT, {"prompt": [7] * (2**20 + 1)}, "prompt"),
     (DETOKENIZE, {"tokens": [7] * (2**20 + 1)}, "tokens"),
     (TOKENIZE, {"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
-    ("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "f", "async": 0}]}, "tools.0.async"),
+    (
+        "/v1/responses",
+        {"input": "x", "tools": [{"type": "function", "name": "f", "async": 0}]},
+        "tools.0.async",
+    ),
     ("/v1/responses/input_tokens", {"input": "x", "max_output_tokens": 10**6}, "max_output_tokens"),
     ("/v1/messages", said() | {"max_tokens": 1, "messages": said()["messages"] * 5001}, "messages"),
 ]
@@ -65,7 +80,16 @@ async def test_what_would_be_ignored_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (TEXT, {"prompt": [97.0, 98], "max_tokens": 2.0, "top_k": 5.0, "stop_token_ids": [1.0], "priority": 0.0}),
+        (
+            TEXT,
+            {
+                "prompt": [97.0, 98],
+                "max_tokens": 2.0,
+                "top_k": 5.0,
+                "stop_token_ids": [1.0],
+                "priority": 0.0,
+            },
+        ),
         (TEXT, {"prompt": [[97.0], "b"]}),
         (DETOKENIZE, {"tokens": [97.0]}),
     ],

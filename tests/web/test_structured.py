@@ -24,15 +24,30 @@ def named(**more: Any) -> dict[str, Any]:
     [
         ({"response_format": {"type": "json_object"}}, "json_object", "", "response_format"),
         (named(schema=SCHEMA), "json_schema", SOURCE, "response_format.json_schema.schema"),
-        (named(schema=SCHEMA, strict=False), "json_schema", SOURCE, "response_format.json_schema.schema"),
+        (
+            named(schema=SCHEMA, strict=False),
+            "json_schema",
+            SOURCE,
+            "response_format.json_schema.schema",
+        ),
         (named(), "json_object", "", "response_format.json_schema.schema"),
         (named(schema=False), "json_schema", "false", "response_format.json_schema.schema"),
         ({"guided_json": SOURCE}, "json_schema", SOURCE, "guided_json"),
         ({"guided_regex": "[ab]+"}, "regex", "[ab]+", "guided_regex"),
         ({"guided_choice": ["yes", "no"]}, "choice", '["yes","no"]', "guided_choice"),
         ({"guided_grammar": 'start: "a"'}, "lark", 'start: "a"', "guided_grammar"),
-        ({"structured_outputs": {"regex": "a", "json": None}}, "regex", "a", "structured_outputs.regex"),
-        ({"structured_outputs": {"json_object": True}}, "json_object", "", "structured_outputs.json_object"),
+        (
+            {"structured_outputs": {"regex": "a", "json": None}},
+            "regex",
+            "a",
+            "structured_outputs.regex",
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            "json_object",
+            "",
+            "structured_outputs.json_object",
+        ),
     ],
 )
 def test_each_way_to_say_it(fields: dict[str, Any], kind: str, source: str, param: str) -> None:

@@ -39,9 +39,18 @@ def offsets() -> TextOffsets:
         ((1, 0, 1, 4), " Hi<s> Hi!", [0, 3, 6, 9]),
         ((1, 1, 1), " Hi", [0, 3, 3]),
     ],
-    ids=["half characters", "BOS", "BOS and sentencepiece's space", "written", "written within", "other text"],
+    ids=[
+        "half characters",
+        "BOS",
+        "BOS and sentencepiece's space",
+        "written",
+        "written within",
+        "other text",
+    ],
 )
-def test_of_a_prompt(offsets: TextOffsets, tokens: tuple[int, ...], text: str, expected: list[int]) -> None:
+def test_of_a_prompt(
+    offsets: TextOffsets, tokens: tuple[int, ...], text: str, expected: list[int]
+) -> None:
     assert offsets.of_prompt(tokens, text) == expected
     assert offsets.of_answer([5]) == [len(text)], "the answer begins where the prompt ends"
 

@@ -40,7 +40,10 @@ def variables(**more: Any) -> dict[str, Any]:
         ({"thinking_token_budget": 0}, {"enable_thinking": False}),
         ({"thinking_token_budget": 9}, {}),
         ({"response_format": SCHEMA}, {"enable_thinking": False}),
-        ({"response_format": SCHEMA, "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
+        (
+            {"response_format": SCHEMA, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+        ),
         ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
         (
             {"continue_final_message": True, "messages": ASSISTANT},
@@ -74,15 +77,25 @@ async def test_a_budget_reaches_the_engine() -> None:
     engine = FakeEngine()
     async with serving(engine) as served:
         for content in ("a", "a<think>"):
-            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2, "thinking_token_budget": 5}
+            body = {
+                "messages": [{"role": "user", "content": content}],
+                "max_tokens": 2,
+                "thinking_token_budget": 5,
+            }
             assert (await ask(served, body, "/v1/chat/completions"))[0] == 200
     limits = [admit.thinking for plan in engine.plans_seen for admit in plan.admit]
-    assert limits == [ThinkingLimit(5, tuple(b"<think>"), tuple(b"</think>"), begun=begun) for begun in (False, True)]
+    assert limits == [
+        ThinkingLimit(5, tuple(b"<think>"), tuple(b"</think>"), begun=begun)
+        for begun in (False, True)
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_of_reasoning_are_those_of_the_text_whatever_the_interval(stream: bool) -> None:
-    """An event of many tokens (--stream-interval) may hold the end of reasoning and the beginning of the answer."""
+async def test_tokens_of_reasoning_are_those_of_the_text_whatever_the_interval(
+    stream: bool,
+) -> None:
+    """An event of many tokens (--stream-interval) may hold the end of reasoning and the beginning
+    of the answer."""
     said = b"<think>because</think>Yes."
 
     def token_at(_: int, position: int) -> int:
@@ -102,7 +115,8 @@ async def test_tokens_of_reasoning_are_those_of_the_text_whatever_the_interval(s
 ANSWER = b'{"a": 1}'
 JSON_SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
 OPENED = [{"role": "user", "content": "a<think>\n"}]
-"""A conversation that the template of the fake model ends as templates do that open the reasoning whatever they are told."""
+"""A conversation that the template of the fake model ends as templates do that open the reasoning
+whatever they are told."""
 
 
 def said_of(path: str, body: Any) -> Any:
@@ -122,14 +136,21 @@ def said_of(path: str, body: Any) -> Any:
         ),
         (
             "/v1/messages",
-            {"messages": OPENED, "max_tokens": 99, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            {
+                "messages": OPENED,
+                "max_tokens": 99,
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
             [{"type": "text", "text": '{"a": 1}'}],
         ),
         ("/v1/responses", {"input": "a<think>\n", "text": {"format": JSON_SCHEMA}}, ["message"]),
     ],
 )
-async def test_an_answer_that_follows_a_format_is_no_reasoning(path: str, body: Any, expected: Any) -> None:
-    """A grammar holds from the first token on: the reasoning that the prompt has opened is closed in it."""
+async def test_an_answer_that_follows_a_format_is_no_reasoning(
+    path: str, body: Any, expected: Any
+) -> None:
+    """A grammar holds from the first token on: the reasoning that the prompt has opened is closed
+    in it."""
 
     def token_at(_: int, position: int) -> int:
         return ANSWER[position] if position < len(ANSWER) else EOS
@@ -139,7 +160,9 @@ async def test_an_answer_that_follows_a_format_is_no_reasoning(path: str, body: 
         status, answer = await ask(served, body, path)
     said = said_of(path, answer)
     assert status == 200
-    assert [item["type"] for item in said] == expected if path == "/v1/responses" else said == expected
+    assert (
+        [item["type"] for item in said] == expected if path == "/v1/responses" else said == expected
+    )
     [admit] = [admit for plan in engine.plans_seen for admit in plan.admit]
     assert bytes(ints(admit.prompt)).endswith(b"a<think>\n<assistant>\n\n</think>\n\n")
 
@@ -164,5 +187,6 @@ def test_open_reasoning_is_closed_as_templates_close_it(opened: str) -> None:
     ],
 )
 def test_a_marker_in_an_earlier_turn_opens_nothing(prompt: tuple[int, ...], opened: bool) -> None:
-    """Otherwise the whole answer of a model that does not think would be reasoning, for one word of the question."""
+    """Otherwise the whole answer of a model that does not think would be reasoning, for one word of
+    the question."""
     assert thinks_already(prompt, ByteTokenizer()) is opened

@@ -18,14 +18,22 @@ def parsed(text: str) -> ParsedOutput:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["{}", '{"grams": 1e999}', '{"n": -0, "m": 1' + "0" * 400 + "}", '{"a": "\\u0000", "b": [null]}']
+    "arguments",
+    [
+        "{}",
+        '{"grams": 1e999}',
+        '{"n": -0, "m": 1' + "0" * 400 + "}",
+        '{"a": "\\u0000", "b": [null]}',
+    ],
 )
 def test_a_forced_call_keeps_whatever_arguments_json_allows(arguments: str) -> None:
     [call] = parsed(f'{{"name": "weigh", "arguments": {arguments}}}').calls
     assert (call.name, call.arguments) == ("weigh", arguments)
 
 
-@pytest.mark.parametrize("text", ["", '{"name": "weigh", "argu', "[]", '{"name": 1, "arguments": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", '{"name": "weigh", "argu', "[]", '{"name": 1, "arguments": {}}']
+)
 def test_what_was_cut_off_is_no_call(text: str) -> None:
     assert parsed(text) == ParsedOutput(text, "", (), "length")
 

@@ -1,4 +1,5 @@
-"""A request as spans: queue, prefill and decode inside of it, in the caller's trace if there is one."""
+"""A request as spans: queue, prefill and decode inside of it, in the caller's trace if there is
+one."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ async def test_a_request_is_a_span_with_its_phases_inside(spans: Spans) -> None:
     async with serving(observers=[spans.traces.observe]) as served:
         status, _ = await ask(served, BODY, headers="X-Request-Id: mine-1\r\n")
         assert status == 200
-    whole, *inside = (spans.finished[name] for name in ("POST /v1/completions", "queue", "prefill", "decode"))
+    whole, *inside = (
+        spans.finished[name] for name in ("POST /v1/completions", "queue", "prefill", "decode")
+    )
     assert len(spans.finished) == 4
     assert whole.kind is SpanKind.SERVER
     assert whole.parent is None
@@ -67,8 +70,14 @@ async def test_a_request_is_a_span_with_its_phases_inside(spans: Spans) -> None:
         assert span.parent is not None
         assert whole.context is not None
         assert span.parent.span_id == whole.context.span_id
-    times = [whole.start_time, *(time for span in inside for time in (span.start_time, span.end_time)), whole.end_time]
-    assert all((before or 0) <= (after or 0) for before, after in pairwise(times)), "one after the other"
+    times = [
+        whole.start_time,
+        *(time for span in inside for time in (span.start_time, span.end_time)),
+        whole.end_time,
+    ]
+    assert all((before or 0) <= (after or 0) for before, after in pairwise(times)), (
+        "one after the other"
+    )
     assert whole.status.status_code is StatusCode.UNSET
 
 
@@ -80,8 +89,10 @@ async def test_tiers_are_an_event_of_prefill(spans: Spans) -> None:
     [event] = spans.finished["prefill"].events
     assert event.name == "cache"
     assert dict(event.attributes or {}) == {
-        "trouper.cached_tokens": 4, "trouper.disk_tokens": 0, "trouper.computed_tokens": 1,
-    }  # fmt: skip
+        "trouper.cached_tokens": 4,
+        "trouper.disk_tokens": 0,
+        "trouper.computed_tokens": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,12 +103,16 @@ async def test_tiers_are_an_event_of_prefill(spans: Spans) -> None:
         (f"traceparent: 00-{'0' * 32}-{CALLER}-01\r\n", None),
     ],
 )
-async def test_it_is_part_of_the_callers_trace(spans: Spans, headers: str, trace: str | None) -> None:
+async def test_it_is_part_of_the_callers_trace(
+    spans: Spans, headers: str, trace: str | None
+) -> None:
     async with serving(observers=[spans.traces.observe]) as served:
         await ask(served, BODY, headers=headers)
     whole = spans.finished["POST /v1/completions"]
     assert whole.context is not None
-    assert {span.context.trace_id for span in spans.finished.values() if span.context} == {whole.context.trace_id}
+    assert {span.context.trace_id for span in spans.finished.values() if span.context} == {
+        whole.context.trace_id
+    }
     if trace is None:
         assert whole.parent is None
     else:
@@ -111,7 +126,9 @@ async def test_a_long_state_is_lost_and_the_trace_is_not(spans: Spans) -> None:
     kept: list[RequestRecord] = []
     async with serving(observers=[spans.traces.observe, kept.append]) as served:
         long = "a=" + "b" * 2000
-        await ask(served, BODY, headers=f"traceparent: 00-{TRACE}-{CALLER}-01\r\ntracestate: {long}\r\n")
+        await ask(
+            served, BODY, headers=f"traceparent: 00-{TRACE}-{CALLER}-01\r\ntracestate: {long}\r\n"
+        )
     whole = spans.finished["POST /v1/completions"]
     assert whole.context is not None
     assert f"{whole.context.trace_id:032x}" == TRACE
@@ -133,7 +150,9 @@ async def test_who_left_has_the_phases_that_were_reached(spans: Spans) -> None:
                     pass
         await eventually(lambda: "POST /v1/completions" in spans.finished)
     assert set(spans.finished) == {"POST /v1/completions", "queue", "prefill", "decode"}
-    assert attributes(spans.finished["POST /v1/completions"])["gen_ai.response.finish_reasons"] == ("abort",)
+    assert attributes(spans.finished["POST /v1/completions"])["gen_ai.response.finish_reasons"] == (
+        "abort",
+    )
 
 
 async def test_what_failed_is_an_error_and_what_was_refused_is_none(spans: Spans) -> None:
@@ -143,13 +162,19 @@ async def test_what_failed_is_an_error_and_what_was_refused_is_none(spans: Spans
     assert set(spans.finished) == {"POST /v1/completions"}
     assert not [name for name in attributes(refused) if name.startswith("gen_ai.usage")]
     assert (refused.status.status_code, attributes(refused)["error.type"]) == (
-        StatusCode.UNSET, "context_length_exceeded",
-    )  # fmt: skip
+        StatusCode.UNSET,
+        "context_length_exceeded",
+    )
     spans.exporter.clear()
-    async with serving(settings={"request_timeout_s": 0.5}, observers=[spans.traces.observe]) as served:
+    async with serving(
+        settings={"request_timeout_s": 0.5}, observers=[spans.traces.observe]
+    ) as served:
         await ask(served, STREAM | {"stream": False})
     failed = spans.finished["POST /v1/completions"]
-    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "request_timeout")
+    assert (failed.status.status_code, failed.status.description) == (
+        StatusCode.ERROR,
+        "request_timeout",
+    )
 
 
 async def test_a_reader_that_fails_costs_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,5 @@
-"""Tools for a model that was not trained to call any: omitted and named, so that an agent's session works as plain text."""
+"""Tools for a model that was not trained to call any: omitted and named, so that an agent's session
+works as plain text."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ SAID: list[Json] = [{"role": "user", "content": "x"}]
 OFFERED: dict[str, Json] = {
     CHAT: {"messages": SAID, "tools": [{"type": "function", "function": {"name": "weigh"}}]},
     RESPONSES: {"input": "x", "tools": [{"type": "function", "name": "weigh"}]},
-    MESSAGES: {"messages": SAID, "max_tokens": 100, "tools": [{"name": "weigh", "input_schema": {"type": "object"}}]},
+    MESSAGES: {
+        "messages": SAID,
+        "max_tokens": 100,
+        "tools": [{"name": "weigh", "input_schema": {"type": "object"}}],
+    },
 }
 AUTO: dict[str, Any] = {CHAT: "auto", RESPONSES: "auto", MESSAGES: {"type": "auto"}}
 FORCED: dict[str, Any] = {CHAT: "required", RESPONSES: "required", MESSAGES: {"type": "any"}}
@@ -51,9 +56,15 @@ async def sent(served: Served, path: str, body: Json) -> tuple[int, dict[str, st
 @pytest.mark.parametrize("path", OFFERED)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [None, AUTO])
-async def test_the_answer_is_plain_text(path: str, stream: bool, choice: dict[str, Any] | None) -> None:
+async def test_the_answer_is_plain_text(
+    path: str, stream: bool, choice: dict[str, Any] | None
+) -> None:
     engine = untaught("plain words")
-    body = OFFERED[path] | {"stream": stream} | ({} if choice is None else {"tool_choice": choice[path]})
+    body = (
+        OFFERED[path]
+        | {"stream": stream}
+        | ({} if choice is None else {"tool_choice": choice[path]})
+    )
     async with serving(engine) as served:
         status, headers, data = await sent(served, path, body)
         assert (status, headers[HEADER]) == (200, "tools")
@@ -73,7 +84,9 @@ async def test_the_answer_is_plain_text(path: str, stream: bool, choice: dict[st
 async def test_a_forced_call_needs_no_training(path: str) -> None:
     engine = untaught('{"name": "weigh", "arguments": {}}')
     async with serving(engine) as served:
-        status, headers, data = await sent(served, path, OFFERED[path] | {"tool_choice": FORCED[path]})
+        status, headers, data = await sent(
+            served, path, OFFERED[path] | {"tool_choice": FORCED[path]}
+        )
         assert status == 200 and HEADER not in headers
         assert '"weigh"' in data
 
@@ -108,7 +121,11 @@ async def test_the_log_names_models_that_can_and_fit_once(caplog: pytest.LogCapt
         async with serving(untaught("x")) as served:
             for path in (*OFFERED, *OFFERED):
                 assert (await sent(served, path, OFFERED[path]))[0] == 200
-    lines = [record.getMessage() for record in caplog.records if "was not trained to call tools" in record.getMessage()]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if "was not trained to call tools" in record.getMessage()
+    ]
     assert len(lines) == 1
     assert "mlx-community/" in lines[0] and "trouper doctor --for agents" in lines[0]
     named = [record for record in caplog.records if "'tools' is read past" in record.getMessage()]
@@ -140,7 +157,9 @@ async def test_the_start_says_it_where_it_is_so() -> None:
         async with serving(engine) as served:
             manager: Any = Manager(served.runtime)
             lines = [*lines_of("http://here", manager, False)]
-            assert [line.startswith("mine was not trained") for line in lines].count(True) == (not can)
+            assert [line.startswith("mine was not trained") for line in lines].count(True) == (
+                not can
+            )
             assert can or "mlx-community/" in lines[-1]
             assert lines[0].endswith("is ready at http://here/v1"), "programs read the first line"
             assert bool(notice("mine", served.runtime)) != can
@@ -153,7 +172,9 @@ def test_what_fits() -> None:
     for model in SUGGESTED:
         needed = model.needed_bytes(float32=False)
         assert needed == model.weights_bytes + AGENT_TOKENS * model.token_bytes
-        assert model in that_fit(needed, float32=False) and model not in that_fit(needed - 1, float32=False)
+        assert model in that_fit(needed, float32=False) and model not in that_fit(
+            needed - 1, float32=False
+        )
         assert model not in that_fit(needed, float32=True), "float32 needs more"
         assert model.context_length >= AGENT_TOKENS
     sizes = [model.weights_bytes for model in SUGGESTED]

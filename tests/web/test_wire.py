@@ -184,10 +184,13 @@ async def test_no_error_repeats_a_long_value(path: str, body: object) -> None:
         post("/v1/completions", BODY, "Content-Type: text/" + "g" * 60_000 + "\r\n"),
         post("/v1/requests/" + "r" * 60_000 + "/cancel", {}),
         b"OPTIONS /v1/models HTTP/1.1\r\n" + CLOSE + b"Origin: http://localhost\r\n"
-        b"Access-Control-Request-Method: " + b"P" * 9000 + b"\r\nAccess-Control-Request-Headers: "
-        + b"h" * 50_000 + b"\r\n\r\n",
+        b"Access-Control-Request-Method: "
+        + b"P" * 9000
+        + b"\r\nAccess-Control-Request-Headers: "
+        + b"h" * 50_000
+        + b"\r\n\r\n",
     ],
-)  # fmt: skip
+)
 async def test_no_answer_repeats_a_long_part_of_a_head(request_bytes: bytes) -> None:
     async with serving(strict=True) as served, await served.connect() as client:
         if CLOSE not in request_bytes:

@@ -1,4 +1,5 @@
-"""`python -m tests.zoo [CONFIG...]`: play each config, or those named, in every mix; all of them make docs/architectures.md."""
+"""`python -m tests.zoo [CONFIG...]`: play each config, or those named, in every mix; all of them
+make docs/architectures.md."""
 
 # ruff: noqa: T201
 from __future__ import annotations
@@ -26,7 +27,8 @@ BAR = 40
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CONFIG]...")
 def main(names: tuple[str, ...]) -> None:
-    """Play each CONFIG of tests/zoo/catalogue.py in every mix, or all; all of them write docs/architectures.md."""
+    """Play each CONFIG of tests/zoo/catalogue.py in every mix, or all; all of them write
+    docs/architectures.md."""
     for name in names:
         if name not in CONFIGS:
             near = ", ".join(get_close_matches(name, CONFIGS)) or ", ".join(sorted(CONFIGS))
@@ -47,7 +49,8 @@ def play(names: Sequence[str]) -> int:
         mx.clear_cache()
     progress(len(chosen), len(chosen), "", len(faults))
     print(
-        f"\n{time.perf_counter() - began:.0f} s; the largest difference of a log-probability is {worst[0]:.1e}, of {worst[1]}"
+        f"\n{time.perf_counter() - began:.0f} s; the largest difference of a log-probability is "
+        f"{worst[0]:.1e}, of {worst[1]}"
     )
     print("\n".join(map(str, lines)) if names else figures(lines))
     print("\n".join(faults))

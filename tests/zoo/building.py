@@ -1,4 +1,5 @@
-"""The zoo's models: every parameter drawn from a NumPy seed, by its name and by the value that mlx-lm gives it at first."""
+"""The zoo's models: every parameter drawn from a NumPy seed, by its name and by the value that
+mlx-lm gives it at first."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def build(name: str, config: Config | None = None) -> nn.Module:
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     random = np.random.RandomState(1)
     model.update(
-        tree_unflatten([(path, drawn(path, array, random)) for path, array in tree_flatten(model.parameters())])
+        tree_unflatten(
+            [(path, drawn(path, array, random)) for path, array in tree_flatten(model.parameters())]
+        )
     )
     model.eval()
     mx.eval(model.parameters())
@@ -49,7 +52,8 @@ def drawn(path: str, first: mx.array, random: np.random.RandomState) -> mx.array
 
 
 def recipe(path: str, first: mx.array) -> Draw:
-    """By name where the name says it; a norm's weight varies around what it is at first; matrices by their width."""
+    """By name where the name says it; a norm's weight varies around what it is at first; matrices
+    by their width."""
     leaf, shape = path.rsplit(".", 1)[-1], first.shape
     if "w_lora" in path and leaf == "bias":
         return uniform(-6, -3)

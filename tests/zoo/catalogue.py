@@ -25,16 +25,23 @@ LEFT_OUT = {
 """Modules that mlx-lm's own loop cannot run on a CPU, and why."""
 
 BY_PIECES = {
-    "phi3small": "adds its mask to the scores as ones and zeros, so a piece's tokens see those after them",
+    "phi3small": (
+        "adds its mask to the scores as ones and zeros, so a piece's tokens see those after them"
+    ),
     "plamo3": "later tokens of a piece see one token more than its first",
-    **{name: "its base follows the end of the piece, beyond the limit" for name in CONFIGS if "dynamic rope" in name},
+    **{
+        name: "its base follows the end of the piece, beyond the limit"
+        for name in CONFIGS
+        if "dynamic rope" in name
+    },
 }
-"""Configs whose answer depends, in mlx-lm's own loop, on the pieces in which a prompt comes, and why."""
+"""Configs whose answer depends, in mlx-lm's own loop, on the pieces in which a prompt comes, and
+why."""
 
 
 COARSE = {"afm7": 0.01}
-"""Bounds of configs that round to 8 bits while they compute, where float32's last bit may choose the neighbouring code: 0.003 was seen on
-one CPU and 2e-4 on another."""
+"""Bounds of configs that round to 8 bits while they compute, where float32's last bit may choose
+the neighbouring code: 0.003 was seen on one CPU and 2e-4 on another."""
 
 
 def modules() -> list[str]:

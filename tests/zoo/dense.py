@@ -22,7 +22,12 @@ GPT: Config = {
     "n_ctx": 512,
     "layer_norm_epsilon": 1e-5,
 }
-LAYER_NORM: Config = {"layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5, "norm_eps": 1e-5, "norm_epsilon": 1e-5}
+LAYER_NORM: Config = {
+    "layer_norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
+    "norm_eps": 1e-5,
+    "norm_epsilon": 1e-5,
+}
 
 DENSE: dict[str, Config] = {
     "afm7": {
@@ -44,7 +49,13 @@ DENSE: dict[str, Config] = {
         "post_norm": False,
         "qk_norm": True,
     },
-    "cohere": {**BASE, **LAYER_NORM, "model_type": "cohere", "logit_scale": 1.0, "use_qk_norm": True},
+    "cohere": {
+        **BASE,
+        **LAYER_NORM,
+        "model_type": "cohere",
+        "logit_scale": 1.0,
+        "use_qk_norm": True,
+    },
     "ernie4_5": {**BASE, "model_type": "ernie4_5", "use_bias": False},
     "exaone": {**BASE, **LAYER_NORM, "model_type": "exaone", "num_layers": 4},
     "gemma": {**BASE, "model_type": "gemma"},
@@ -95,7 +106,12 @@ DENSE: dict[str, Config] = {
         "scale_emb": 2.0,
     },
     "nanbeige": {**BASE, "model_type": "nanbeige"},
-    "nanbeige in two loops": {**BASE, "model_type": "nanbeige", "num_loops": 2, "num_hidden_layers": 2},
+    "nanbeige in two loops": {
+        **BASE,
+        "model_type": "nanbeige",
+        "num_loops": 2,
+        "num_hidden_layers": 2,
+    },
     "nanochat": {**BASE, "model_type": "nanochat"},
     "nemotron": {**BASE, **LAYER_NORM, "model_type": "nemotron", "hidden_act": "relu2"},
     "nemotron-nas": {
@@ -136,7 +152,13 @@ DENSE: dict[str, Config] = {
         "blocksparse_vert_stride": 2,
     },
     "plamo": {**BASE, "model_type": "plamo", "n_shared_head": 2},
-    "qwen": {**BASE, **LAYER_NORM, "model_type": "qwen", "kv_channels": 16, "intermediate_size": 2 * INNER},
+    "qwen": {
+        **BASE,
+        **LAYER_NORM,
+        "model_type": "qwen",
+        "kv_channels": 16,
+        "intermediate_size": 2 * INNER,
+    },
     "qwen2": {**BASE, "model_type": "qwen2"},
     "qwen3": {**BASE, "model_type": "qwen3"},
     "seed_oss": {**BASE, "model_type": "seed_oss"},

@@ -20,7 +20,13 @@ INDEXED: Config = {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 24}
 """Sparse attention over the keys that an indexer picks: fewer than every longer prompt has."""
 
 EXPERT_MODELS: dict[str, Config] = {
-    "Klear": {**BASE, **EXPERTS, "model_type": "Klear", "n_shared_experts": 1, "attention_bias": False},
+    "Klear": {
+        **BASE,
+        **EXPERTS,
+        "model_type": "Klear",
+        "n_shared_experts": 1,
+        "attention_bias": False,
+    },
     "bailing_moe": {
         **BASE,
         **EXPERTS,
@@ -144,12 +150,28 @@ EXPERT_MODELS: dict[str, Config] = {
         "num_experts_per_tok": 2,
         "num_local_experts": 4,
     },
-    "qwen2_moe": {**BASE, **EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 32},
+    "qwen2_moe": {
+        **BASE,
+        **EXPERTS,
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 32,
+    },
     "qwen3_moe": FAMILIES["qwen3_moe"],
-    "solar_open": {**BASE, **NAMED_EXPERTS, "model_type": "solar_open", "partial_rotary_factor": 1.0},
+    "solar_open": {
+        **BASE,
+        **NAMED_EXPERTS,
+        "model_type": "solar_open",
+        "partial_rotary_factor": 1.0,
+    },
     # Latent attention
     "deepseek_v3": FAMILIES["deepseek_v3"],
-    "deepseek_v32": {**BASE, **LATENT_EXPERTS, **INDEXED, "model_type": "deepseek_v32", "num_hidden_layers": 3},
+    "deepseek_v32": {
+        **BASE,
+        **LATENT_EXPERTS,
+        **INDEXED,
+        "model_type": "deepseek_v32",
+        "num_hidden_layers": 3,
+    },
     "deepseek_v41": {
         **BASE,
         "model_type": "deepseek_v41",
@@ -179,7 +201,12 @@ EXPERT_MODELS: dict[str, Config] = {
             "beta_slow": 1,
         },
     },
-    "glm4_moe_lite": {**BASE, **LATENT_EXPERTS, "model_type": "glm4_moe_lite", "num_hidden_layers": 3},
+    "glm4_moe_lite": {
+        **BASE,
+        **LATENT_EXPERTS,
+        "model_type": "glm4_moe_lite",
+        "num_hidden_layers": 3,
+    },
     "glm_moe_dsa": {
         **BASE,
         **LATENT_EXPERTS,

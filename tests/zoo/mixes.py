@@ -1,4 +1,5 @@
-"""What is played with each config: rows of different lengths in every company that the engine makes of them."""
+"""What is played with each config: rows of different lengths in every company that the engine makes
+of them."""
 
 from __future__ import annotations
 
@@ -30,8 +31,13 @@ def alone_mix(play: Play) -> None:
 
 
 def together_mix(play: Play) -> None:
-    """Rows of four lengths prefill in one call, decode together; others join, one with a single token; some leave."""
-    long, middle, short = play.open(1, words(110, 2)), play.open(2, words(60, 3)), play.open(3, words(40, 4))
+    """Rows of four lengths prefill in one call, decode together; others join, one with a single
+    token; some leave."""
+    long, middle, short = (
+        play.open(1, words(110, 2)),
+        play.open(2, words(60, 3)),
+        play.open(3, words(40, 4)),
+    )
     play.prefill({long: 33, middle: 7, short: 1})
     play.prefill({long: 29, middle: 12, short: 4})
     play.promote(long, middle, short)
@@ -53,7 +59,8 @@ def together_mix(play: Play) -> None:
 
 
 def restored_mix(play: Play) -> None:
-    """A prompt is stored at a length that no block divides; rows begin with it beside one that decodes."""
+    """A prompt is stored at a length that no block divides; rows begin with it beside one that
+    decodes."""
     source = play.open(7, words(60, 8))
     play.prefill({source: 32})
     play.prefill({source: 9})
@@ -75,8 +82,13 @@ def restored_mix(play: Play) -> None:
 
 
 def drafted_mix(play: Play) -> None:
-    """Drafts of different lengths, right in part, beside rows that draft nothing; then decoding as before."""
-    one, two, three = play.open(11, words(80, 12)), play.open(12, words(60, 13)), play.open(13, words(60, 14))
+    """Drafts of different lengths, right in part, beside rows that draft nothing; then decoding as
+    before."""
+    one, two, three = (
+        play.open(11, words(80, 12)),
+        play.open(12, words(60, 13)),
+        play.open(13, words(60, 14)),
+    )
     play.prefill({one: 37, two: 14, three: 3})
     play.promote(one, two, three)
     play.decode()
@@ -111,12 +123,18 @@ def short_mix(play: Play) -> None:
     play.drop(*list(play.tracks))
 
 
-MIXES = {"alone": alone_mix, "together": together_mix, "restored": restored_mix, "drafted": drafted_mix}
+MIXES = {
+    "alone": alone_mix,
+    "together": together_mix,
+    "restored": restored_mix,
+    "drafted": drafted_mix,
+}
 
 
 @attrs.frozen
 class Outcome:
-    """What a config showed. `faults`: by mix, the error beyond the bound or the exception's text."""
+    """What a config showed. `faults`: by mix, the error beyond the bound or the exception's
+    text."""
 
     errors: dict[str, float] = attrs.field(factory=dict)
     crashes: dict[str, str] = attrs.field(factory=dict)
@@ -146,11 +164,16 @@ def play_all(model: nn.Module, shapes: Shapes = SMALL_BANKS) -> tuple[Play, Outc
 
 
 def own_loop_error(model: nn.Module) -> float:
-    """How much mlx-lm's own loop depends on the pieces in which a prompt comes: what is right is defined up to that."""
+    """How much mlx-lm's own loop depends on the pieces in which a prompt comes: what is right is
+    defined up to that."""
     tokens = words(60, 15)
     one = alone(model, tokens, [40, *[1] * 20])
     other = alone(model, tokens, [7, 25, 1, 20, *[1] * 7])
     return distance(log_probabilities(one), log_probabilities(other))
 
 
-ALL_SHAPES = {"exact": EXACT, "banked": SMALL_BANKS, "rounded": attrs.evolve(ROUNDED, first_bank=16, shared_tokens=32)}
+ALL_SHAPES = {
+    "exact": EXACT,
+    "banked": SMALL_BANKS,
+    "rounded": attrs.evolve(ROUNDED, first_bank=16, shared_tokens=32),
+}

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.family_configs import BASE, DEEPSEEK_V3, EXPERTS, GATED_DELTA, HIDDEN, INNER, VOCABULARY, WINDOW, Config
+from tests.family_configs import (
+    BASE,
+    DEEPSEEK_V3,
+    EXPERTS,
+    GATED_DELTA,
+    HIDDEN,
+    INNER,
+    VOCABULARY,
+    WINDOW,
+    Config,
+)
 
 __all__ = [
     "BASE",
@@ -22,7 +32,8 @@ __all__ = [
 ]
 
 SHORT_CONTEXT = 32
-"""Maximum positions of configs whose rotary embedding changes beyond them: every prompt of the zoo passes this."""
+"""Maximum positions of configs whose rotary embedding changes beyond them: every prompt of the zoo
+passes this."""
 
 LATENT: Config = {
     "kv_lora_rank": 32,

@@ -1,8 +1,10 @@
-"""Rows with fixed tokens, fed to the engine in any company and any pieces; then the same tokens, in the same pieces,
-to mlx-lm's model alone with its own cache. What is compared is the log-probabilities of every next token.
+"""Rows with fixed tokens, fed to the engine in any company and any pieces; then the same tokens, in
+the same pieces, to mlx-lm's model alone with its own cache. What is compared is the
+log-probabilities of every next token.
 
-The pieces are part of the question: kernels round differently for other widths, and some of mlx-lm's models answer
-differently in other pieces. Greedy tokens follow: where the two best differ by more than twice the bound, they are equal.
+The pieces are part of the question: kernels round differently for other widths, and some of
+mlx-lm's models answer differently in other pieces. Greedy tokens follow: where the two best differ
+by more than twice the bound, they are equal.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ class Play:
     """Feeds tracks to an engine. Rows are named by small numbers."""
 
     def __init__(
-        self, model: nn.Module, *, kv: KvFormat = PLAIN, slack: int = SLACK, shapes: Shapes = SMALL_BANKS
+        self,
+        model: nn.Module,
+        *,
+        kv: KvFormat = PLAIN,
+        slack: int = SLACK,
+        shapes: Shapes = SMALL_BANKS,
     ) -> None:
         self.model = model
         self.rows: Rows
@@ -85,7 +92,9 @@ class Play:
 
     def prefill(self, chunks: Mapping[RowId, int]) -> None:
         """All in one call, as one step of the engine does it."""
-        done = self.rows.prefill({row: self.tracks[row].next(count) for row, count in chunks.items()})
+        done = self.rows.prefill(
+            {row: self.tracks[row].next(count) for row, count in chunks.items()}
+        )
         for row, count in chunks.items():
             self.tracks[row].pieces.append(count)
         if done is not None:
@@ -98,7 +107,8 @@ class Play:
         self._keep(track, count, logits)
 
     def promote(self, *rows: RowId) -> None:
-        """Rows whose prompt is complete decode with the next step. One without state runs its first token alone."""
+        """Rows whose prompt is complete decode with the next step. One without state runs its first
+        token alone."""
         for row in rows:
             track = self.tracks[row]
             if not self.rows.decodes_from_nothing(row):
@@ -114,22 +124,28 @@ class Play:
                 self._keep(track, 1, logits[place : place + 1])
 
     def verify(self, drafts: Mapping[RowId, tuple[int, int]]) -> None:
-        """For each row how many tokens it drafts and how many of them are right; rows that are not named draft none."""
+        """For each row how many tokens it drafts and how many of them are right; rows that are not
+        named draft none."""
         self.rows.move_outgrown()
         plans = [(self.tracks[row], *drafts.get(row, (0, 0))) for row in self.rows.decoding]
         width = 1 + max(drafted for _, drafted, _ in plans)
         fed = np.zeros((len(plans), width), np.int32)
         for place, (track, drafted, right) in enumerate(plans):
             fed[place, : right + 1] = track.next(right + 1)
-            fed[place, right + 1 : drafted + 1] = [(token + 1) % 500 for token in track.tokens[: drafted - right]]
-        logits = self.rows.verify(mx.array(fed), np.array([drafted + 1 for _, drafted, _ in plans], np.int32))
+            fed[place, right + 1 : drafted + 1] = [
+                (token + 1) % 500 for token in track.tokens[: drafted - right]
+            ]
+        logits = self.rows.verify(
+            mx.array(fed), np.array([drafted + 1 for _, drafted, _ in plans], np.int32)
+        )
         self.rows.accepted(np.array([right for _, _, right in plans], np.int32))
         for place, (track, _, right) in enumerate(plans):
             for token in range(right + 1):
                 self._keep(track, 1, logits[place, token : token + 1])
 
     def store(self, row: RowId, block: int) -> None:
-        """Keep all that a row holds in blocks of so many tokens, the last one perhaps shorter, with a snapshot. They can be written to disk."""
+        """Keep all that a row holds in blocks of so many tokens, the last one perhaps shorter, with
+        a snapshot. They can be written to disk."""
         assert self._store is not None, "rows of this model are not kept"
         track = self.tracks[row]
         sizes = [min(block, track.fed - start) for start in range(0, track.fed, block)]
@@ -139,7 +155,10 @@ class Play:
         for kept in self._store.persist([*names, *([] if snapshot is None else [snapshot])]):
             assert stored_from(kept.read(), self._store._layout).tokens == kept.tokens
         self._kept.append(
-            (Restore(track.fed, tuple(names), snapshot=snapshot), attrs.evolve(track, pieces=[*track.pieces]))
+            (
+                Restore(track.fed, tuple(names), snapshot=snapshot),
+                attrs.evolve(track, pieces=[*track.pieces]),
+            )
         )
 
     def restore(self, name: int, tokens: Sequence[int]) -> RowId:
@@ -156,8 +175,11 @@ class Play:
         self.finished += [self.tracks.pop(row) for row in rows]
 
     def error(self) -> float:
-        """The largest difference of a log-probability from mlx-lm's own, over all rows that there were."""
-        return max(difference(self.model, track) for track in [*self.finished, *self.tracks.values()])
+        """The largest difference of a log-probability from mlx-lm's own, over all rows that there
+        were."""
+        return max(
+            difference(self.model, track) for track in [*self.finished, *self.tracks.values()]
+        )
 
     def _name(self) -> BlockId:
         self._blocks += 1
@@ -172,7 +194,8 @@ class Play:
 
 
 def difference(model: nn.Module, track: Track) -> float:
-    """From mlx-lm's own loop over the same pieces; infinite where one has a number and the other has none."""
+    """From mlx-lm's own loop over the same pieces; infinite where one has a number and the other
+    has none."""
     if not track.logits:
         return 0.0
     own = alone(model, track.tokens, track.pieces)

@@ -20,7 +20,8 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def quantized(name: str, kind: str, dtype: mx.Dtype = mx.float32) -> nn.Module:
-    """What groups do not divide stays as it is, as mlx-lm's converter leaves it. Adapted to the device."""
+    """What groups do not divide stays as it is, as mlx-lm's converter leaves it. Adapted to the
+    device."""
     model, group = build(name), FORMATS[kind]["group_size"]
     model.set_dtype(dtype)
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from tests.family_configs import FAMILIES
-from tests.zoo.pieces import BASE, EXPERTS, GATED_DELTA, HIDDEN, INNER, LATENT, VOCABULARY, WINDOW, Config, kinds
+from tests.zoo.pieces import (
+    BASE,
+    EXPERTS,
+    GATED_DELTA,
+    HIDDEN,
+    INNER,
+    LATENT,
+    VOCABULARY,
+    WINDOW,
+    Config,
+    kinds,
+)
 
 LFM2 = FAMILIES["lfm2"]
 MAMBA: Config = {

@@ -30,7 +30,12 @@ LONG: Config = {
 
 
 def scaled(model_type: str, scaling: Config) -> Config:
-    return {**BASE, "model_type": model_type, "rope_scaling": scaling, "max_position_embeddings": SHORT_CONTEXT}
+    return {
+        **BASE,
+        "model_type": model_type,
+        "rope_scaling": scaling,
+        "max_position_embeddings": SHORT_CONTEXT,
+    }
 
 
 ROPES: dict[str, Config] = {
@@ -81,21 +86,41 @@ ROPES: dict[str, Config] = {
     },
     "deepseek_v3 with yarn rope": {
         **FAMILIES["deepseek_v3"],
-        "rope_scaling": {**YARN, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "rope_scaling": {
+            **YARN,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     },
     "deepseek_v2": {
         **BASE,
         **LATENT_EXPERTS,
         "model_type": "deepseek_v2",
         "num_hidden_layers": 3,
-        "rope_scaling": {**YARN, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "rope_scaling": {
+            **YARN,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     },
     "telechat3 with yarn rope": scaled("telechat3", {**YARN, "type": "telechat3-yarn"}),
     "llama with tied embeddings": {**BASE, "model_type": "llama", "tie_word_embeddings": True},
-    "llama with as many KV heads as heads": {**BASE, "model_type": "llama", "num_key_value_heads": 4},
+    "llama with as many KV heads as heads": {
+        **BASE,
+        "model_type": "llama",
+        "num_key_value_heads": 4,
+    },
     "llama with one KV head": {**BASE, "model_type": "llama", "num_key_value_heads": 1},
     "qwen3 with tied embeddings": {**BASE, "model_type": "qwen3", "tie_word_embeddings": True},
     "gpt_oss with as many KV heads as heads": {**FAMILIES["gpt_oss"], "num_key_value_heads": 4},
-    "exaone4 without a window": {**FAMILIES["exaone4"], "sliding_window": None, "sliding_window_pattern": None},
+    "exaone4 without a window": {
+        **FAMILIES["exaone4"],
+        "sliding_window": None,
+        "sliding_window_pattern": None,
+    },
     "deepseek_v3 without a query rank": {**FAMILIES["deepseek_v3"], "q_lora_rank": None},
 }

@@ -72,11 +72,16 @@ def _yes(value: bool) -> str:
 
 
 def _own(name: str) -> list[str]:
-    return [f"in mlx-lm the answer depends on the pieces of the prompt: {BY_PIECES[name]}"] if name in BY_PIECES else []
+    return (
+        [f"in mlx-lm the answer depends on the pieces of the prompt: {BY_PIECES[name]}"]
+        if name in BY_PIECES
+        else []
+    )
 
 
 def figures(lines: Sequence[Line]) -> str:
-    """Counts of modules; those that mlx-lm itself runs wrongly are not among those that should be batched."""
+    """Counts of modules; those that mlx-lm itself runs wrongly are not among those that should be
+    batched."""
     ran = {line.module for line in lines}
     alone = {line.module for line in lines if not line.together}
     right = ran - {"phi3small"}
@@ -91,7 +96,9 @@ def figures(lines: Sequence[Line]) -> str:
 
 def page(lines: Iterable[Line]) -> str:
     """The whole page."""
-    ordered = sorted(lines, key=lambda line: (line.module.lower(), line.name != line.module, line.name))
+    ordered = sorted(
+        lines, key=lambda line: (line.module.lower(), line.name != line.module, line.name)
+    )
     left_out = "\n".join(f"| `{name}` | {why} |" for name, why in LEFT_OUT.items())
     table = "\n".join([HEAD, "|" + "---|" * 8, *map(str, ordered)])
     return TEXT.format(figures=figures(ordered), table=table, left_out=left_out, bound=BOUND)

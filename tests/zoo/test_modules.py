@@ -1,4 +1,5 @@
-"""Each config of the zoo, played short: rows in company have mlx-lm's own log-probabilities. `just zoo` plays more."""
+"""Each config of the zoo, played short: rows in company have mlx-lm's own log-probabilities. `just
+zoo` plays more."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_rows_in_company_are_mlx_lms(name: str) -> None:
     skip_if_routed(CONFIGS[name])
     play = played(name)
     assert play.error() <= BOUND
-    assert str(Line.of(name, play)) in PAGE.read_text(encoding="utf-8"), "`just zoo` writes the page"
+    assert str(Line.of(name, play)) in PAGE.read_text(encoding="utf-8"), (
+        "`just zoo` writes the page"
+    )
 
 
 @pytest.mark.parametrize("name", [*ADAPTED, "gpt2", "llama4"])
@@ -55,8 +58,8 @@ def test_outside_of_our_passes_nothing_has_changed(name: str) -> None:
 @full_float32
 @pytest.mark.parametrize("name", ADAPTED)
 def test_each_adaptation_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the registry the same mix shows a wrong number, or the model raises, or its rows are not batched: this
-    comparison can fail."""
+    """Without the registry the same mix shows a wrong number, or the model raises, or its rows are
+    not batched: this comparison can fail."""
     monkeypatch.setattr(adaptation_registry, "REGISTRY", [])
     try:
         play = played(name)

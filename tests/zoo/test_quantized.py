@@ -1,10 +1,12 @@
-"""Rows of models whose weights stay quantized: alone, together, joined and restored they are mlx-lm's own.
+"""Rows of models whose weights stay quantized: alone, together, joined and restored they are
+mlx-lm's own.
 
-The engine makes float32 of weights on a CPU; here they stay packed, and `quantized_matmul` computes. The bound is that of
-float32: whatever the kernel, a product of a packed weight is the same number, and kernels for one row and for several may
-differ in the order of their sums only. Those are of some hundred terms here, each right to 2**-24: through four layers that
-came to at most 2.4e-5 in a log-probability. MLX's kernel for CPUs takes row by row, so that 120 of 150 plays differed by
-nothing at all.
+The engine makes float32 of weights on a CPU; here they stay packed, and `quantized_matmul`
+computes. The bound is that of float32: whatever the kernel, a product of a packed weight is the
+same number, and kernels for one row and for several may differ in the order of their sums only.
+Those are of some hundred terms here, each right to 2**-24: through four layers that came to at most
+2.4e-5 in a log-probability. MLX's kernel for CPUs takes row by row, so that 120 of 150 plays
+differed by nothing at all.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ NAMES = (
 def some_pairs(names: Sequence[str], kinds: Sequence[str], each: int) -> list[tuple[str, str]]:
     """Each name with so many of the kinds, in turns; with all of them in the long version."""
     most = len(kinds) if EVERY else each
-    return [(name, kinds[(place + more) % len(kinds)]) for place, name in enumerate(names) for more in range(most)]
+    return [
+        (name, kinds[(place + more) % len(kinds)])
+        for place, name in enumerate(names)
+        for more in range(most)
+    ]
 
 
 @pytest.mark.parametrize(("name", "kind"), some_pairs(NAMES, tuple(FORMATS), 2))
@@ -74,8 +80,9 @@ def test_alone_together_joined_and_restored(name: str, kind: str) -> None:
     ),
 )
 def test_in_bfloat16_rows_are_rounded_alike(name: str, kind: str) -> None:
-    """As checkpoints come. A CPU's kernels take row by row, so that company changes no rounding; drafts may, since a row
-    that runs several tokens is computed by other kernels, and some models have another formula for it."""
+    """As checkpoints come. A CPU's kernels take row by row, so that company changes no rounding;
+    drafts may, since a row that runs several tokens is computed by other kernels, and some models
+    have another formula for it."""
     model = quantized(name, kind, mx.bfloat16)
     for mix in (together_mix, restored_mix):
         play = Play(model)

@@ -1,4 +1,5 @@
-"""docs/speculation.md says which modules keep padding out of their states when calls are repeated after drafts."""
+"""docs/speculation.md says which modules keep padding out of their states when calls are repeated
+after drafts."""
 
 from __future__ import annotations
 

@@ -85,7 +85,12 @@ WINDOWS: dict[str, Config] = {
         "num_global_key_value_heads": 1,
     },
     "gpt_oss": FAMILIES["gpt_oss"],
-    "iquestloopcoder": {**BASE, "model_type": "iquestloopcoder", "loop_num": 2, "loop_window_size": WINDOW},
+    "iquestloopcoder": {
+        **BASE,
+        "model_type": "iquestloopcoder",
+        "loop_num": 2,
+        "loop_window_size": WINDOW,
+    },
     "laguna": {
         **BASE,
         **EXPERTS,
@@ -97,7 +102,12 @@ WINDOWS: dict[str, Config] = {
         "rope_parameters": SLIDING_ROPES,
     },
     "llama4_text": FAMILIES["llama4_text"],
-    "llama with a window": {**BASE, "model_type": "llama", "layer_types": ALTERNATING, "sliding_window": WINDOW},
+    "llama with a window": {
+        **BASE,
+        "model_type": "llama",
+        "layer_types": ALTERNATING,
+        "sliding_window": WINDOW,
+    },
     "mellum": {
         **BASE,
         **EXPERTS,

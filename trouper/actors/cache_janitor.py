@@ -1,5 +1,5 @@
-"""The CacheJanitor actor. It waits on a clock, and owns the memory limit, the TTL and the orders to sweep and inspect the
-cache directory."""
+"""The CacheJanitor actor. It waits on a clock, and owns the memory limit, the TTL and the orders to
+sweep and inspect the cache directory."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ SWEEP_EVERY_S = 600.0
 INSPECT_EVERY_S = 60.0
 """Interval of inspections while no request is served."""
 WORTH_RELEASING = 0.01
-"""Minimum share of the device's limit that a release must gain. Spare buffers make the allocator fast, and a few of them always
-exist."""
+"""Minimum share of the device's limit that a release must gain. Spare buffers make the allocator
+fast, and a few of them always exist."""
 
 FEW_ROWS = 4
 """Number of rows up to which a release of freed memory does not slow the next step."""
 MAX_KEPT = 1.05
-"""Resident memory, as a multiple of what the process had before a burst, above which a release is worth it. A burst of 60
-clients left 1.8 times that behind."""
+"""Resident memory, as a multiple of what the process had before a burst, above which a release is
+worth it. A burst of 60 clients left 1.8 times that behind."""
 MAX_LOOKS = 7
-"""Maximum number of looks between two releases that gain nothing. A release costs the next step some milliseconds."""
+"""Maximum number of looks between two releases that gain nothing. A release costs the next step
+some milliseconds."""
 
 
 async def keep_tidy(
@@ -45,15 +46,18 @@ async def keep_tidy(
     *,
     adapters: Watch[AdapterStats],
 ) -> None:
-    """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to do. `orders` outlives a crash,
-    so the graph closes it. While no request is served, the actor orders inspections of a few files at a time."""
+    """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to
+    do. `orders` outlives a crash, so the graph closes it. While no request is served, the actor
+    orders inspections of a few files at a time."""
     next_sweep = next_inspection = trio.current_time()
     kept_bytes, process, fixed, bound = 0, ProcessMemory(), FixedMemory(), PressureBound()
     while True:
         stats, last = read_memory(), memory.latest
         kept_bytes = min(kept_bytes, stats.spare_bytes)
         pressure = bound.look(stats, scheduler.latest.kv_row_bytes + scheduler.latest.cache.bytes)
-        status = judge(attrs.evolve(stats, pressure=pressure), last, settings.memory_fraction, kept_bytes)
+        status = judge(
+            attrs.evolve(stats, pressure=pressure), last, settings.memory_fraction, kept_bytes
+        )
         status = attrs.evolve(
             status,
             fixed_bytes=fixed.measured(stats, scheduler.latest, adapters.latest),
@@ -80,15 +84,19 @@ def _order(orders: trio.MemorySendChannel[DiskOrder], order: DiskOrder) -> None:
 
 @attrs.define
 class FixedMemory:
-    """Memory in use besides rows, cached blocks and LoRA adapters: weights, compiled kernels, other models of the process. It is measured
-    while no row runs and no adapter is loaded. The smaller of two consecutive measurements counts, since a row may leave its memory a moment after it ended."""
+    """Memory in use besides rows, cached blocks and LoRA adapters: weights, compiled kernels, other
+    models of the process. It is measured while no row runs and no adapter is loaded. The smaller of
+    two consecutive measurements counts, since a row may leave its memory a moment after it
+    ended."""
 
     nbytes: int = 0
     """The result; 0: not measured yet."""
     _last: int | None = None
     """Result of the last look, if no row ran."""
 
-    def measured(self, stats: MemoryStats, scheduler: SchedulerStats, adapters: AdapterStats = NO_ADAPTERS) -> int:
+    def measured(
+        self, stats: MemoryStats, scheduler: SchedulerStats, adapters: AdapterStats = NO_ADAPTERS
+    ) -> int:
         if scheduler.active_sequences or adapters.reserved_bytes:
             self._last = None
             return self.nbytes
@@ -101,9 +109,10 @@ class FixedMemory:
 
 @attrs.define
 class ProcessMemory:
-    """Decides when to release memory that the process has freed but still holds: after many rows, once few are left. While many
-    rows run nothing is released, since the next step would need the memory again. A release that gains nothing is tried again
-    later and later: the memory may be needed, or only be needed until a long row ends."""
+    """Decides when to release memory that the process has freed but still holds: after many rows,
+    once few are left. While many rows run nothing is released, since the next step would need the
+    memory again. A release that gains nothing is tried again later and later: the memory may be
+    needed, or only be needed until a long row ends."""
 
     lowest_bytes: int = 0
     """Least resident memory so far; 0: not known yet."""
@@ -132,10 +141,14 @@ class ProcessMemory:
         return True
 
 
-def judge(stats: MemoryStats, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:
-    """Compare the memory in use with the device's own limit (R14). Spare buffers are released before requests have to wait, but
-    not in every round (F25): only when the bound is exceeded and the spare memory beyond `kept_bytes` is worth a release.
-    `kept_bytes` is the spare memory that the last release did not free. Where the system says that memory is short, no part of the limit is free."""
+def judge(
+    stats: MemoryStats, last: MemoryStatus, fraction: float, kept_bytes: int = 0
+) -> MemoryStatus:
+    """Compare the memory in use with the device's own limit (R14). Spare buffers are released
+    before requests have to wait, but not in every round (F25): only when the bound is exceeded and
+    the spare memory beyond `kept_bytes` is worth a release. `kept_bytes` is the spare memory that
+    the last release did not free. Where the system says that memory is short, no part of the limit
+    is free."""
     bound, is_short = stats.limit_bytes * fraction, stats.pressure in KEEPS
     too_much = is_short or stats.active_bytes + stats.spare_bytes > bound
     helps = stats.spare_bytes - kept_bytes > stats.limit_bytes * WORTH_RELEASING

@@ -2,12 +2,15 @@
 
     edge --requests--> RequestIntake --admitted--> Scheduler --plans--> ModelStepper
                                                        ^------results-------'
-    with several ranks:                            Scheduler --plans--> RankMirror --mirrored--> ModelStepper
-                                                       ^------results-------' ^-----answers---------'
+    with several ranks:                            Scheduler --plans--> RankMirror --mirrored-->
+    ModelStepper
+                                                       ^------results-------'
+                                                       ^-----answers---------'
     Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
     watches: stats, batch, memory, directory, actors (latest value, nobody waits)
 
-Blocking sends point inwards (requests, admitted); outward edges have room by contract; the rest sheds.
+Blocking sends point inwards (requests, admitted); outward edges have room by contract; the rest
+sheds.
 """
 
 from __future__ import annotations
@@ -80,9 +83,11 @@ async def run_graph(
     disk_writer: DiskWriter = write_to_disk,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`.
-    `graphs`: number of graphs that share the memory for rows and cached blocks, but for what `own_memory` names of the settings. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
-    lost, after every request was answered; or never, if the engine waits for that rank: look at `ranks.lost`. `disk_writer`: SSDWriter."""
+    """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises
+    `ModelUnusable`. `graphs`: number of graphs that share the memory for rows and cached blocks,
+    but for what `own_memory` names of the settings. `ranks`: this is rank 0 of a group. Raises
+    `RankLost` when one is lost, after every request was answered; or never, if the engine waits for
+    that rank: look at `ranks.lost`. `disk_writer`: SSDWriter."""
     async with trio.open_nursery() as thread:
         await thread.start(engine.run)
         if ranks is not None:
@@ -90,17 +95,22 @@ async def run_graph(
         model = await (engine.load() if ranks is None else or_rank_lost(engine.load(), ranks))
         if ranks is not None:
             model = await or_rank_lost(ranks.all_ready(model), ranks)
-        card = attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs, memory_sharers=graphs)
+        card = attrs.evolve(
+            model.card, cache_bytes=model.card.cache_bytes // graphs, memory_sharers=graphs
+        )
         model = attrs.evolve(model, card=card)
         settings = _with_share(settings, graphs, own_memory)
-        await Graph(settings, engine, model, ranks, disk_writer).run(limit or RestartLimit(), task_status)
+        await Graph(settings, engine, model, ranks, disk_writer).run(
+            limit or RestartLimit(), task_status
+        )
         if ranks is not None:
             await leave_ranks(ranks)
         thread.cancel_scope.cancel()
 
 
 def _with_share(settings: Settings, graphs: int, own: Collection[str]) -> Settings:
-    """Return the settings with the share that one of several graphs has of memory that is not its own."""
+    """Return the settings with the share that one of several graphs has of memory that is not its
+    own."""
     for name in ("cache_memory", "kv_memory"):
         size: ByteSize | None = getattr(settings, name)
         if size is not None and name not in own:
@@ -110,17 +120,24 @@ def _with_share(settings: Settings, graphs: int, own: Collection[str]) -> Settin
 
 
 class Graph:
-    """The actors of one model. Channels that outlive a crash of an actor are opened and closed here.
+    """The actors of one model. Channels that outlive a crash of an actor are opened and closed
+    here.
 
-    The shutdown has a fixed order. `Runtime.drain` closes `requests`; the intake ends after the last one and sends
-    `NoMoreRequests`; the scheduler ends when no request is left, and its end closes `plans`, so that the mirror and the stepper
-    end after the last plan. Only when these actors have ended, the undelivered requests are answered: before, an actor could
-    still own them. Then the janitor is cancelled, since it would order new work of the writer. Then `orders` is closed, and
-    the writer ends after its last order, within LAST_WRITES_S. `finished` is set last.
+    The shutdown has a fixed order. `Runtime.drain` closes `requests`; the intake ends after the
+    last one and sends `NoMoreRequests`; the scheduler ends when no request is left, and its end
+    closes `plans`, so that the mirror and the stepper end after the last plan. Only when these
+    actors have ended, the undelivered requests are answered: before, an actor could still own them.
+    Then the janitor is cancelled, since it would order new work of the writer. Then `orders` is
+    closed, and the writer ends after its last order, within LAST_WRITES_S. `finished` is set last.
     """
 
     def __init__(
-        self, settings: Settings, engine: Engine, model: LoadedModel, ranks: Leader | None, disk_writer: DiskWriter
+        self,
+        settings: Settings,
+        engine: Engine,
+        model: LoadedModel,
+        ranks: Leader | None,
+        disk_writer: DiskWriter,
     ) -> None:
         self._settings, self._engine, self._model, self._ranks = settings, engine, model, ranks
         self._disk_writer = disk_writer
@@ -135,9 +152,16 @@ class Graph:
         self._disk_known = trio.Event()
         self._namespace = cache_namespace(model.card, settings)
         self._runtime = Runtime(
-            settings=settings, model=model.card, tokenizer=model.tokenizer, requests=self._requests,
-            watches=self._watches, channels=self._channels, scope=self._scope, adapters=AdapterTable(model.card.id, model.card.adapters), engine=engine,
-        )  # fmt: skip
+            settings=settings,
+            model=model.card,
+            tokenizer=model.tokenizer,
+            requests=self._requests,
+            watches=self._watches,
+            channels=self._channels,
+            scope=self._scope,
+            adapters=AdapterTable(model.card.id, model.card.adapters),
+            engine=engine,
+        )
 
     async def run(self, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]) -> None:
         watches = self._watches
@@ -156,18 +180,31 @@ class Graph:
                 with self._scope:
                     async with trio.open_nursery() as helpers:
                         tidying: trio.CancelScope = await helpers.start(
-                            _in_scope, partial(supervise, janitor, watches.janitor, limit, needed=False)
+                            _in_scope,
+                            partial(supervise, janitor, watches.janitor, limit, needed=False),
                         )
                         helpers.start_soon(self._keep_writing, limit)
                         async with trio.open_nursery() as actors:
-                            actors.start_soon(partial(supervise, self._intake, watches.intake, limit, needed=True))
                             actors.start_soon(
-                                partial(supervise, self._group, watches.group, limit, needed=True, judge=self._judge)
+                                partial(supervise, self._intake, watches.intake, limit, needed=True)
                             )
-                            with trio.move_on_after(DISK_KNOWN_S):  # So that the first request finds what lies there.
+                            actors.start_soon(
+                                partial(
+                                    supervise,
+                                    self._group,
+                                    watches.group,
+                                    limit,
+                                    needed=True,
+                                    judge=self._judge,
+                                )
+                            )
+                            # So that the first request finds what lies there.
+                            with trio.move_on_after(DISK_KNOWN_S):
                                 await self._disk_known.wait()
                             task_status.started(self._runtime)
-                        _answer_undelivered(self._requests_in, self._admitted_in, self._runtime.problem_of_end())
+                        _answer_undelivered(
+                            self._requests_in, self._admitted_in, self._runtime.problem_of_end()
+                        )
                         tidying.cancel()
                         self._orders.close()  # The writer ends after the last order.
                         helpers.cancel_scope.deadline = trio.current_time() + LAST_WRITES_S
@@ -178,28 +215,40 @@ class Graph:
 
     async def _intake(self) -> None:
         spread = None if self._ranks is None else self._ranks.grammars.spread
-        await take_in_requests(self._requests_in, self._admitted, self._model, self._settings, spread)
+        await take_in_requests(
+            self._requests_in, self._admitted, self._model, self._settings, spread
+        )
         await self._admitted.send(NoMoreRequests())
 
     async def _keep_writing(self, limit: RestartLimit) -> None:
         watches = self._watches
         supervision = WriterSupervision(
-            orders=self._orders_in, news=self._admitted, stats=watches.writer, directory=watches.directory
+            orders=self._orders_in,
+            news=self._admitted,
+            stats=watches.writer,
+            directory=watches.directory,
         )
         await supervision.supervise(self._writer(), limit)
 
     def _writer(self) -> Callable[[], Awaitable[None]]:
         card, settings = self._model.card, self._settings
         edges = WriterEdges(
-            self._orders_in, self._admitted, self._watches.directory, self._watches.stats, reads_in_parts=True
+            self._orders_in,
+            self._admitted,
+            self._watches.directory,
+            self._watches.stats,
+            reads_in_parts=True,
         )
         if self._ranks is not None:
             return LeaderDisk(edges, self._ranks, card, settings, self._disk_writer).run
-        return partial(self._disk_writer, edges, directory_for(card, settings), self._namespace, settings)
+        return partial(
+            self._disk_writer, edges, directory_for(card, settings), self._namespace, settings
+        )
 
     async def _group(self) -> None:
-        """Run Scheduler, ModelStepper and, with several ranks, RankMirror between them. They crash and restart together. With several
-        ranks a crash ends the whole group of ranks, since followers cannot continue with a new engine of rank 0."""
+        """Run Scheduler, ModelStepper and, with several ranks, RankMirror between them. They crash
+        and restart together. With several ranks a crash ends the whole group of ranks, since
+        followers cannot continue with a new engine of rank 0."""
         try:
             await self._run_group()
         except* Exception as crash:
@@ -218,7 +267,9 @@ class Graph:
         stats = self._watches.stats.latest
         recovery = self._recovery.look(trio.current_time())
         errored += stats.requests_errored
-        self._watches.stats.publish(attrs.evolve(stats, recovery=recovery, requests_errored=errored))
+        self._watches.stats.publish(
+            attrs.evolve(stats, recovery=recovery, requests_errored=errored)
+        )
 
     async def _run_group(self) -> None:
         watches = self._watches
@@ -226,21 +277,41 @@ class Graph:
         results, results_in = self._channels.open("results")
         answers, mirror, crashed = results, None, None
         if self._ranks is not None:
-            plans_in, (mirrored, stepper_in) = stepper_in, plan_channel(*self._channels.open("mirrored"))
+            plans_in, (mirrored, stepper_in) = (
+                stepper_in,
+                plan_channel(*self._channels.open("mirrored")),
+            )
             answers, answers_in = self._channels.open("answers")
-            mirror = partial(lead_ranks, MirrorEdges(plans_in, mirrored, answers_in, results), self._ranks)
+            mirror = partial(
+                lead_ranks, MirrorEdges(plans_in, mirrored, answers_in, results), self._ranks
+            )
             crashed = self._ranks.crashed
         edges = SchedulerEdges(
-            admitted=self._admitted_in, plans=plans, results=results_in, orders=self._orders, disk_known=self._disk_known,
-            disk_answer_s=ANSWER_S if self._ranks is None else inf,  # LeaderDisk answers with whole reads, and has a limit of its own.
+            admitted=self._admitted_in,
+            plans=plans,
+            results=results_in,
+            orders=self._orders,
+            disk_known=self._disk_known,
+            # LeaderDisk answers with whole reads, and has a limit of its own.
+            disk_answer_s=ANSWER_S if self._ranks is None else inf,
             watches=CoreWatches(
-                stats=watches.stats, memory=watches.memory, directory=watches.directory, last_viewed_at=watches.last_viewed_at,
-                batch=watches.batch, ranks=watches.ranks, adapters=watches.adapters, draining=watches.draining,
+                stats=watches.stats,
+                memory=watches.memory,
+                directory=watches.directory,
+                last_viewed_at=watches.last_viewed_at,
+                batch=watches.batch,
+                ranks=watches.ranks,
+                adapters=watches.adapters,
+                draining=watches.draining,
             ),
-        )  # fmt: skip
+        )
         async with trio.open_nursery() as group:
             recovery = self._recovery if self._ranks is None else None
-            group.start_soon(partial(schedule, edges, self._model, self._namespace, self._settings, recovery=recovery))
+            group.start_soon(
+                partial(
+                    schedule, edges, self._model, self._namespace, self._settings, recovery=recovery
+                )
+            )
             if mirror is not None:
                 group.start_soon(mirror)
             group.start_soon(step_model, stepper_in, answers, self._engine, crashed)
@@ -267,7 +338,9 @@ class Graph:
         _answer_undelivered(self._requests_in, self._admitted_in, self._runtime.problem_of_end())
 
 
-async def _in_scope(run: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+async def _in_scope(
+    run: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[trio.CancelScope]
+) -> None:
     with trio.CancelScope() as scope:
         task_status.started(scope)
         await run()
@@ -278,7 +351,8 @@ def _answer_undelivered(
     admitted: trio.MemoryReceiveChannel[Inbox],
     problem: Problem,
 ) -> None:
-    """Answer the requests that are still in a channel when the graph ends: no actor owns them (rule 7)."""
+    """Answer the requests that are still in a channel when the graph ends: no actor owns them (rule
+    7)."""
     with requests, admitted:
         for channel in (requests, admitted):
             while True:

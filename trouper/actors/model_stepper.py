@@ -1,4 +1,5 @@
-"""The ModelStepper actor. It waits on plans, and owns the model, the live KV, every lazy array and one OS thread for life."""
+"""The ModelStepper actor. It waits on plans, and owns the model, the live KV, every lazy array and
+one OS thread for life."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ async def step_model(
     engine: Engine,
     crashed: Callable[[Exception], Awaitable[None]] | None = None,
 ) -> None:
-    """Answer every plan until the channel ends. An exception of the engine is a crash of this actor; a restart begins with no
-    rows. `crashed` is awaited before the end of `results` becomes visible."""
+    """Answer every plan until the channel ends. An exception of the engine is a crash of this
+    actor; a restart begins with no rows. `crashed` is awaited before the end of `results` becomes
+    visible."""
     with plans, results:
         try:
             await engine.step(plans, results)

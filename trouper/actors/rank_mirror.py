@@ -1,8 +1,9 @@
-"""The RankMirror actor, which exists only with several ranks. It waits on plans and on the engine's answers; it owns the control links
-to the other ranks.
+"""The RankMirror actor, which exists only with several ranks. It waits on plans and on the engine's
+answers; it owns the control links to the other ranks.
 
-Rank 0's mirror adds the expected state to each plan, sends the plan to the followers, corrects the expected state by the answers, and
-passes the answers on. `ranks/follower.py` is the followers' counterpart.
+Rank 0's mirror adds the expected state to each plan, sends the plan to the followers, corrects the
+expected state by the answers, and passes the answers on. `ranks/follower.py` is the followers'
+counterpart.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class MirrorEdges:
 
 
 async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
-    """Run the actor. It ends when the plans end and all are answered. There is no checkpoint between the copies of a plan: either
-    all ranks get it, or none."""
+    """Run the actor. It ends when the plans end and all are answered. There is no checkpoint
+    between the copies of a plan: either all ranks get it, or none."""
     expected = ExpectedState()
     with edges.plans, edges.results:
         async with trio.open_nursery() as both:
@@ -40,7 +41,8 @@ async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
                     plan = attrs.evolve(bare, digest=expected.digest())
                     expected.predict(plan)
                     leader.tell(plan)
-                    with suppress(trio.BrokenResourceError):  # The stepper has ended, as in `Scheduler`.
+                    # The stepper has ended, as in `Scheduler`.
+                    with suppress(trio.BrokenResourceError):
                         edges.mirrored.send_nowait(plan)
 
 

@@ -55,8 +55,8 @@ async def take_in_requests(
     settings: Settings,
     spread: Spread | None = None,
 ) -> None:
-    """Run the actor. It ends when the edge closes `requests` and all requests are passed on; requests in preparation are always
-    answered. `spread` sends a grammar to the other ranks."""
+    """Run the actor. It ends when the edge closes `requests` and all requests are passed on;
+    requests in preparation are always answered. `spread` sends a grammar to the other ranks."""
     intake = Intake(admitted, model, settings, spread)
     async with trio.open_nursery() as nursery:
         async for submission in requests:
@@ -73,7 +73,12 @@ class Intake:
         settings: Settings,
         spread: Spread | None = None,
     ) -> None:
-        self._admitted, self._model, self._settings, self._spread = admitted, model, settings, spread
+        self._admitted, self._model, self._settings, self._spread = (
+            admitted,
+            model,
+            settings,
+            spread,
+        )
         self._lanes = Lanes(settings.max_queue_size)
 
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
@@ -127,7 +132,9 @@ class Intake:
                 if message.aborted:
                     return None
                 compile_grammar = self._model.tokenizer.compile_grammar
-                compiled = await self._lanes.run(compile_grammar, grammar, self._settings.grammar_timeout_s)
+                compiled = await self._lanes.run(
+                    compile_grammar, grammar, self._settings.grammar_timeout_s
+                )
         if self._spread is not None:
             message.report(Progress(waits_for="its grammar to be compiled by all ranks"))
             await self._spread(grammar)
@@ -135,7 +142,9 @@ class Intake:
         return attrs.evolve(message, compiled_grammar=compiled)
 
     @asynccontextmanager
-    async def _turn(self, submission: Submission, name: Lane, waits_for: str) -> AsyncIterator[None]:
+    async def _turn(
+        self, submission: Submission, name: Lane, waits_for: str
+    ) -> AsyncIterator[None]:
         """Wait for a turn in a lane. Raises `RequestFailed` (429)."""
         client, lane = submission.request.tenant, self._lanes[name]
         submission.report(Progress(waits_for=waits_for + _behind(lane, client)))
@@ -148,7 +157,8 @@ class Intake:
             submission.close()
             return
         try:
-            with suppress(trio.WouldBlock):  # Mostly there is room. The next request is waited for anyway.
+            # Mostly there is room. The next request is waited for anyway.
+            with suppress(trio.WouldBlock):
                 self._admitted.send_nowait(message)
                 return
             await self._admitted.send(message)
@@ -165,8 +175,11 @@ def _behind(lane: FairLane, client: str) -> str:
 
 
 def _give_up(submission: Submission, crash: BaseException) -> None:
-    """Answer a request whose preparation crashed. The crash concerns one request alone and leaves nothing behind."""
-    log.error("request %s could not be prepared: %s", submission.request.request_id, cause_of(crash))
+    """Answer a request whose preparation crashed. The crash concerns one request alone and leaves
+    nothing behind."""
+    log.error(
+        "request %s could not be prepared: %s", submission.request.request_id, cause_of(crash)
+    )
     submission.fail(SYSTEM_SHORTAGE if is_shortage(crash) else NOT_PREPARED)
 
 
@@ -190,9 +203,17 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     check_tokens(request, prompt, model.card.vocab_size)
     check_grammar(request.grammar)
     limit = thinking_limit(request, prompt, tokenizer, model.card.vocab_size)
-    breakers = tokenizer.breakers(request.sampling.dry_sequence_breakers) if request.sampling.dry else None
-    if isinstance(request.prompt, InfillPrompt) and tokenizer.infill is not None and not request.ignore_eos:
-        request = attrs.evolve(request, stop_token_ids=(*request.stop_token_ids, *tokenizer.infill.ends))
+    breakers = (
+        tokenizer.breakers(request.sampling.dry_sequence_breakers) if request.sampling.dry else None
+    )
+    if (
+        isinstance(request.prompt, InfillPrompt)
+        and tokenizer.infill is not None
+        and not request.ignore_eos
+    ):
+        request = attrs.evolve(
+            request, stop_token_ids=(*request.stop_token_ids, *tokenizer.infill.ends)
+        )
     return attrs.evolve(
         submission,
         request=request,
@@ -215,19 +236,22 @@ def check_model(request: Generate, model: LoadedModel) -> None:
         )
     if request.speculation in ("ngram", "draft_model", "mtp") and model.card.no_drafts:
         raise bad_request(
-            f"speculation cannot be {request.speculation}: rows of this model draft nothing ({model.card.no_drafts}); leave it out",
+            f"speculation cannot be {request.speculation}: rows of this model draft nothing "
+            f"({model.card.no_drafts}); leave it out",
             "speculation",
             "speculation_not_supported",
         )
     if request.speculation == "draft_model" and model.card.draft_model is None:
         raise bad_request(
-            "speculation cannot be draft_model: this model was started without --draft-model; leave it out, or say ngram",
+            "speculation cannot be draft_model: this model was started without --draft-model; "
+            "leave it out, or say ngram",
             "speculation",
             "speculation_not_supported",
         )
     if request.speculation == "mtp" and model.card.no_mtp:
         raise bad_request(
-            f"speculation cannot be mtp: this model has no MTP head ({model.card.no_mtp}); leave it out, or say ngram",
+            f"speculation cannot be mtp: this model has no MTP head ({model.card.no_mtp}); leave "
+            "it out, or say ngram",
             "speculation",
             "speculation_not_supported",
         )
@@ -237,15 +261,19 @@ def check_grammar(grammar: Grammar | None) -> None:
     """Check the length of a grammar. Raises `RequestFailed` (400)."""
     if grammar is not None and len(grammar.source) > MAX_SOURCE:
         size = len(grammar.source)
-        message = f"{grammar.param} has {size} characters as a grammar, more than {MAX_SOURCE}: make it smaller"
+        message = (
+            f"{grammar.param} has {size} characters as a grammar, more than {MAX_SOURCE}: make it "
+            "smaller"
+        )
         raise bad_request(message, grammar.param, "invalid_grammar")
 
 
 def thinking_limit(
     request: Generate, prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int
 ) -> ThinkingLimit | None:
-    """Limit on the reasoning of a request; None without a bound, or for a model that does not reason, or has no logit for the token that
-    ends it: tokenizers may have more tokens than their model."""
+    """Limit on the reasoning of a request; None without a bound, or for a model that does not
+    reason, or has no logit for the token that ends it: tokenizers may have more tokens than their
+    model."""
     if request.thinking_tokens is None or request.grammar is not None or tokenizer.thinking is None:
         return None
     start, end = (tokenizer.marker_tokens(marker) for marker in tokenizer.thinking)
@@ -255,8 +283,8 @@ def thinking_limit(
 
 
 def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether the prompt ends inside a reasoning section, which some templates open. A marker before a special token is of an earlier turn, as
-    where somebody asks what it means."""
+    """Whether the prompt ends inside a reasoning section, which some templates open. A marker
+    before a special token is of an earlier turn, as where somebody asks what it means."""
     if tokenizer.thinking is None:
         return False
     start, end = tokenizer.thinking
@@ -266,8 +294,9 @@ def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
 
 
 def without_open_reasoning(prompt: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Close the reasoning that a prompt has opened, as some templates do whatever they are told. A grammar holds from the first token on, so
-    there is no room for reasoning, and parsers would take the answer for it."""
+    """Close the reasoning that a prompt has opened, as some templates do whatever they are told. A
+    grammar holds from the first token on, so there is no room for reasoning, and parsers would take
+    the answer for it."""
     if tokenizer.thinking is None or not thinks_already(prompt, tokenizer):
         return prompt
     end = len(prompt)
@@ -279,7 +308,9 @@ def without_open_reasoning(prompt: tuple[int, ...], tokenizer: Tokenizer) -> tup
 def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:
     if not 0 <= min(prompt) <= max(prompt) < vocab_size:
         raise bad_request(
-            f"out of vocabulary: token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token"
+            f"out of vocabulary: token ids must be between 0 and {vocab_size - 1}",
+            "prompt",
+            "invalid_token",
         )
     for param, tokens in (
         ("logit_bias", tuple(token for token, _ in request.sampling.logit_bias)),
@@ -287,16 +318,20 @@ def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) ->
     ):
         for token in tokens:
             if not 0 <= token < vocab_size:
-                raise bad_request(f"token {token} is not between 0 and {vocab_size - 1}", param, "invalid_token")
+                raise bad_request(
+                    f"token {token} is not between 0 and {vocab_size - 1}", param, "invalid_token"
+                )
 
 
 def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:
-    """Maximum number of tokens of the answer. Raises `RequestFailed` (400) if the context has no room for it."""
+    """Maximum number of tokens of the answer. Raises `RequestFailed` (400) if the context has no
+    room for it."""
     if not prompt_tokens:
         raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if settings.max_prompt_tokens is not None and prompt_tokens > settings.max_prompt_tokens:
         raise bad_request(
-            f"the prompt has {prompt_tokens} tokens, more than --max-prompt-tokens {settings.max_prompt_tokens}",
+            f"the prompt has {prompt_tokens} tokens, more than --max-prompt-tokens "
+            f"{settings.max_prompt_tokens}",
             "prompt" if not isinstance(request.prompt, ChatPrompt) else "messages",
             "context_length_exceeded",
         )
@@ -304,9 +339,12 @@ def room(request: Generate, prompt_tokens: int, context_length: int, settings: S
     remaining = context - prompt_tokens
     if remaining < 1 or ((request.max_tokens or 0) > remaining and not request.as_room_allows):
         raise bad_request(
-            f"the context holds {context} tokens; {prompt_tokens} of prompt and {request.max_tokens or 1} of answer are "
+            f"the context holds {context} tokens; {prompt_tokens} of prompt and "
+            f"{request.max_tokens or 1} of answer are "
             "more: shorten the prompt or lower max_tokens",
-            "max_tokens" if remaining >= 1 else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
+            "max_tokens"
+            if remaining >= 1
+            else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
             "context_length_exceeded",
         )
     return min(request.max_tokens or settings.default_max_tokens, remaining)

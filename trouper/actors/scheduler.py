@@ -1,5 +1,5 @@
-"""Scheduler. Waits on requests when idle, and on the answer that is owed when busy; sends plans. It decides nothing: the core does
-(`scheduling/core.py`).
+"""Scheduler. Waits on requests when idle, and on the answer that is owed when busy; sends plans. It
+decides nothing: the core does (`scheduling/core.py`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ PIECES = 10
 FLUSH_S = 5.0
 """Time limit at the end for what is on its way to the disk."""
 TURNS = 2
-"""Turns of the event loop that are left to others after an idle engine's first plan was sent, and after it was answered: the engine's thread gets
-Python's lock, and the first token its client. If more were planned at once, the first token would come that much later."""
+"""Turns of the event loop that are left to others after an idle engine's first plan was sent, and
+after it was answered: the engine's thread gets Python's lock, and the first token its client. If
+more were planned at once, the first token would come that much later."""
 
 
 @attrs.frozen
@@ -68,9 +69,12 @@ async def schedule(
     settings: Settings,
     recovery: Recovery | None = None,
 ) -> None:
-    """The actor. Ends when no request can come and none is left; then the plans end too. `namespace`: hex, of all that
-    shapes KV. `recovery`: takes those who are left when it crashes, and gives them to the next one; None: they end with it."""
-    disk = DiskSeam(send=partial(offer, edges.orders), known=edges.disk_known.set, answer_s=edges.disk_answer_s)
+    """The actor. Ends when no request can come and none is left; then the plans end too.
+    `namespace`: hex, of all that shapes KV. `recovery`: takes those who are left when it crashes,
+    and gives them to the next one; None: they end with it."""
+    disk = DiskSeam(
+        send=partial(offer, edges.orders), known=edges.disk_known.set, answer_s=edges.disk_answer_s
+    )
     core = Core(model, namespace, settings, watches=edges.watches, disk=disk, recovery=recovery)
     try:
         with edges.plans, edges.results:
@@ -89,14 +93,15 @@ class Scheduler:
         self._owed_since = inf
         """When the wait for the answer to the oldest plan began; inf: nobody waits."""
         self._look = trio.CancelScope()
-        """Around the steps. It ends them when an answer might be late, and is not armed for each: where a step's caches are cold, that
-        takes 0.1 ms."""
+        """Around the steps. It ends them when an answer might be late, and is not armed for each:
+        where a step's caches are cold, that takes 0.1 ms."""
 
     async def run(self) -> None:
         """Do the steps, and between them look whether an answer is late."""
         core = self._core
         core.take_up(trio.current_time())
-        core.publish()  # The scheduler before this one may have left figures of a cache that is gone.
+        # The scheduler before this one may have left figures of a cache that is gone.
+        core.publish()
         if core.must_prove_engine:
             await self._prove_engine()
         while True:
@@ -107,8 +112,8 @@ class Scheduler:
                 core.update(await self._late(PIECES - 1), trio.current_time())
 
     async def _do_steps(self) -> None:
-        """Plans are sent before an answer is waited for, so that the engine always has the next one. Each wait may be cancelled, and the
-        steps begun again."""
+        """Plans are sent before an answer is waited for, so that the engine always has the next
+        one. Each wait may be cancelled, and the steps begun again."""
         core, starts = self._core, False
         while True:
             self._take_requests()
@@ -157,7 +162,8 @@ class Scheduler:
         match message:
             case Submission():
                 now = trio.current_time()
-                if self._core.waiting or self._core.plans_in_flight:  # Else the engine is idle: it has come alone.
+                # Else the engine is idle: it has come alone.
+                if self._core.waiting or self._core.plans_in_flight:
                     self._gathering.came(now)
                 self._core.enqueue(message, now)
             case NoMoreRequests():
@@ -166,9 +172,10 @@ class Scheduler:
                 self._core.hear(message, trio.current_time())
 
     async def _next_request(self) -> None:
-        """Wait for a request, then up to MAX_GATHER_S for more, if they have come together lately (`Gathering`). Where the system says how
-        short memory is, the wait ends now and then, so that cached blocks go also while nobody asks; and where a request waits for a disk
-        that says nothing."""
+        """Wait for a request, then up to MAX_GATHER_S for more, if they have come together lately
+        (`Gathering`). Where the system says how short memory is, the wait ends now and then, so
+        that cached blocks go also while nobody asks; and where a request waits for a disk that says
+        nothing."""
         tells = self._edges.watches.memory.latest.pressure != "unknown"
         look_at = trio.current_time() + self._settings.janitor_interval_s if tells else inf
         await self._receive_by(min(look_at, self._core.disk.answer_due_at))
@@ -205,8 +212,8 @@ class Scheduler:
             await trio.lowlevel.checkpoint()
 
     def _send(self, plan: Plan) -> None:
-        """The channel has room for all plans in flight, so a full one is a bug, not a wait. A stepper that has ended, by a crash, which it
-        raises itself, or as all do, needs no plan."""
+        """The channel has room for all plans in flight, so a full one is a bug, not a wait. A
+        stepper that has ended, by a crash, which it raises itself, or as all do, needs no plan."""
         with suppress(trio.BrokenResourceError):
             self._edges.plans.send_nowait(plan)
 
@@ -221,24 +228,33 @@ class Scheduler:
         return stepped
 
     async def _late(self, pieces: int) -> Stepped:
-        """The answer to the oldest plan, which has so many pieces of its time left. If it takes longer, that is published, so that
-        readiness is progress (D11, F27)."""
+        """The answer to the oldest plan, which has so many pieces of its time left. If it takes
+        longer, that is published, so that readiness is progress (D11, F27)."""
         since, self._owed_since, limit_s = self._owed_since, inf, self._settings.stall_timeout_s
         if (stepped := await self._receive_within(self._piece_s, pieces)) is not None:
             return stepped
         log.error("the engine has not finished a step for %g s", limit_s)
         self._core.stalled(max(since, trio.current_time() - 2 * limit_s))
         self._core.publish()
-        if (stepped := await self._receive_within((STUCK_FACTOR - 1) * self._piece_s, PIECES)) is not None:
+        if (
+            stepped := await self._receive_within((STUCK_FACTOR - 1) * self._piece_s, PIECES)
+        ) is not None:
             return stepped
         self._core.fail_all(
-            Problem(503, "the device does not answer", "server_error", code="device_stuck", retry_after_s=30)
+            Problem(
+                503,
+                "the device does not answer",
+                "server_error",
+                code="device_stuck",
+                retry_after_s=30,
+            )
         )
         return await self._edges.results.receive()
 
     async def _receive_within(self, piece_s: float, pieces: int) -> Stepped | None:
-        """An answer, or None if there was none in this time. It counts in pieces: for the device of a process that was paused (SIGSTOP, a
-        container, a virtual machine) no time has passed, though the clock says so, and at most a piece of it counts."""
+        """An answer, or None if there was none in this time. It counts in pieces: for the device of
+        a process that was paused (SIGSTOP, a container, a virtual machine) no time has passed,
+        though the clock says so, and at most a piece of it counts."""
         for _ in range(pieces):
             with trio.move_on_after(piece_s):
                 return await self._edges.results.receive()

@@ -1,8 +1,10 @@
-"""The SSDWriter actor. It waits on orders, and owns the cache directory: no other actor writes, removes or measures there.
+"""The SSDWriter actor. It waits on orders, and owns the cache directory: no other actor writes,
+removes or measures there.
 
-Reads precede writes, since requests wait for them. Writes yield to decoding: after each write the actor rests so long that
-writes take a small part of the machine. A file that cannot be read is set aside; a faulty disk detaches the tier and is tried
-again at the next sweep or inspection. Neither costs a token.
+Reads precede writes, since requests wait for them. Writes yield to decoding: after each write the
+actor rests so long that writes take a small part of the machine. A file that cannot be read is set
+aside; a faulty disk detaches the tier and is tried again at the next sweep or inspection. Neither
+costs a token.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ from trouper.storage.write_budget import WriteBudget
 log = logging.getLogger("trouper.writer")
 T = TypeVar("T")
 REST = 30.0
-"""Rest between two writes while rows decode, as a multiple of the last write's duration: about 3 % of one core."""
+"""Rest between two writes while rows decode, as a multiple of the last write's duration: about 3 %
+of one core."""
 BLOCKS_A_MESSAGE = 1000
 """Number of blocks after which a `Catalogue` is sent and the next one begun."""
 
@@ -64,11 +67,13 @@ async def write_to_disk(
     disk: Disk | None = None,
     thread: DiskThread | None = None,
 ) -> None:
-    """Run the actor. `path` None: there is no SSD tier, and orders are refused. The actor ends after the last order. `disk`: the file
-    operations of runs. `thread`: where they run."""
+    """Run the actor. `path` None: there is no SSD tier, and orders are refused. The actor ends
+    after the last order. `disk`: the file operations of runs. `thread`: where they run."""
     if path is None:
         edges.stats.publish(DirectoryStats(reason="--no-ssd"))
-    await SSDWriter(edges, path, namespace, settings, disk=disk or Disk(), thread=thread or DiskThread()).run()
+    await SSDWriter(
+        edges, path, namespace, settings, disk=disk or Disk(), thread=thread or DiskThread()
+    ).run()
 
 
 def directory_for(card: ModelCard, settings: Settings) -> Path | None:
@@ -125,7 +130,8 @@ class SSDWriter:
             await self._refuse(order, error)
 
     async def _refuse(self, order: DiskOrder, error: OSError) -> None:
-        """Answer an order that the disk failed, since neither a request nor a block may wait for a faulty disk."""
+        """Answer an order that the disk failed, since neither a request nor a block may wait for a
+        faulty disk."""
         if self._path is not None:
             self._detach(self._path, error)
         match order:
@@ -147,8 +153,8 @@ class SSDWriter:
     # -- the directory ---------------------------------------------------------------------------
 
     async def _attached(self, path: Path, *, again: bool) -> RunStore:
-        """The store, opened if necessary. After a fault only the janitor's orders try the disk again; then the catalogue is announced
-        to the scheduler again."""
+        """The store, opened if necessary. After a fault only the janitor's orders try the disk
+        again; then the catalogue is announced to the scheduler again."""
         if self._store is not None:
             return self._store
         fault = self._edges.stats.latest.reason
@@ -168,7 +174,9 @@ class SSDWriter:
     def _detach(self, path: Path, error: OSError) -> None:
         stats = self._edges.stats.latest
         if stats.attached or not stats.reason:
-            log.warning("the cache directory %s is not usable (%s); going on without it", path, error)
+            log.warning(
+                "the cache directory %s is not usable (%s); going on without it", path, error
+            )
         self._store = None
         reason = error.strerror or str(error)  # `_attached` raises it again for each order.
         detached = attrs.evolve(stats, path=str(path), attached=False, reason=reason)
@@ -178,7 +186,10 @@ class SSDWriter:
         stats = self._edges.stats.latest
         if self._store is not None:
             stats = attrs.evolve(
-                stats, files=len(self._store.runs), blocks=len(self._locations), bytes=self._store.total_bytes
+                stats,
+                files=len(self._store.runs),
+                blocks=len(self._locations),
+                bytes=self._store.total_bytes,
             )
         self._edges.stats.publish(attrs.evolve(stats, **changes))
 
@@ -187,7 +198,8 @@ class SSDWriter:
         self._publish(**{name: getattr(stats, name) + n for name, n in increments.items()})
 
     def _damaged(self, store: RunStore) -> int:
-        """Number of damaged files since the server's start: those of this store, and of the ones before a fault of the disk."""
+        """Number of damaged files since the server's start: those of this store, and of the ones
+        before a fault of the disk."""
         return self._damaged_before + sum(store.damaged.values())
 
     async def _sweep(self, store: RunStore, ttl_s: float) -> None:
@@ -209,7 +221,8 @@ class SSDWriter:
             await self._edges.news.send(news)
 
     async def _announce(self, runs: Sequence[RunInfo], *, complete: bool = False) -> None:
-        """Announce runs, each after the one that it continues. `complete`: the runs are the whole catalogue."""
+        """Announce runs, each after the one that it continues. `complete`: the runs are the whole
+        catalogue."""
         self._locations.add(*runs)
         for batch in catalogue_batches(runs, BLOCKS_A_MESSAGE):
             await self._send(Catalogue(batch, complete=False))
@@ -224,8 +237,9 @@ class SSDWriter:
             await self._send(RemovedFromDisk(keys))
 
     async def _discard(self, store: RunStore, damaged: Damaged) -> None:
-        """Remove a damaged file and count a miss: damage never leads to wrong text or a crash. One that has vanished is a miss alone,
-        since another server of the directory may have removed it."""
+        """Remove a damaged file and count a miss: damage never leads to wrong text or a crash. One
+        that has vanished is a miss alone, since another server of the directory may have removed
+        it."""
         if damaged.reason != "vanished":
             log.warning("removed a damaged file of the cache: %s", damaged)
             store.damaged[damaged.reason] += 1
@@ -237,12 +251,14 @@ class SSDWriter:
             await self._skip(store, damaged.name, error)
 
     async def _skip(self, store: RunStore, name: str, error: OSError) -> None:
-        """Forget a file that the disk does not read, or does not remove. Raises the error if the disk is at fault."""
+        """Forget a file that the disk does not read, or does not remove. Raises the error if the
+        disk is at fault."""
         self._unreadable.note(name, error)
         await self._forget(store.skip(name))
 
     async def _tried(self, store: RunStore, name: str, work: Callable[[], T]) -> T | None:
-        """Read a file. None: it is damaged, or the disk does not read it. Raises `OSError` if the disk is at fault."""
+        """Read a file. None: it is damaged, or the disk does not read it. Raises `OSError` if the
+        disk is at fault."""
         try:
             found = await self._in_thread(work)
         except Damaged as damaged:
@@ -261,7 +277,9 @@ class SSDWriter:
         if not self._budget.allows(order.nbytes, began):
             await self._refuse_write(order)
             return
-        run, removed = await self._in_thread(partial(write_run, store, order.parent, order.blocks, self._limits))
+        run, removed = await self._in_thread(
+            partial(write_run, store, order.parent, order.blocks, self._limits)
+        )
         await self._forget(removed)
         if run is None:
             await self._refuse_write(order)
@@ -275,10 +293,13 @@ class SSDWriter:
 
     async def _refuse_write(self, order: Write) -> None:
         self._count(shed_writes=1)
-        await self._send(Written(tuple(block.key for block in order.blocks), order.nbytes, refused=True))
+        await self._send(
+            Written(tuple(block.key for block in order.blocks), order.nbytes, refused=True)
+        )
 
     async def _read(self, store: RunStore, order: Read) -> None:
-        """Read run by run. The engine takes the blocks of one while the next is read, and no step takes all those of a long text."""
+        """Read run by run. The engine takes the blocks of one while the next is read, and no step
+        takes all those of a long text."""
         blocks, names, began = list[BlockData](), set[str](), trio.current_time()
         for name, refs in self._locations.by_run(order.blocks):
             if (found := await self._tried(store, name, partial(store.read, name, refs))) is None:
@@ -293,7 +314,9 @@ class SSDWriter:
         with suppress(OSError):  # Then they are evicted earlier.
             await self._in_thread(partial(store.touch, names))
 
-    async def _answer_read(self, order: Read, blocks: list[BlockData], began: float, *, complete: bool) -> None:
+    async def _answer_read(
+        self, order: Read, blocks: list[BlockData], began: float, *, complete: bool
+    ) -> None:
         nbytes, seconds = sum(block.nbytes for block in blocks), trio.current_time() - began
         self._count(read_bytes=nbytes)
         await self._send(Loaded(order.ticket, tuple(blocks), nbytes, seconds, complete=complete))

@@ -1,6 +1,8 @@
-"""The command `trouper`: flags, logging, signals, and what a person at a terminal sees. One file a command.
+"""The command `trouper`: flags, logging, signals, and what a person at a terminal sees. One file a
+command.
 
-A command is imported when it is called, and what is heavy when it runs, so that completion and help are quick.
+A command is imported when it is called, and what is heavy when it runs, so that completion and help
+are quick.
 """
 
 from __future__ import annotations
@@ -11,12 +13,24 @@ from trouper import __version__
 from trouper.cli.lazy_group import LazyGroup
 
 COMMANDS = (
-    "serve", "launch", "connect", "chat", "top", "bench", "doctor", "certify", "cache", "models", "completion",
-)  # fmt: skip
+    "serve",
+    "launch",
+    "connect",
+    "chat",
+    "top",
+    "bench",
+    "doctor",
+    "certify",
+    "cache",
+    "models",
+    "completion",
+)
 
 
-@click.group(cls=LazyGroup, lazy_commands={name: f"trouper.cli.commands.{name}" for name in COMMANDS})
+@click.group(
+    cls=LazyGroup, lazy_commands={name: f"trouper.cli.commands.{name}" for name in COMMANDS}
+)
 @click.version_option(__version__, message="trouper %(version)s")
 def main() -> None:
-    """An LLM server of six actors on MLX and Trio. A flag can also be a variable, as in TROUPER_PORT=8123, or stand in
-    a settings file (`trouper serve --print-config` shows one)."""
+    """An LLM server of six actors on MLX and Trio. A flag can also be a variable, as in
+    TROUPER_PORT=8123, or stand in a settings file (`trouper serve --print-config` shows one)."""

@@ -1,12 +1,13 @@
-"""The listening address, tried before a model is loaded for minutes, and the URL at which clients of this machine find
-a server."""
+"""The listening address, tried before a model is loaded for minutes, and the URL at which clients
+of this machine find a server."""
 
 from __future__ import annotations
 
 import errno
 import socket
 
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - what is connected to instead
+# What is connected to instead
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
 
 
 class CannotListenError(Exception):
@@ -20,19 +21,25 @@ class CannotListenError(Exception):
 def require_address(host: str, port: int) -> None:
     """Try the address before a model is loaded for minutes. The server's own bind decides."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
         raise cannot_listen(host, port, error) from error
     except UnicodeError as error:  # A label of the name is empty or too long.
-        raise CannotListenError(f"cannot listen on {host}:{port}: no host has such a name", None) from error
+        raise CannotListenError(
+            f"cannot listen on {host}:{port}: no host has such a name", None
+        ) from error
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> CannotListenError:
     remedy = "; choose another --port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else ""
-    return CannotListenError(f"cannot listen on {host}:{port}: {error.strerror or error}{remedy}", error.errno)
+    return CannotListenError(
+        f"cannot listen on {host}:{port}: {error.strerror or error}{remedy}", error.errno
+    )
 
 
 def url_to(host: str, port: int) -> str:

@@ -1,4 +1,5 @@
-"""The checks of `trouper doctor --for agents`: whether the model would do for agents, and which models would."""
+"""The checks of `trouper doctor --for agents`: whether the model would do for agents, and which
+models would."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ def context(checked: CheckedSettings) -> Iterator[Finding]:
         length = probe_for_agents(settings).context_length
         message = f"{name}: {length:,} tokens of context"
         if length < AGENT_TOKENS:
-            yield Finding("warn", f"{message}; first prompts of coding agents have up to 20,000", LARGER_CONTEXT)
+            yield Finding(
+                "warn",
+                f"{message}; first prompts of coding agents have up to 20,000",
+                LARGER_CONTEXT,
+            )
         else:
             yield Finding("ok", message)
 
@@ -32,13 +37,21 @@ def template(checked: CheckedSettings) -> Iterator[Finding]:
     for name, settings in _local(checked):
         probed = probe_for_agents(settings)
         if not probed.tokenizer.has_chat_template:
-            yield Finding("fail", f"{name} has no chat template: conversations are refused", _remedy(checked))
+            yield Finding(
+                "fail", f"{name} has no chat template: conversations are refused", _remedy(checked)
+            )
             continue
         if (fault := probed.tokenizer.template.fault) is not None:
-            yield Finding("fail", f"{name}: the chat template does not render a question ({fault})", _remedy(checked))
+            yield Finding(
+                "fail",
+                f"{name}: the chat template does not render a question ({fault})",
+                _remedy(checked),
+            )
             continue
         if not probed.renders_tools:
-            yield Finding("warn", f"{name}: the chat template has no place for tools", _remedy(checked))
+            yield Finding(
+                "warn", f"{name}: the chat template has no place for tools", _remedy(checked)
+            )
         else:
             yield Finding("ok", f"{name}: the chat template takes tools")
         for change, text in probed.tokenizer.template.lines:
@@ -52,11 +65,18 @@ def parsers(checked: CheckedSettings) -> Iterator[Finding]:
     for name, settings in _local(checked):
         words = probe_for_agents(settings).tokenizer
         if can_call_tools(words):
-            yield Finding("ok", f"{name}: calls of tools are parsed as {words.tool_parser} (--tool-parser)")
+            yield Finding(
+                "ok", f"{name}: calls of tools are parsed as {words.tool_parser} (--tool-parser)"
+            )
         else:
-            message = f"{name} was not trained to call tools: agents get plain text, and only forced calls work"
+            message = (
+                f"{name} was not trained to call tools: agents get plain text, and only forced "
+                "calls work"
+            )
             yield Finding("warn", message, _remedy(checked))
-        reasoning = "none" if words.reasoning_parser is None else f"parsed as {words.reasoning_parser}"
+        reasoning = (
+            "none" if words.reasoning_parser is None else f"parsed as {words.reasoning_parser}"
+        )
         yield Finding("ok", f"{name}: reasoning: {reasoning} (--reasoning-parser)")
 
 
@@ -66,7 +86,10 @@ def agent_memory(checked: CheckedSettings) -> Iterator[Finding]:
     for name, settings in _local(checked):
         fit, room = probe.fit(settings), _room(settings)
         needed = fit.weights_bytes + fit.token_bytes * AGENT_TOKENS
-        message = f"{name}: {decimal(needed)} for weights and {AGENT_TOKENS:,} tokens, {decimal(int(room))} may be used"
+        message = (
+            f"{name}: {decimal(needed)} for weights and {AGENT_TOKENS:,} tokens, "
+            f"{decimal(int(room))} may be used"
+        )
         if needed > room:
             yield Finding("warn", message, f"give --kv-bits 8, or {_remedy(checked)}")
         else:
@@ -79,14 +102,17 @@ def suggested(checked: CheckedSettings) -> Iterator[Finding]:
         yield Finding("ok", f"{_described(candidate, float32)}: fits")
     too_large = [candidate for candidate in SUGGESTED if candidate not in fitting]
     if too_large:
-        names = ", ".join(f"{one.name} ({decimal(one.needed_bytes(float32=float32))})" for one in too_large)
+        names = ", ".join(
+            f"{one.name} ({decimal(one.needed_bytes(float32=float32))})" for one in too_large
+        )
         yield Finding("ok", f"too large for this device: {names}")
 
 
 def _described(candidate: SuggestedModel, float32: bool) -> str:
     needed = decimal(candidate.needed_bytes(float32=float32))
     return (
-        f"{candidate.name}: {decimal(candidate.weights_bytes)} to download, {needed} with {AGENT_TOKENS:,} tokens, "
+        f"{candidate.name}: {decimal(candidate.weights_bytes)} to download, {needed} with "
+        f"{AGENT_TOKENS:,} tokens, "
         f"context {candidate.context_length:,}, calls as {candidate.calls}"
     )
 

@@ -31,7 +31,10 @@ def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
     first, *others = models.entries()
     assert first.runtime is not None, "the first model is loaded before the server starts"
     card = first.runtime.model
-    yield f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} is ready at {url}/v1"
+    yield (
+        f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} "
+        f"is ready at {url}/v1"
+    )
     for other in others:
         yield f"{other.names[0]} is loaded now, if it fits, or when it is first asked for"
     yield f"live: {url}/   chat: trouper chat --url {shlex.quote(url)}   the API: {url}/docs"
@@ -45,9 +48,15 @@ def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:
     messages = [{"role": "user", "content": "Hello!"}]
     body = shlex.quote(json.dumps({"model": model, "messages": messages}))
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
-    yield f"curl {shlex.quote(f'{url}/v1/chat/completions')} -H 'Content-Type: application/json'{header} -d {body}"
+    yield (
+        f"curl {shlex.quote(f'{url}/v1/chat/completions')} -H 'Content-Type: "
+        f"application/json'{header} -d {body}"
+    )
     key = f'os.environ["{KEY_VARIABLE}"]' if keyed else '"none"'
     yield f"{'import os, openai' if keyed else 'import openai'}"
     yield f'client = openai.OpenAI(base_url="{url}/v1", api_key={key})'
-    yield f"answer = client.chat.completions.create(model={json.dumps(model)}, messages={json.dumps(messages)})"
+    yield (
+        f"answer = client.chat.completions.create(model={json.dumps(model)}, "
+        f"messages={json.dumps(messages)})"
+    )
     yield "print(answer.choices[0].message.content)"

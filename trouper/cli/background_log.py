@@ -1,8 +1,8 @@
 """Logging on a thread of its own, so that a reader that stands still blocks nothing.
 
-stderr may be a pipe, or a terminal that a user has paused (Ctrl-S, a connection that hangs). When its reader stands
-still it is full after some 4 to 64 KiB, and a write blocks for as long as that lasts; on the event loop it would block
-the whole server.
+stderr may be a pipe, or a terminal that a user has paused (Ctrl-S, a connection that hangs). When
+its reader stands still it is full after some 4 to 64 KiB, and a write blocks for as long as that
+lasts; on the event loop it would block the whole server.
 """
 
 from __future__ import annotations
@@ -26,15 +26,24 @@ Write = Callable[[logging.LogRecord], None]
 
 
 def unbuffer_stderr() -> None:
-    """Write stderr without a buffer from now on, as with PYTHONUNBUFFERED. A thread that waits for a reader would hold the lock of
-    the buffer, which Python flushes when the process ends: a server whose log nobody read did not end. Does nothing if stderr has no
-    file descriptor."""
+    """Write stderr without a buffer from now on, as with PYTHONUNBUFFERED. A thread that waits for
+    a reader would hold the lock of the buffer, which Python flushes when the process ends: a server
+    whose log nobody read did not end. Does nothing if stderr has no file descriptor."""
     try:
         raw = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
-    except (OSError, ValueError, AttributeError):  # Closed, absent (None), or an object of the caller's.
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):
+        # Closed, absent (None), or an object of the caller's.
         return
     sys.stderr = io.TextIOWrapper(
-        cast("IO[bytes]", raw), sys.stderr.encoding, "backslashreplace", line_buffering=True, write_through=True
+        cast("IO[bytes]", raw),
+        sys.stderr.encoding,
+        "backslashreplace",
+        line_buffering=True,
+        write_through=True,
     )
 
 
@@ -50,8 +59,9 @@ class LineWriter:
 
 
 class BackgroundHandler(logging.Handler):
-    """Queues a record where it is made; `write` is called on a thread, in order. `write` is no handler, since
-    `logging.shutdown` flushes every handler that was ever made, and would wait for a stream that stands still."""
+    """Queues a record where it is made; `write` is called on a thread, in order. `write` is no
+    handler, since `logging.shutdown` flushes every handler that was ever made, and would wait for a
+    stream that stands still."""
 
     def __init__(self, write: Write, lines: int = LINES) -> None:
         super().__init__()
@@ -84,14 +94,17 @@ class BackgroundHandler(logging.Handler):
             self._records.task_done()
 
     def flush(self) -> None:
-        """Wait until all records are written, at most FLUSH_TIMEOUT_S if the reader stands still. `logging.shutdown`
-        calls this at the end."""
+        """Wait until all records are written, at most FLUSH_TIMEOUT_S if the reader stands still.
+        `logging.shutdown` calls this at the end."""
         with self._records.all_tasks_done:
-            self._records.all_tasks_done.wait_for(lambda: not self._records.unfinished_tasks, FLUSH_TIMEOUT_S)
+            self._records.all_tasks_done.wait_for(
+                lambda: not self._records.unfinished_tasks, FLUSH_TIMEOUT_S
+            )
 
 
 def _settled(record: logging.LogRecord) -> logging.LogRecord:
-    """Return the record with its text formatted now: the arguments may change before it is written."""
+    """Return the record with its text formatted now: the arguments may change before it is
+    written."""
     settled = copy.copy(record)
     settled.msg, settled.args = record.getMessage(), None
     return settled
@@ -99,5 +112,11 @@ def _settled(record: logging.LogRecord) -> logging.LogRecord:
 
 def _dropped(lines: int) -> logging.LogRecord:
     message = f"{lines} lines of the log were dropped: nobody read them"
-    parts = {"name": "trouper", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message, "about": ""}
+    parts = {
+        "name": "trouper",
+        "levelno": logging.WARNING,
+        "levelname": "WARNING",
+        "msg": message,
+        "about": "",
+    }
     return logging.makeLogRecord({**parts, FIELDS: {"dropped": lines}})

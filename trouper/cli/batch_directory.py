@@ -1,4 +1,5 @@
-"""What `trouper doctor` finds of the directory of files and batches. Nothing is left behind there."""
+"""What `trouper doctor` finds of the directory of files and batches. Nothing is left behind
+there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from trouper.storage.file_operations import Disk
 
 
 def examine(server: ServerSettings) -> tuple[Literal["ok", "warn"], str, str]:
-    """Return level, message and remedy. No finding is a failure: without the directory a server runs, and refuses uploads (503)."""
+    """Return level, message and remedy. No finding is a failure: without the directory a server
+    runs, and refuses uploads (503)."""
     directory = server.batches_dir
     if directory is None:
         return "ok", "--no-batches: files and batches are not served", ""

@@ -78,8 +78,8 @@ class Where:
         return self.opened(httpx2.Client)
 
     def opened(self, kind: Callable[..., Client], **options: Any) -> Client:
-        """Return an HTTP client of this kind. The environment's proxies are used for other machines only. Raises `ProxyUnusable`, or
-        httpx2's errors."""
+        """Return an HTTP client of this kind. The environment's proxies are used for other machines
+        only. Raises `ProxyUnusable`, or httpx2's errors."""
         try:
             return kind(
                 base_url=self.url,
@@ -88,11 +88,18 @@ class Where:
                 trust_env=not self.is_local,
                 **options,
             )
-        except (ImportError, ValueError) as error:  # socks5:// without its package, a scheme that is none.
+        except (
+            ImportError,
+            ValueError,
+        ) as error:
+            # Socks5:// without its package, a scheme that is none.
             message = (
-                f"{self.url}: the proxy of the environment (ALL_PROXY, HTTPS_PROXY, HTTP_PROXY) cannot be used: {error}"
+                f"{self.url}: the proxy of the environment (ALL_PROXY, HTTPS_PROXY, HTTP_PROXY) "
+                f"cannot be used: {error}"
             )
-            raise ProxyUnusable(f"{message.rstrip('.')}; unset it, or name the host in NO_PROXY") from error
+            raise ProxyUnusable(
+                f"{message.rstrip('.')}; unset it, or name the host in NO_PROXY"
+            ) from error
 
     def headers(self) -> dict[str, str]:
         return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
@@ -106,8 +113,8 @@ key_option = functools.partial(click.option, cls=NeverEmpty)
 
 
 def client_of(command: Command) -> Command:
-    """Add --url and --api-key, and pass the first argument `where`. Without --url it is the address at which `trouper
-    serve` would listen with the same variables and the same settings file."""
+    """Add --url and --api-key, and pass the first argument `where`. Without --url it is the address
+    at which `trouper serve` would listen with the same variables and the same settings file."""
 
     @functools.wraps(command)
     def run(
@@ -120,20 +127,36 @@ def client_of(command: Command) -> Command:
         **given: Any,
     ) -> Any:
         if url and not url.lower().startswith(("http://", "https://")):
-            refuse(f"--url {url}: begin it with http:// or https://, as in http://{DEFAULT.host}:{DEFAULT.port}")
+            refuse(
+                f"--url {url}: begin it with http:// or https://, as in "
+                f"http://{DEFAULT.host}:{DEFAULT.port}"
+            )
         _require_reachable(url, port)
         found = (url or url_to(host, port)).rstrip("/").removesuffix("/v1")
         where = _with_origins(Where(found, _key(api_key, api_key_file)), bool(api_key))
         return command(where, *more, **given)
 
     for option in (
-        key_option("--api-key-file", type=HomePath(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
         key_option(
-            "--api-key", type=UnsplitText(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
+            "--api-key-file",
+            type=HomePath(path_type=Path),
+            envvar="TROUPER_API_KEY_FILE",
+            hidden=True,
+        ),
+        key_option(
+            "--api-key",
+            type=UnsplitText(),
+            multiple=True,
+            envvar="TROUPER_API_KEY",
+            help="Key that the server wants.",
         ),
         click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
         click.option("--host", envvar="TROUPER_HOST", default=DEFAULT.host, hidden=True),
-        click.option("--url", envvar="TROUPER_URL", help=f"The server. Default: http://{DEFAULT.host}:{DEFAULT.port}"),
+        click.option(
+            "--url",
+            envvar="TROUPER_URL",
+            help=f"The server. Default: http://{DEFAULT.host}:{DEFAULT.port}",
+        ),
         configured,
     ):
         run = option(run)
@@ -158,7 +181,8 @@ def _with_origins(where: Where, is_key_given: bool) -> Where:
 
 
 def _require_reachable(url: str | None, port: int) -> None:
-    """Refuse a port at which no server can be, as `trouper serve` does, and a URL without a host."""
+    """Refuse a port at which no server can be, as `trouper serve` does, and a URL without a
+    host."""
     if not url:
         try:
             attrs.evolve(DEFAULT, port=port)
@@ -195,7 +219,10 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
     except (UnusableAnswer, ProxyUnusable) as other:
         refuse(str(other))
     except httpx2.ConnectError:
-        refuse(f"no server answers at {where.url}: start one by `trouper serve`, or say where it is by --url")
+        refuse(
+            f"no server answers at {where.url}: start one by `trouper serve`, or say where it is "
+            "by --url"
+        )
     except httpx2.HTTPStatusError as error:
         refuse(f"{where.url}: {problem_of(error.response)}")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -203,7 +230,8 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
 
 
 class ProxyUnusable(Exception):
-    """A proxy that the environment names, and that the HTTP client cannot use. The message is one line for a person."""
+    """A proxy that the environment names, and that the HTTP client cannot use. The message is one
+    line for a person."""
 
 
 class UnusableAnswer(Exception):
@@ -220,8 +248,8 @@ class NotTrouper(UnusableAnswer):
 
 @contextmanager
 def read_as_trouper(client: httpx2.Client | httpx2.AsyncClient) -> Iterator[None]:
-    """Raise `NotTrouper` if parsing an answer fails. It must surround nothing but parsing. Another server's JSON can be
-    anything."""
+    """Raise `NotTrouper` if parsing an answer fails. It must surround nothing but parsing. Another
+    server's JSON can be anything."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:

@@ -1,4 +1,5 @@
-"""The state of `trouper chat`, and the commands that change it. Independent of terminal and network."""
+"""The state of `trouper chat`, and the commands that change it. Independent of terminal and
+network."""
 
 from __future__ import annotations
 
@@ -67,19 +68,22 @@ class Conversation:
         self.unanswered = None
 
     def answered(self, text: str) -> None:
-        """Append an answer. A partial one counts, since the next question may be about it; without one the question is
-        taken back."""
+        """Append an answer. A partial one counts, since the next question may be about it; without
+        one the question is taken back."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         else:
             self.unanswered = self.messages.pop()["content"]
 
     def take_back(self) -> str:
-        """Return the last question, and remove its answer; earlier answers stay. Raises `CommandRefused`."""
+        """Return the last question, and remove its answer; earlier answers stay. Raises
+        `CommandRefused`."""
         if self.unanswered is not None:
             question, self.unanswered = self.unanswered, None
             return question
-        questions = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
+        questions = [
+            index for index, message in enumerate(self.messages) if message["role"] == "user"
+        ]
         if not questions:
             raise CommandRefused("nothing was asked yet")
         question = self.messages[questions[-1]]["content"]
@@ -124,7 +128,10 @@ def _set(conversation: Conversation, text: str) -> str:
             conversation.parameters.pop(name, None)
         else:
             conversation.parameters[name] = value
-    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in conversation.parameters.items()) or "all defaults"
+    return (
+        ", ".join(f"{key} = {json.dumps(value)}" for key, value in conversation.parameters.items())
+        or "all defaults"
+    )
 
 
 def _value(text: str) -> Any:
@@ -135,8 +142,8 @@ def _value(text: str) -> Any:
 
 
 def _check_parameter(name: str, value: Any) -> None:
-    """Set a parameter. Raises `CommandRefused` for one that the user may not set here, and for values that JSON cannot
-    express."""
+    """Set a parameter. Raises `CommandRefused` for one that the user may not set here, and for
+    values that JSON cannot express."""
     if name in FIXED:
         raise CommandRefused(FIXED[name])
     if name == "n" and value not in (None, 1):
@@ -146,7 +153,8 @@ def _check_parameter(name: str, value: Any) -> None:
 
 
 def _model(conversation: Conversation, name: str) -> str:
-    """NAME: another of the server's models; without NAME: which one it is; `-`: the server's default"""
+    """NAME: another of the server's models; without NAME: which one it is; `-`: the server's
+    default"""
     if name:
         conversation.model = None if name == "-" else name
     return conversation.model or "the server's default"
@@ -164,7 +172,11 @@ def _retry(conversation: Conversation, _: str) -> str:
 
 def _save(conversation: Conversation, path: str) -> str:
     """FILE: write the conversation, as JSON"""
-    kept = {"system": conversation.system, "parameters": conversation.parameters, "messages": conversation.messages}
+    kept = {
+        "system": conversation.system,
+        "parameters": conversation.parameters,
+        "messages": conversation.messages,
+    }
     file = _file(path)
     try:
         file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -190,13 +202,18 @@ def _load(conversation: Conversation, path: str) -> str:
 
 
 def _saved(kept: Any) -> Conversation:
-    """Load a conversation. Raises `CommandRefused` for one that a server would refuse with every question, and for any
-    error if `kept` is something else."""
-    messages = [{"role": str(message["role"]), "content": str(message["content"])} for message in kept["messages"]]
+    """Load a conversation. Raises `CommandRefused` for one that a server would refuse with every
+    question, and for any error if `kept` is something else."""
+    messages = [
+        {"role": str(message["role"]), "content": str(message["content"])}
+        for message in kept["messages"]
+    ]
     system, parameters = str(kept.get("system", "")), dict(kept.get("parameters", {}))
     for message in messages:
         if message["role"] not in ROLES:
-            raise CommandRefused(f"a message's role is one of {', '.join(ROLES)}, not {message['role']!r}")
+            raise CommandRefused(
+                f"a message's role is one of {', '.join(ROLES)}, not {message['role']!r}"
+            )
     for name, value in parameters.items():
         _check_parameter(name, value)
     if not can_be_sent([system, messages]):
@@ -234,8 +251,8 @@ COMMANDS: dict[str, Command] = {
 
 
 def question_in(line: str) -> str | None:
-    """Return the question in a line; None if it is a command. A path is no command, and // at the start stands for a
-    slash."""
+    """Return the question in a line; None if it is a command. A path is no command, and // at the
+    start stands for a slash."""
     if line.startswith("//"):
         return line[1:]
     return None if COMMAND.match(line) else line

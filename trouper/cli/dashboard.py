@@ -16,14 +16,30 @@ from rich.text import Text
 Health: TypeAlias = Mapping[str, Any]
 KEPT = 60
 LEVELS = " ▁▂▃▄▅▆▇█"
-COUNTERS = {"decoded": "tokens_generated", "prefilled": "total_prefill_tokens", "spared": "total_cached_tokens"}
+COUNTERS = {
+    "decoded": "tokens_generated",
+    "prefilled": "total_prefill_tokens",
+    "spared": "total_cached_tokens",
+}
 """Rates that are shown as tokens per second, and the counter of each."""
-COLOURS = {"ok": "green", "running": "green", "ready": "green", "degraded": "yellow", "starting": "yellow", "restarting": "yellow",
-           "draining": "yellow", "unloading": "yellow", "stalled": "red", "stuck": "red", "stopped": "red", "failed": "red"}  # fmt: skip
+COLOURS = {
+    "ok": "green",
+    "running": "green",
+    "ready": "green",
+    "degraded": "yellow",
+    "starting": "yellow",
+    "restarting": "yellow",
+    "draining": "yellow",
+    "unloading": "yellow",
+    "stalled": "red",
+    "stuck": "red",
+    "stopped": "red",
+    "failed": "red",
+}
 BAR_WIDTH = 30
 STATE_WIDTH = 12
-"""Width of an actor's state, which stands before its name: there may be three names in one, and graphs need the room
-that a label takes."""
+"""Width of an actor's state, which stands before its name: there may be three names in one, and
+graphs need the room that a label takes."""
 
 
 @attrs.define
@@ -32,7 +48,9 @@ class Rates:
 
     _at: float | None = None
     _counted: dict[str, int] = attrs.field(factory=dict)
-    seen: dict[str, deque[float]] = attrs.field(factory=lambda: {name: deque(maxlen=KEPT) for name in COUNTERS})
+    seen: dict[str, deque[float]] = attrs.field(
+        factory=lambda: {name: deque(maxlen=KEPT) for name in COUNTERS}
+    )
 
     def observe(self, stats: Mapping[str, Any], now: float) -> None:
         """Add a poll. A counter that went back belongs to a server that was restarted."""
@@ -54,7 +72,9 @@ def page(url: str, body: Health, rates: Mapping[str, Rates], problem: str = "") 
     parts: list[RenderableType] = [Text(problem, style="bold red")] if problem else []
     for name, health in models_of(body).items():
         title = Text(f"{name} " if name else "") + _status(health, current=not problem)
-        parts.append(Panel(_model(health, rates.get(name, Rates())), title=title, title_align="left"))
+        parts.append(
+            Panel(_model(health, rates.get(name, Rates())), title=title, title_align="left")
+        )
     return Group(Text(url, style="bold"), *parts)
 
 
@@ -83,15 +103,26 @@ def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, RenderableType]]
     waiting, preempted = stats["queued_requests"], health["memory"].get("preempted_sequences", 0)
     again = f", {preempted} of them preempted" if preempted else ""
     yield "rows", Text(f"{stats['active_sequences']} running, {waiting} waiting{again}")
-    done, errors, total = stats["requests_completed"], stats["requests_errored"], stats["total_requests"]
+    done, errors, total = (
+        stats["requests_completed"],
+        stats["requests_errored"],
+        stats["total_requests"],
+    )
     yield "requests", Text(f"{done} done, {errors} failed, {total} in all")
     yield from _stores(health)
     for index, actor in enumerate(health["actors"]):
-        again = f"  {actor['restarts']} restarts, the last for {actor['last_error']}" if actor["restarts"] else ""
+        again = (
+            f"  {actor['restarts']} restarts, the last for {actor['last_error']}"
+            if actor["restarts"]
+            else ""
+        )
         state = Text(f"{actor['state']:<{STATE_WIDTH}}", COLOURS.get(actor["state"], ""))
         yield "" if index else "actors", state + actor["name"] + again
     for rank in health.get("ranks", ()):
-        yield f"rank {rank['rank']}", Text(f"{rank['state']}, step {rank['step']}, heard {rank['silent_s']:.1f} s ago")
+        yield (
+            f"rank {rank['rank']}",
+            Text(f"{rank['state']}, step {rank['step']}, heard {rank['silent_s']:.1f} s ago"),
+        )
 
 
 def _stores(health: Health) -> Iterator[tuple[str, Text]]:
@@ -103,7 +134,10 @@ def _stores(health: Health) -> Iterator[tuple[str, Text]]:
     active, limit = memory["active_bytes"], memory["limit_bytes"]
     yield "memory", _bar(active, limit) + f"  {decimal(active)} of {decimal(limit)}"
     yield from _kv(memory, health["cache"]["bytes"])
-    value = f"{decimal(disk['bytes'])} in {disk['files']} files, {decimal(disk['free_disk_bytes'])} free"
+    value = (
+        f"{decimal(disk['bytes'])} in {disk['files']} files, {decimal(disk['free_disk_bytes'])} "
+        "free"
+    )
     yield "disk", Text(value if disk["attached"] else disk["reason"] or "none")
 
 
@@ -111,12 +145,24 @@ def _kv(memory: Mapping[str, Any], cached: int) -> Iterator[tuple[str, Text]]:
     """KV memory and the banks of rows. A server of an earlier version reports none."""
     if "kv_row_bytes" not in memory:
         return
-    rows, limit, preemptions = memory["kv_row_bytes"], memory["kv_limit_bytes"], memory["preemptions"]
+    rows, limit, preemptions = (
+        memory["kv_row_bytes"],
+        memory["kv_limit_bytes"],
+        memory["preemptions"],
+    )
     bound = f" of {decimal(limit)}" if limit else ""
     more = f", {preemptions} preemptions" if preemptions else ""
-    yield "kv", _bar(rows + cached, limit) + f"  {decimal(rows)} of rows, {decimal(cached)} cached{bound}{more}"
+    yield (
+        "kv",
+        _bar(rows + cached, limit)
+        + f"  {decimal(rows)} of rows, {decimal(cached)} cached{bound}{more}",
+    )
     for index, bank in enumerate(memory.get("banks", ())):
-        length = "of any length" if bank["max_tokens"] is None else f"up to {bank['max_tokens']:,} tokens"
+        length = (
+            "of any length"
+            if bank["max_tokens"] is None
+            else f"up to {bank['max_tokens']:,} tokens"
+        )
         room = f"{bank['rows']} of {bank['slots']} slots of {bank['capacity_tokens']:,}"
         yield "" if index else "banks", Text(f"{length}: {room}, {decimal(bank['bytes'])}")
 
@@ -128,7 +174,8 @@ def _bar(part: float, total: float) -> Text:
 
 @attrs.frozen
 class StepPlot:
-    """Render the last value and a sparkline, of as many of the newest values as there is room for."""
+    """Render the last value and a sparkline, of as many of the newest values as there is room
+    for."""
 
     _values: deque[float]
 

@@ -1,4 +1,5 @@
-"""The checks of `trouper doctor`, one function for each subject. A check yields its findings and remedies."""
+"""The checks of `trouper doctor`, one function for each subject. A check yields its findings and
+remedies."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ from trouper.web.descriptors import other_files
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
 SLOW_GFLOPS = 10.0
-"""Speed below which the CPU's products count as slow. The reference BLAS reaches 2 to 3, OpenBLAS more than this on a
-single old core."""
+"""Speed below which the CPU's products count as slow. The reference BLAS reaches 2 to 3, OpenBLAS
+more than this on a single old core."""
 SLOW_READ = 200e6
-"""Read speed in bytes per second. Below it, even a small model computes about as fast as its blocks are read."""
+"""Read speed in bytes per second. Below it, even a small model computes about as fast as its blocks
+are read."""
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
 INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
@@ -55,7 +57,9 @@ Check: TypeAlias = Callable[[CheckedSettings], Iterator[Finding]]
 
 def versions(_: CheckedSettings) -> Iterator[Finding]:
     installed = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    yield Finding("ok", f"trouper {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    yield Finding(
+        "ok", f"trouper {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    )
     yield Finding("ok", installed)
 
 
@@ -67,9 +71,16 @@ def _version(name: str) -> str:
 
 
 def settings(checked: CheckedSettings) -> Iterator[Finding]:
-    yield Finding("ok", f"of {checked.file}" if checked.file else "no settings file; flags, variables and defaults")
+    yield Finding(
+        "ok",
+        f"of {checked.file}" if checked.file else "no settings file; flags, variables and defaults",
+    )
     for name, meant in checked.misspelt:
-        yield Finding("warn", f"{name} is no variable of trouper and has no effect", f"use {meant}, or unset it")
+        yield Finding(
+            "warn",
+            f"{name} is no variable of trouper and has no effect",
+            f"use {meant}, or unset it",
+        )
 
 
 def device(_: CheckedSettings) -> Iterator[Finding]:
@@ -81,7 +92,9 @@ def device(_: CheckedSettings) -> Iterator[Finding]:
     device = probe.device_stats()
     if device.is_cpu and NVIDIA.exists():
         yield Finding(
-            "warn", f"{device.name}: MLX computes on the CPU beside an NVIDIA GPU", "pip install 'trouper[cuda]'"
+            "warn",
+            f"{device.name}: MLX computes on the CPU beside an NVIDIA GPU",
+            "pip install 'trouper[cuda]'",
         )
     else:
         yield Finding("ok", f"{device.name}, {'CPU' if device.is_cpu else 'GPU'}")
@@ -91,7 +104,11 @@ def device(_: CheckedSettings) -> Iterator[Finding]:
         message += f", with {device.fast_blas.name}"
     if device.is_cpu and speed < SLOW_GFLOPS:
         busy = "other programs keep the machine busy, or OPENBLAS_NUM_THREADS is too low"
-        yield Finding("warn", message, busy if device.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS")
+        yield Finding(
+            "warn",
+            message,
+            busy if device.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS",
+        )
     else:
         yield Finding("ok", message)
 
@@ -104,7 +121,9 @@ def memory(_: CheckedSettings) -> Iterator[Finding]:
     if free is None:
         yield Finding("ok", decimal(total))
     elif free < total / 4:
-        yield Finding("warn", f"{decimal(free)} of {decimal(total)} free", "end what else needs memory")
+        yield Finding(
+            "warn", f"{decimal(free)} of {decimal(total)} free", "end what else needs memory"
+        )
     else:
         yield Finding("ok", f"{decimal(free)} of {decimal(total)} free")
 
@@ -115,7 +134,9 @@ def _free_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None
+    )
 
 
 def model(checked: CheckedSettings) -> Iterator[Finding]:
@@ -124,7 +145,11 @@ def model(checked: CheckedSettings) -> Iterator[Finding]:
             yield _model(settings)
             yield from _draft_model(settings)
         except ModelUnusable as unusable:
-            yield Finding("fail", unusable.message, unusable.remedy or "give another --model, or what this one lacks")
+            yield Finding(
+                "fail",
+                unusable.message,
+                unusable.remedy or "give another --model, or what this one lacks",
+            )
 
 
 def _model(settings: Settings) -> Finding:
@@ -143,16 +168,25 @@ def _model(settings: Settings) -> Finding:
     message = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
     room = int(limit * settings.memory_fraction) - fit.weights_bytes
     if room <= 0:
-        return Finding("fail", f"{message}, more than {decimal(limit)} hold", "use a smaller or a quantized model")
+        return Finding(
+            "fail",
+            f"{message}, more than {decimal(limit)} hold",
+            "use a smaller or a quantized model",
+        )
     if not fit.token_bytes:
         return Finding("ok", f"{message}; {decimal(room)} are left")
     kept = room if settings.kv_memory is None else min(room, int(settings.kv_memory))
     bounded = kept < room
     of_them = f", {decimal(kept)} of them (--kv-memory)" if bounded else ""
-    message += f"; {decimal(room)} are left{of_them}, for keys and values of {kept // fit.token_bytes:,} tokens"
+    message += (
+        f"; {decimal(room)} are left{of_them}, for keys and values of {kept // fit.token_bytes:,} "
+        "tokens"
+    )
     if kept // fit.token_bytes < SHORT_CONTEXT_TOKENS:
         return Finding(
-            "warn", message, f"{'give more by --kv-memory' if bounded else 'use a smaller model'}, or --kv-bits 8"
+            "warn",
+            message,
+            f"{'give more by --kv-memory' if bounded else 'use a smaller model'}, or --kv-bits 8",
         )
     return Finding("ok", message)
 
@@ -161,7 +195,11 @@ def _draft_model(settings: Settings) -> Iterator[Finding]:
     from trouper.engine import probe
 
     if settings.draft_model is not None and not probe.is_here(settings.draft_model, DRAFT_FLAG):
-        yield Finding("warn", f"{settings.draft_model} ({DRAFT_FLAG}) is not here yet", "the first start downloads it")
+        yield Finding(
+            "warn",
+            f"{settings.draft_model} ({DRAFT_FLAG}) is not here yet",
+            "the first start downloads it",
+        )
 
 
 def self_check(checked: CheckedSettings) -> Iterator[Finding]:
@@ -171,14 +209,22 @@ def self_check(checked: CheckedSettings) -> Iterator[Finding]:
     for settings in checked.models:
         if settings.self_check == "off":
             remedy = "leave --self-check out"
-            yield Finding("warn", "--self-check off: what rows may do is guessed from the model's caches", remedy)
+            yield Finding(
+                "warn",
+                "--self-check off: what rows may do is guessed from the model's caches",
+                remedy,
+            )
         elif not probe.is_here(settings.model) or (line := probe.checked(settings)) is None:
             yield Finding(
-                "ok", "not made yet for these weights, settings, versions and device; the first start makes it"
+                "ok",
+                "not made yet for these weights, settings, versions and device; the first start "
+                "makes it",
             )
         elif line.off:
             yield Finding(
-                "warn", line.summary, "requests are answered rightly, but slower; docs/self-check.md says what it means"
+                "warn",
+                line.summary,
+                "requests are answered rightly, but slower; docs/self-check.md says what it means",
             )
         else:
             yield Finding("ok", line.summary)
@@ -201,7 +247,9 @@ def disk(checked: CheckedSettings) -> Iterator[Finding]:
         return
     message = f"{decimal(free)} free for {first.blocks_dir}"
     if free < first.ssd_keep_free + disk_speed.PROBE_BYTES:
-        yield Finding("warn", f"{message}: nothing will be kept there", "make room, or lower --ssd-keep-free")
+        yield Finding(
+            "warn", f"{message}: nothing will be kept there", "make room, or lower --ssd-keep-free"
+        )
     else:
         yield Finding("ok", message)
     message = f"reads {decimal(int(measured.read))}/s, writes {decimal(int(measured.write))}/s"
@@ -243,29 +291,43 @@ def keys(checked: CheckedSettings) -> Iterator[Finding]:
         needed = Keys.of(checked.server).needed
     except SettingsInvalid as invalid:
         of_file = invalid.flag == "--api-key-file"
-        remedy = "write one key a line into that file" if of_file else "give another --api-key, or leave the flag out"
+        remedy = (
+            "write one key a line into that file"
+            if of_file
+            else "give another --api-key, or leave the flag out"
+        )
         yield Finding("fail", str(invalid), remedy)
         return
     if not needed and checked.server.allow_no_key:
-        yield Finding("warn", "anybody who reaches it may use the model", "give --api-key or --api-key-file")
+        yield Finding(
+            "warn", "anybody who reaches it may use the model", "give --api-key or --api-key-file"
+        )
     else:
-        yield Finding("ok", "clients need a key" if needed else "no key; only this machine is let in")
+        yield Finding(
+            "ok", "clients need a key" if needed else "no key; only this machine is let in"
+        )
 
 
 def pages(checked: CheckedSettings) -> Iterator[Finding]:
-    """Check who may use the server. Without keys, any page that is opened on this machine is a client."""
+    """Check who may use the server. Without keys, any page that is opened on this machine is a
+    client."""
     server = checked.server
     keyed = bool(server.api_key or server.api_key_file)
     if not keyed and "*" in server.cors_origins:
         yield Finding(
-            "warn", "any web page may use the model (--cors-origins *)", "name the origins, or give --api-key"
+            "warn",
+            "any web page may use the model (--cors-origins *)",
+            "name the origins, or give --api-key",
         )
     if not keyed and "*" in server.allowed_hosts:
         message = "a page that rebinds its name may use the model (--allowed-hosts *)"
         yield Finding("warn", message, "name the hosts, or give --api-key")
     if keyed or "*" not in (*server.cors_origins, *server.allowed_hosts):
         origins = ", ".join(server.cors_origins)
-        yield Finding("ok", f"pages of {origins} may use the model" if origins else "none but the server's own")
+        yield Finding(
+            "ok",
+            f"pages of {origins} may use the model" if origins else "none but the server's own",
+        )
 
 
 def files(checked: CheckedSettings) -> Iterator[Finding]:

@@ -1,5 +1,5 @@
-"""Variables that were meant for Trouper but misspelt: a wrong flag is an error, a wrong variable would have no effect
-silently."""
+"""Variables that were meant for Trouper but misspelt: a wrong flag is an error, a wrong variable
+would have no effect silently."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import click
 
 PREFIX = "TROUPER_"
 ALIKE = 0.85
-"""Minimum similarity. A less similar variable belongs to other programs: scripts that start a server have variables,
-too."""
+"""Minimum similarity. A less similar variable belongs to other programs: scripts that start a
+server have variables, too."""
 
 
 def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the variables that no command knows, each with the one that was probably meant."""
     root = context.find_root()
-    known = {variable for command in _commands(root, root.command) for variable in _variables(command)}
+    known = {
+        variable for command in _commands(root, root.command) for variable in _variables(command)
+    }
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1, ALIKE)

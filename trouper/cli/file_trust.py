@@ -17,11 +17,13 @@ from typing import Any
 from trouper.protocol.hosts import is_loopback
 from trouper.protocol.private_files import others_write
 
-NEVER_HERE = frozenset({
-    *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
-    *("cors_origins", "ssd_cache_dir", "batch_dir", "otlp_endpoint", "adapters_from"),
-    "rank_secret_file",
-})  # fmt: skip
+NEVER_HERE = frozenset(
+    {
+        *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
+        *("cors_origins", "ssd_cache_dir", "batch_dir", "otlp_endpoint", "adapters_from"),
+        "rank_secret_file",
+    }
+)
 """Settings that open the server, name a secret, have prompts sent elsewhere, or say which files the
 server reads, writes and removes."""
 LOOPBACK_HERE = frozenset({"host", "control_host"})

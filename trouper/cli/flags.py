@@ -15,7 +15,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from trouper.cli.model_tables import NO_TABLES, ModelTables
-from trouper.protocol.names import EMBEDDED, draft_models, require_adapters, require_aliases, require_names
+from trouper.protocol.names import (
+    EMBEDDED,
+    draft_models,
+    require_adapters,
+    require_aliases,
+    require_names,
+)
 from trouper.protocol.paths import expanded
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -26,7 +32,8 @@ S = TypeVar("S", bound=attrs.AttrsInstance)
 
 
 def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
-    """Add a flag, and a variable TROUPER_<NAME>, for each setting: type, default and help are the setting's own."""
+    """Add a flag, and a variable TROUPER_<NAME>, for each setting: type, default and help are the
+    setting's own."""
 
     def add(command: Command) -> Command:
         types = get_type_hints(cls)
@@ -65,8 +72,8 @@ def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
 
 
 def _completion(field: attrs.Attribute[Any]) -> Completion | None:
-    """Return what a shell completes. Choices are checked by the setting itself, whatever its source, so click does not
-    check them."""
+    """Return what a shell completes. Choices are checked by the setting itself, whatever its
+    source, so click does not check them."""
     if choices := field.metadata.get("choices"):
         return lambda _context, _option, begun: [
             CompletionItem(str(choice)) for choice in choices if str(choice).startswith(begun)
@@ -80,23 +87,31 @@ class NeverEmpty(click.Option):
     """An option whose variable counts also when it is empty: else an empty key would be none, and
     the server open."""
 
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's interface
+    # Click's interface
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002
         return os.environ.get(str(self.envvar))
 
 
 class UnsplitText(click.types.StringParamType):
-    """Text that is one value in a variable: click would split it at blanks, and make weak keys of a strong one."""
+    """Text that is one value in a variable: click would split it at blanks, and make weak keys of a
+    strong one."""
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
         return (rv,)
 
 
 class OwnChoice(click.types.StringParamType):
-    """One of some numbers. A word is left to the setting, as other numbers are: it lists the choices."""
+    """One of some numbers. A word is left to the setting, as other numbers are: it lists the
+    choices."""
 
     name = "choice"
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:  # noqa: ARG002 - click's interface
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002 - Click's interface
+        context: click.Context | None,  # noqa: ARG002
+    ) -> Any:
         try:
             return int(str(value))
         except ValueError:
@@ -104,28 +119,38 @@ class OwnChoice(click.types.StringParamType):
 
 
 class OneOfSeveral(click.types.StringParamType):
-    """Text whose variable holds several values, separated like paths: a model may be a directory with blanks in its
-    name."""
+    """Text whose variable holds several values, separated like paths: a model may be a directory
+    with blanks in its name."""
 
     envvar_list_splitter = os.pathsep
 
 
 class HomePath(click.Path):
-    """A path that may begin with ~. A shell expands it in `--flag ~/x`, but neither in `--flag=~/x` nor in a file."""
+    """A path that may begin with ~. A shell expands it in `--flag ~/x`, but neither in `--flag=~/x`
+    nor in a file."""
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
-        if not os.fspath(value):  # Else the current directory would be meant, as by an unset variable of a script.
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        # Else the current directory would be meant, as by an unset variable of a script.
+        if not os.fspath(value):
             self.fail("it is empty; give a path, or leave the flag out.", param, context)
         path = expanded(os.fspath(value))
         if str(path).startswith("~"):
-            self.fail(f"no home directory is known for {path.parts[0]}; write the path out.", param, context)
+            self.fail(
+                f"no home directory is known for {path.parts[0]}; write the path out.",
+                param,
+                context,
+            )
         return super().convert(str(path), param, context)
 
 
 class Finite(click.FloatRange):
     """A finite number. nan, which is within every range, and infinity are refused."""
 
-    def convert(self, value: float, param: click.Parameter | None, context: click.Context | None) -> float:
+    def convert(
+        self, value: float, param: click.Parameter | None, context: click.Context | None
+    ) -> float:
         number = super().convert(value, param, context)
         if not math.isfinite(number):
             self.fail(f"{value} is no number.", param, context)
@@ -133,18 +158,24 @@ class Finite(click.FloatRange):
 
 
 def settings_from(cls: type[S], given: Mapping[str, Any], **overrides: Any) -> S:
-    """Build the settings of what click collected and of `overrides`, which holds the flags that differ between models.
-    Raises `SettingsInvalid`."""
-    return cls(**{field.name: overrides.get(field.name, given[field.name]) for field in attrs.fields(cls)})
+    """Build the settings of what click collected and of `overrides`, which holds the flags that
+    differ between models. Raises `SettingsInvalid`."""
+    return cls(
+        **{field.name: overrides.get(field.name, given[field.name]) for field in attrs.fields(cls)}
+    )
 
 
 def models_from(given: Mapping[str, Any], tables: ModelTables = NO_TABLES) -> list[Settings]:
-    """Build the settings for each --model, which names a path or a table. Raises `SettingsInvalid`."""
+    """Build the settings for each --model, which names a path or a table. Raises
+    `SettingsInvalid`."""
     models = tuple(dict.fromkeys(_path(model, tables) for model in given["model"]))
     for field in ("adapter_path", "adapter"):
         if len(models) > 1 and given.get(field):
             flag = "--" + field.replace("_", "-")
-            remedy = 'give one --model with it, or write it into the model\'s table of a settings file, [models."NAME"]'
+            remedy = (
+                "give one --model with it, or write it into the model's table of a settings file, "
+                '[models."NAME"]'
+            )
             raise SettingsInvalid(f"{flag} is for one model: {remedy}", flag)
     drafts = draft_models(models or (EMBEDDED,), given["draft_model"] or ())
 
@@ -156,7 +187,9 @@ def models_from(given: Mapping[str, Any], tables: ModelTables = NO_TABLES) -> li
     return [tables.checked(model, partial(settings_of, model)) for model in models or (None,)]
 
 
-def all_from(given: Mapping[str, Any], tables: ModelTables = NO_TABLES) -> tuple[list[Settings], ServerSettings]:
+def all_from(
+    given: Mapping[str, Any], tables: ModelTables = NO_TABLES
+) -> tuple[list[Settings], ServerSettings]:
     """Build the settings of the models and of the server. Raises `SettingsInvalid`."""
     models = models_from(given, tables)
     paths = [model.model for model in models]

@@ -35,8 +35,8 @@ class FailsafeHistory(FileHistory):
 
 
 def history() -> History:
-    """Return the history of all sessions, readable by its owner only. Where no file can be written, it is of this
-    session, and a line says so."""
+    """Return the history of all sessions, readable by its owner only. Where no file can be written,
+    it is of this session, and a line says so."""
     try:
         path = history_file()
         make_private(path.parent)
@@ -66,7 +66,8 @@ def session(commands: Iterable[str]) -> PromptSession[str]:
 
 
 def _keys() -> KeyBindings:
-    """Return key bindings: Enter sends, as usual; Alt-Enter breaks the line. Pasted text keeps its lines."""
+    """Return key bindings: Enter sends, as usual; Alt-Enter breaks the line. Pasted text keeps its
+    lines."""
     keys = KeyBindings()
 
     @keys.add("enter")

@@ -1,4 +1,5 @@
-"""Tables of `trouper models ls` and `trouper cache ls`: no name and no number in them is cut, however narrow the terminal is."""
+"""Tables of `trouper models ls` and `trouper cache ls`: no name and no number in them is cut,
+however narrow the terminal is."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ UNBOUNDED = 100_000
 
 
 def print_listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first column has names, within the width of the terminal as far as nothing is lost by that. Elsewhere, as in a pipe, each
-    row is one line."""
+    """Print a table whose first column has names, within the width of the terminal as far as
+    nothing is lost by that. Elsewhere, as in a pipe, each row is one line."""
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(columns[0], overflow="fold")
     for name in columns[1:]:

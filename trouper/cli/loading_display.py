@@ -32,10 +32,12 @@ SPEED = len(" 100.0 MB/s")
 
 @contextmanager
 def shown(console: Console) -> Iterator[LoadWatch]:
-    """Show a bar for each stage, beside the log. Without a terminal nothing is shown: the log has the same in lines.
-    Nothing is shown before the first stage either, since the model hub shows bars of its own, nor for models that are
-    loaded later."""
-    progress = Progress(*_columns(console.width), console=console, transient=True, disable=not console.is_terminal)
+    """Show a bar for each stage, beside the log. Without a terminal nothing is shown: the log has
+    the same in lines. Nothing is shown before the first stage either, since the model hub shows
+    bars of its own, nor for models that are loaded later."""
+    progress = Progress(
+        *_columns(console.width), console=console, transient=True, disable=not console.is_terminal
+    )
     tasks: dict[str, TaskID] = {}
     over = False
 
@@ -45,7 +47,9 @@ def shown(console: Console) -> Iterator[LoadWatch]:
         progress.start()
         if loading.stage not in tasks:
             tasks[loading.stage] = progress.add_task(
-                f"{_short(loading.model)}: {loading.stage}", total=loading.total_bytes, unit=loading.unit
+                f"{_short(loading.model)}: {loading.stage}",
+                total=loading.total_bytes,
+                unit=loading.unit,
             )
         progress.update(tasks[loading.stage], completed=loading.done_bytes)
 
@@ -62,7 +66,8 @@ def _short(model: str) -> str:
 
 
 def _columns(width: int) -> Iterator[ProgressColumn]:
-    """Return the bar's columns, which fit one line in any width: there is always a bar, and a long description is cut."""
+    """Return the bar's columns, which fit one line in any width: there is always a bar, and a long
+    description is cut."""
     room = width - FIXED_WIDTH - (SPEED if width >= WIDE else 0)
     cut = Column(max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
     yield SpinnerColumn()

@@ -1,4 +1,5 @@
-"""Logging setup: the library logs to `trouper`, and the program that runs it decides where that goes."""
+"""Logging setup: the library logs to `trouper`, and the program that runs it decides where that
+goes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Format = Literal["auto", "human", "json"]
 
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
-    """Log in colours on a terminal; elsewhere as a line of JSON for each record, unless plain lines are requested."""
+    """Log in colours on a terminal; elsewhere as a line of JSON for each record, unless plain lines
+    are requested."""
     unbuffer_stderr()
     write: Write
     if form == "json" or (form == "auto" and not console.is_terminal):

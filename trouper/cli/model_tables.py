@@ -1,7 +1,8 @@
 """Tables of the settings file that describe one model each: `[models."NAME"]`.
 
-A table has the model's path, further names of it, and those settings that hold for it alone. A flag or a variable counts more than a
-table, a table more than the file's other keys. --model says by name or path which of them are served; without it all are.
+A table has the model's path, further names of it, and those settings that hold for it alone. A flag
+or a variable counts more than a table, a table more than the file's other keys. --model says by
+name or path which of them are served; without it all are.
 """
 
 from __future__ import annotations
@@ -25,8 +26,22 @@ KEY = "models"
 OWN_KEYS = ("path", "aliases", "pinned", "ttl-s")
 """Keys that are no flags."""
 OF_THE_PROCESS = {
-    *("model", "control_host", "rank_secret_file", "rank_timeout_s", "collective_timeout_s", "tp_reduce_dtype"),
-    *("memory_fraction", "buffer_cache", "ssd_max_bytes", "ssd_keep_free", "ssd_write_budget", "ssd_ttl_days"),
+    *(
+        "model",
+        "control_host",
+        "rank_secret_file",
+        "rank_timeout_s",
+        "collective_timeout_s",
+        "tp_reduce_dtype",
+    ),
+    *(
+        "memory_fraction",
+        "buffer_cache",
+        "ssd_max_bytes",
+        "ssd_keep_free",
+        "ssd_write_budget",
+        "ssd_ttl_days",
+    ),
 }
 """Settings that cannot differ between models: they are about the ranks, the device, or the disk."""
 OWN_MEMORY = frozenset({"cache_memory", "kv_memory"})
@@ -35,7 +50,8 @@ DRAFT = "draft_model"
 """Setting whose flag is for one model, so it overrides no other model's."""
 WILDCARDS = "*?["
 Convert = Callable[[click.Option, Any], Any]
-"""Converts the value of a key to what its flag gives. Raises `ValueError` or `click.BadParameter`."""
+"""Converts the value of a key to what its flag gives. Raises `ValueError` or
+`click.BadParameter`."""
 
 
 @attrs.frozen
@@ -82,14 +98,21 @@ class ModelTables:
         table = self.of(model)
         if table is None:
             return {}
-        return {name: each for name, each in table.values.items() if name not in self.given or name == DRAFT}
+        return {
+            name: each
+            for name, each in table.values.items()
+            if name not in self.given or name == DRAFT
+        }
 
     def checked(self, model: str | None, make: Callable[[], Settings]) -> Settings:
-        """Make the settings of a model. Raises `SettingsInvalid`, which names the table if it is to blame."""
+        """Make the settings of a model. Raises `SettingsInvalid`, which names the table if it is to
+        blame."""
         try:
             return make()
         except SettingsInvalid as invalid:
-            if not (values := self.values(model)) or (invalid.flag and _field(invalid.flag) not in values):
+            if not (values := self.values(model)) or (
+                invalid.flag and _field(invalid.flag) not in values
+            ):
                 raise
             raise SettingsInvalid(f"{_where(self.file, self.of(model))}: {invalid}", None) from None
 
@@ -97,17 +120,26 @@ class ModelTables:
         """Options of the models that have a table, by path."""
         found = [table for table in map(self.of, models) if table is not None]
         return {
-            table.path: attrs.evolve(table.options, own_memory=OWN_MEMORY.intersection(self.values(table.path)))
+            table.path: attrs.evolve(
+                table.options, own_memory=OWN_MEMORY.intersection(self.values(table.path))
+            )
             for table in found
         }
 
     def names(self, models: Sequence[str | None]) -> list[str]:
         """Entries of --served-model-name for these models."""
-        return [name for table in map(self.of, models) if table is not None for name in table.names()]
+        return [
+            name for table in map(self.of, models) if table is not None for name in table.names()
+        ]
 
     def patterns(self, models: Sequence[str | None]) -> list[str]:
         """Entries of --model-alias for these models."""
-        return [pattern for table in map(self.of, models) if table is not None for pattern in table.patterns()]
+        return [
+            pattern
+            for table in map(self.of, models)
+            if table is not None
+            for pattern in table.patterns()
+        ]
 
 
 NO_TABLES = ModelTables()
@@ -117,11 +149,16 @@ def is_pattern(alias: str) -> bool:
     return any(sign in alias for sign in WILDCARDS)
 
 
-def read_tables(file: Path, content: Any, known: Mapping[str, click.Option], convert: Convert) -> ModelTables:
-    """Return the tables of a file. `known`: the flags of `serve`, by key. Raises `SettingsInvalid`, which names table and key."""
+def read_tables(
+    file: Path, content: Any, known: Mapping[str, click.Option], convert: Convert
+) -> ModelTables:
+    """Return the tables of a file. `known`: the flags of `serve`, by key. Raises `SettingsInvalid`,
+    which names table and key."""
     if not isinstance(content, Mapping):
         raise SettingsInvalid(f'{file}: {KEY} must be tables, as [models."NAME"]')
-    settings = {key: option for key, option in known.items() if option.name in attrs.fields_dict(Settings)}
+    settings = {
+        key: option for key, option in known.items() if option.name in attrs.fields_dict(Settings)
+    }
     tables = [_table(file, name, entries, settings, convert) for name, entries in content.items()]
     _require_unique(file, tables)
     return ModelTables(file, tuple(tables))
@@ -131,11 +168,14 @@ def given_more(context: click.Context, tables: ModelTables) -> ModelTables:
     """Note which settings flags or variables have given."""
     sources = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     return attrs.evolve(
-        tables, given={name for name in context.params if context.get_parameter_source(name) in sources}
+        tables,
+        given={name for name in context.params if context.get_parameter_source(name) in sources},
     )
 
 
-def _table(file: Path, name: str, entries: Any, settings: Mapping[str, click.Option], convert: Convert) -> ModelTable:
+def _table(
+    file: Path, name: str, entries: Any, settings: Mapping[str, click.Option], convert: Convert
+) -> ModelTable:
     where = f'{file}: [models."{name}"]'
     if not isinstance(entries, Mapping):
         raise SettingsInvalid(f"{where} must be a table of keys, not {entries!r}")
@@ -186,7 +226,10 @@ def _setting(key: str, settings: Mapping[str, click.Option]) -> click.Option:
     """Return the flag of a key. Raises `ValueError` for one that no model can have."""
     option = settings.get(key)
     if option is None:
-        names = [*OWN_KEYS, *(name for name, each in settings.items() if each.name not in OF_THE_PROCESS)]
+        names = [
+            *OWN_KEYS,
+            *(name for name, each in settings.items() if each.name not in OF_THE_PROCESS),
+        ]
         near = difflib.get_close_matches(key, names, 1)
         hint = f"did you mean {near[0]}?" if near else "docs/flags.md lists the keys of a model"
         raise ValueError(f"no model has this setting; {hint}")
@@ -202,7 +245,10 @@ def _require_unique(file: Path, tables: Sequence[ModelTable]) -> None:
     for table in tables:
         for what in dict.fromkeys((table.name, table.path, *table.aliases)):
             if (other := taken.setdefault(what, table.name)) != table.name:
-                message = f"{what!r} stands for {other} already; give each model a path and names of its own"
+                message = (
+                    f"{what!r} stands for {other} already; give each model a path and names of its "
+                    "own"
+                )
                 raise SettingsInvalid(f"{_where(file, table)}: {message}")
 
 

@@ -21,9 +21,10 @@ READY = " is ready at "
 
 @contextmanager
 def serving(*flags: str) -> Iterator[str]:
-    """Run `trouper serve` with these flags, and yield its URL. The server has a free port of this machine, a process
-    and a group of its own (Ctrl-C does not reach it). Its log and progress bars go to this process' stderr. It ends
-    with this process, also when that is killed or the terminal is closed."""
+    """Run `trouper serve` with these flags, and yield its URL. The server has a free port of this
+    machine, a process and a group of its own (Ctrl-C does not reach it). Its log and progress bars
+    go to this process' stderr. It ends with this process, also when that is killed or the terminal
+    is closed."""
     address = ("--host", "127.0.0.1", "--port", "0")
     command = [sys.executable, "-P", "-m", "trouper", "serve", *address, *flags]
     with lifeline() as end, _started(command, end) as process, _signals_end(process):
@@ -38,8 +39,13 @@ def serving(*flags: str) -> Iterator[str]:
 @contextmanager
 def _started(command: list[str], end: int) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(  # noqa: S603 - our own server
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True, pass_fds=(end,), env=os.environ | {LAUNCHER: str(end)},
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        pass_fds=(end,),
+        env=os.environ | {LAUNCHER: str(end)},
+    )
     try:
         yield process
     finally:
@@ -60,8 +66,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _signals_end(process: subprocess.Popen[str]) -> Iterator[None]:
-    """On a signal, end the server first and then this process, without unwinding: a handler must not raise in the
-    middle of Trio. The terminal gets back its present modes."""
+    """On a signal, end the server first and then this process, without unwinding: a handler must
+    not raise in the middle of Trio. The terminal gets back its present modes."""
     terminal = sys.stdin.fileno() if sys.stdin.isatty() else None
     modes = None if terminal is None else termios.tcgetattr(terminal)
 

@@ -20,24 +20,34 @@ from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import ServerSettings, Settings
 
 SECRET = {
-    field.name for cls in (Settings, ServerSettings) for field in attrs.fields(cls) if field.metadata.get("secret")
+    field.name
+    for cls in (Settings, ServerSettings)
+    for field in attrs.fields(cls)
+    if field.metadata.get("secret")
 }
 
 
 def config_text(context: click.Context) -> str:
-    """Format the settings as TOML. A default is a comment, so that a file made of this pins nothing; secrets are left
-    out."""
+    """Format the settings as TOML. A default is a comment, so that a file made of this pins
+    nothing; secrets are left out."""
     return "\n".join(_lines(context)) + "\n"
 
 
 def _lines(context: click.Context) -> Iterator[str]:
     path = file_read(context)
-    yield f"# trouper {__version__}: what `trouper serve` would run with. Lines that are comments are defaults."
+    yield (
+        f"# trouper {__version__}: what `trouper serve` would run with. Lines that are comments "
+        "are defaults."
+    )
     read = line_shown(str(path or "none"))
     default = "trouper.toml here or ~/.config/trouper/config.toml"
     yield f"# Read by --config FILE; without it {default}. Now: {read}."
     for parameter in context.command.params:
-        if isinstance(parameter, click.Option) and parameter.name in context.params and parameter.envvar:
+        if (
+            isinstance(parameter, click.Option)
+            and parameter.name in context.params
+            and parameter.envvar
+        ):
             yield ""
             if parameter.help:
                 yield f"# {parameter.help}"
@@ -50,7 +60,8 @@ def _lines(context: click.Context) -> Iterator[str]:
 
 
 def _table_lines(table: ModelTable, tables: ModelTables) -> Iterator[str]:
-    """Format the table of a model that is served. What a flag or a variable overrides is left out."""
+    """Format the table of a model that is served. What a flag or a variable overrides is left
+    out."""
     yield f"[models.{_toml(table.name)}]  # {line_shown(str(tables.file))}"
     yield f"path = {_toml(table.path)}"
     if table.aliases:

@@ -1,7 +1,7 @@
 """A supervisor for processes that start and end together, are restarted, and leave nothing behind.
 
-Each process is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the reading end of a pipe
-whose other end is here: when this process is killed, the others see it.
+Each process is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the
+reading end of a pipe whose other end is here: when this process is killed, the others see it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from trouper.cli.rank_commands import ProcessSpec, RankLauncher
 from trouper.lifeline import LAUNCHER, lifeline
 
 GRACE_S = 5.0
-"""Time for processes to end by themselves after one of them has ended. Those that have not by then are killed."""
+"""Time for processes to end by themselves after one of them has ended. Those that have not by then
+are killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Pause before a restart: doubled each time, until a group has lived for a while."""
 LIVED_S = 60.0
@@ -38,7 +39,8 @@ class Life:
     any_ended: trio.Event = attrs.field(factory=trio.Event)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to each process and its children. One that has ended has none; macOS says EPERM then until its code was read."""
+        """Send a signal to each process and its children. One that has ended has none; macOS says
+        EPERM then until its code was read."""
         for process in self.processes:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
@@ -65,7 +67,9 @@ class Supervisor:
         """Forward signals: the first lets the processes drain, the second kills them."""
         async for number in signals:
             once_more = insists(number)
-            self._life.signal(signal.SIGKILL if self._leaving.is_set() and once_more else signal.SIGTERM)
+            self._life.signal(
+                signal.SIGKILL if self._leaving.is_set() and once_more else signal.SIGTERM
+            )
             self._leaving.set()
 
     async def _live_on(self) -> int:
@@ -76,14 +80,20 @@ class Supervisor:
             # A process that ends by our signal has not failed.
             expected_code = -signal.SIGTERM if self._leaving.is_set() else 0
             failed = [code for code in codes if code not in (0, expected_code)]
-            if self._leaving.is_set() or not failed or USAGE_ERROR in failed or starts == self._restarts:
+            if (
+                self._leaving.is_set()
+                or not failed
+                or USAGE_ERROR in failed
+                or starts == self._restarts
+            ):
                 return USAGE_ERROR if USAGE_ERROR in failed else _exit_code(failed)
             if trio.current_time() - began > LIVED_S:
                 pause_s = FIRST_PAUSE_S
             starts += 1
             text = ", ".join(str(code) for code in codes)
             echo_if_possible(
-                f"launch: the group has ended (exit codes {text}); starting again in {pause_s:g} s", err=True
+                f"launch: the group has ended (exit codes {text}); starting again in {pause_s:g} s",
+                err=True,
             )
             with trio.move_on_after(pause_s):
                 await self._leaving.wait()
@@ -120,7 +130,9 @@ class Supervisor:
             life.any_ended.set()
             relays.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
 
-    async def _relay(self, life: Life, spec: ProcessSpec, stream: trio.abc.ReceiveStream, err: bool) -> None:
+    async def _relay(
+        self, life: Life, spec: ProcessSpec, stream: trio.abc.ReceiveStream, err: bool
+    ) -> None:
         prefix = f"[{spec.name}] " if spec.name else ""
         incomplete = b""
         async for data in stream:

@@ -1,4 +1,5 @@
-"""The commands of a group's processes: one for each rank on this machine, or `mlx.launch` for several hosts."""
+"""The commands of a group's processes: one for each rank on this machine, or `mlx.launch` for
+several hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class RankLauncher(Protocol):
     """Processes that start and end together."""
 
     def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
-        """Return the processes of one start of the group; files that they need exist as long as the context."""
+        """Return the processes of one start of the group; files that they need exist as long as the
+        context."""
 
     def code_in(self, line: str) -> int | None:
         """Return a rank's exit code, if this line of output reports one."""
@@ -61,7 +63,11 @@ class LocalRanks:
             json.dump([[f"127.0.0.1:{port}"] for port in ports], hosts)
             hosts.flush()
             yield [
-                ProcessSpec(str(rank), self.command, own | os.environ | self._variables(rank, hosts.name, ports[0]))
+                ProcessSpec(
+                    str(rank),
+                    self.command,
+                    own | os.environ | self._variables(rank, hosts.name, ports[0]),
+                )
                 for rank in range(self.ranks)
             ]
 
@@ -89,7 +95,8 @@ class LocalRanks:
 
 @attrs.frozen
 class Hosts:
-    """Ranks that mlx.launch starts. It reports their exit codes in its output, and ends with 0 whatever they are."""
+    """Ranks that mlx.launch starts. It reports their exit codes in its output, and ends with 0
+    whatever they are."""
 
     ranks: int
     hostfile: Path | None
@@ -98,7 +105,11 @@ class Hosts:
 
     @contextmanager
     def processes(self) -> Iterator[list[ProcessSpec]]:
-        flags = ["--hostfile", str(self.hostfile)] if self.hostfile is not None else ["-n", str(self.ranks)]
+        flags = (
+            ["--hostfile", str(self.hostfile)]
+            if self.hostfile is not None
+            else ["-n", str(self.ranks)]
+        )
         flags += ["--backend", self.backend] if self.backend is not None else []
         python = (sys.executable, "-P", "-m", "trouper.cli.mpi_delegate")
         environment = os.environ | {"PYTHONSAFEPATH": "1"}

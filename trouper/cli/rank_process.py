@@ -26,10 +26,16 @@ from trouper.run import mlx_engine
 
 logger = logging.getLogger("trouper")
 RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-GROUP_VARIABLES = ("MLX_HOSTFILE", "MLX_IBV_DEVICES", "NCCL_HOST_IP", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+GROUP_VARIABLES = (
+    "MLX_HOSTFILE",
+    "MLX_IBV_DEVICES",
+    "NCCL_HOST_IP",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+)
 JOIN_S = 120
-"""Time limit until all ranks have joined. Native code waits there and holds the interpreter, so the kernel keeps this
-limit (SIGALRM)."""
+"""Time limit until all ranks have joined. Native code waits there and holds the interpreter, so the
+kernel keeps this limit (SIGALRM)."""
 SHORTEST_SECRET, LONGEST_SECRET = 16, 4096
 LAST_ERRORS_S = 0.7
 """Time at the end for the errors that clients get."""
@@ -55,8 +61,8 @@ def control_host(environment: Mapping[str, str]) -> str:
 
 
 def rank_secret(settings: Settings) -> bytes:
-    """Read the secret of the ranks; empty: there is no file. Raises `SettingsInvalid` for one that others
-    may read or write, or that is too short to be one."""
+    """Read the secret of the ranks; empty: there is no file. Raises `SettingsInvalid` for one that
+    others may read or write, or that is too short to be one."""
     flag = "--rank-secret-file"
     if settings.rank_secret_file is None:
         return b""
@@ -66,7 +72,9 @@ def rank_secret(settings: Settings) -> bytes:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise SettingsInvalid(f"{flag} {settings.rank_secret_file} is no regular file", flag)
+                raise SettingsInvalid(
+                    f"{flag} {settings.rank_secret_file} is no regular file", flag
+                )
             secret = file.read(LONGEST_SECRET).strip()
     except OSError as error:
         reason = error.strerror or error
@@ -75,7 +83,9 @@ def rank_secret(settings: Settings) -> bytes:
         text = f"{flag} {settings.rank_secret_file} may be read by others: chmod 600, and own it"
         raise SettingsInvalid(text, flag)
     if len(secret) < SHORTEST_SECRET:
-        text = f"{flag} {settings.rank_secret_file} has less than {SHORTEST_SECRET} bytes; make it by "
+        text = (
+            f"{flag} {settings.rank_secret_file} has less than {SHORTEST_SECRET} bytes; make it by "
+        )
         raise SettingsInvalid(text + "`openssl rand -hex 32`", flag)
     return secret
 
@@ -83,7 +93,9 @@ def rank_secret(settings: Settings) -> bytes:
 def only_model(settings: Sequence[Settings]) -> Settings:
     """Return the settings of the only model. Raises `SettingsInvalid`."""
     if len(settings) > 1:
-        raise SettingsInvalid(f"several ranks serve one model: give one --model instead of {len(settings)}")
+        raise SettingsInvalid(
+            f"several ranks serve one model: give one --model instead of {len(settings)}"
+        )
     return settings[0]
 
 
@@ -111,7 +123,8 @@ async def _disarm(joined: trio.Event) -> None:
 
 
 async def end_with_group(ranks: Leader) -> None:
-    """End this process when a rank is lost, whatever its engine waits for (F27). Clients get their errors first."""
+    """End this process when a rank is lost, whatever its engine waits for (F27). Clients get their
+    errors first."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_disarm, ranks.joined)
         await ranks.lost.wait()
@@ -160,18 +173,22 @@ def _end(follower: Follower, rank: int) -> None:
 
 
 async def _watch_signals(signals: AsyncIterator[int], follower: Follower) -> None:
-    """Handle signals of a follower. A terminal's Ctrl-C reaches all ranks: rank 0 drains, and then lets the others end."""
+    """Handle signals of a follower. A terminal's Ctrl-C reaches all ranks: rank 0 drains, and then
+    lets the others end."""
     reported = False
     async for number in signals:
         once_more = insists(number)
         if not follower.linked or (reported and once_more):
             end_at_once(128 + number)
         reported = True
-        logger.info("%s: rank 0 says when this ends; once more ends at once", signal.Signals(number).name)
+        logger.info(
+            "%s: rank 0 says when this ends; once more ends at once", signal.Signals(number).name
+        )
 
 
 class ToRank0(logging.Handler):
-    """Sends records to rank 0's terminal while there is a link, and to this one before and after."""
+    """Sends records to rank 0's terminal while there is a link, and to this one before and
+    after."""
 
     def __init__(self, follower: Follower, here: Sequence[logging.Handler]) -> None:
         super().__init__()
@@ -185,7 +202,9 @@ class ToRank0(logging.Handler):
             self._print(record)
 
     def _tell(self, record: logging.LogRecord) -> None:
-        if self._follower.ended.is_set() or not self._follower.say(record.levelno, self.format(record)):
+        if self._follower.ended.is_set() or not self._follower.say(
+            record.levelno, self.format(record)
+        ):
             self._print(record)
 
     def _print(self, record: logging.LogRecord) -> None:
@@ -202,5 +221,7 @@ def _tell_here() -> None:
     """Log here again, because the link to rank 0 is gone."""
     root = logging.getLogger()
     root.handlers = [
-        here for handler in root.handlers for here in (handler.here if isinstance(handler, ToRank0) else (handler,))
+        here
+        for handler in root.handlers
+        for here in (handler.here if isinstance(handler, ToRank0) else (handler,))
     ]

@@ -13,14 +13,17 @@ SUFFIXES = (".json", ".html")
 
 
 class ReportName(click.ParamType[Path]):
-    """A path without suffix. For a directory, the command's own name in it; a suffix that the command appends itself is taken off."""
+    """A path without suffix. For a directory, the command's own name in it; a suffix that the
+    command appends itself is taken off."""
 
     name = "path"
 
     def __init__(self, default: str) -> None:
         self._default = default
 
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> Path:
+    def convert(
+        self, value: object, param: click.Parameter | None, context: click.Context | None
+    ) -> Path:
         if not str(value):
             self.fail("it is empty; give a name, or leave the flag out", param, context)
         path = Path(str(value))

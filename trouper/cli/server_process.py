@@ -1,7 +1,7 @@
 """A server's process: load, serve, drain on a signal.
 
-The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that another program can
-embed it.
+The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that
+another program can embed it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from trouper.web.server import serve_http
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
 LOADING_ENDS_S = 2.0
-"""Time for loading to end after a signal. A thread that reads or converts weights cannot be interrupted; nothing is
-lost with it, so it is not awaited longer."""
+"""Time for loading to end after a signal. A thread that reads or converts weights cannot be
+interrupted; nothing is lost with it, so it is not awaited longer."""
 ENDS_S = 15.0
-"""Time for everything to end after a drain. What still runs then is a thread that nothing can interrupt: in a file system that does not
-answer, or in the device."""
+"""Time for everything to end after a drain. What still runs then is a thread that nothing can
+interrupt: in a file system that does not answer, or in the device."""
 UNCONCERNED = ("MainThread", "Trio thread ", "idle engine thread", "trouper log", "launcher")
 """How the names of threads begin that may run to the end of the process."""
 
@@ -51,8 +51,9 @@ async def run(
     ranks: Leader | None = None,
     options: Mapping[str, ModelOptions] | None = None,
 ) -> None:
-    """Load, serve, and on the first signal drain; returns when everything has ended. `observers`: as for `serve_http`; `options`: as for `run_models`. Raises
-    `CannotListenError` and `SettingsInvalid` before a model is loaded."""
+    """Load, serve, and on the first signal drain; returns when everything has ended. `observers`:
+    as for `serve_http`; `options`: as for `run_models`. Raises `CannotListenError` and
+    `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
     await require_keys(server_settings)
     leaving, loading, over, drained = trio.Event(), trio.CancelScope(), trio.Event(), trio.Event()
@@ -67,14 +68,26 @@ async def run(
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
                     mlx_engine()  # Takes a second: an address that is taken is told before.
-                    start = partial(run_models, settings, server_settings, options=options, watch=watch, ranks=ranks)
+                    start = partial(
+                        run_models,
+                        settings,
+                        server_settings,
+                        options=options,
+                        watch=watch,
+                        ranks=ranks,
+                    )
                     models: ModelManager = await nursery.start(start)
                 over.set()
                 _freeze_heap()
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, models)
                     await _serve(
-                        nursery, models, server_settings, leaving=leaving, drained=drained, observers=observers
+                        nursery,
+                        models,
+                        server_settings,
+                        leaving=leaving,
+                        drained=drained,
+                        observers=observers,
                     )
             watching.cancel_scope.cancel(reason="everything has ended")
 
@@ -89,9 +102,11 @@ def _freeze_heap() -> None:
     gc.freeze()
 
 
-async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope) -> None:
-    """Handle signals: the first begins to drain, the second ends the process at once. While loading there is nothing to
-    drain, so the first also cancels loading."""
+async def _watch_signals(
+    signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope
+) -> None:
+    """Handle signals: the first begins to drain, the second ends the process at once. While loading
+    there is nothing to drain, so the first also cancels loading."""
     async for number in signals:
         once_more = insists(number)
         if leaving.is_set():
@@ -118,15 +133,21 @@ async def _watch_end(leaving: trio.Event, drained: trio.Event, drain_timeout_s: 
     with trio.move_on_after(drain_timeout_s + ENDS_S):
         await drained.wait()
         await trio.sleep(ENDS_S)
-    names = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith(UNCONCERNED))
-    logger.error("the drain has not ended this process, so it ends now; threads that still run: %s", ", ".join(names))
+    names = sorted(
+        thread.name for thread in threading.enumerate() if not thread.name.startswith(UNCONCERNED)
+    )
+    logger.error(
+        "the drain has not ended this process, so it ends now; threads that still run: %s",
+        ", ".join(names),
+    )
     end_at_once(0)
 
 
 async def _watch_device(models: ModelManager) -> None:
-    """End the process when a device is given up (F18, F27). A thread inside the device cannot be cancelled; clients
-    have had their errors by then, so those get a moment to be sent."""
-    while (detail := _stuck(models)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
+    """End the process when a device is given up (F18, F27). A thread inside the device cannot be
+    cancelled; clients have had their errors by then, so those get a moment to be sent."""
+    # Health is looked at; it does not announce itself.
+    while (detail := _stuck(models)) is None:  # noqa: ASYNC110
         await trio.sleep(STUCK_POLL_S)
     logger.critical("%s; ending the process", detail)
     await trio.sleep(STUCK_POLL_S)
@@ -159,7 +180,8 @@ async def _serve(
     await leaving.wait()
     if not await models.drain(settings.drain_timeout_s):
         logger.warning(
-            "requests were still running after --drain-timeout-s %g; they were ended", settings.drain_timeout_s
+            "requests were still running after --drain-timeout-s %g; they were ended",
+            settings.drain_timeout_s,
         )
     drained.set()
     shutdown.set()

@@ -1,7 +1,8 @@
-"""Settings in a file: TOML whose keys are the flags of `trouper serve`, and a table for each model that has settings of its own.
+"""Settings in a file: TOML whose keys are the flags of `trouper serve`, and a table for each model
+that has settings of its own.
 
-A flag counts more than a variable, a variable more than the file, the file more than a default. The file's values go to
-click as its default map, which has just that place.
+A flag counts more than a variable, a variable more than the file, the file more than a default. The
+file's values go to click as its default map, which has just that place.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ TABLES = "trouper.models"
 
 
 class FileInvalid(Exception):
-    """A settings file that cannot be read, or has a key that is no flag. The message names the file and the key."""
+    """A settings file that cannot be read, or has a key that is no flag. The message names the file
+    and the key."""
 
 
 @attrs.frozen
@@ -116,7 +118,7 @@ def _warn(message: str) -> None:
 
 def _apply(
     context: click.Context, _: click.Parameter, given: Path | None, *, works_here: bool
-) -> None:  # fmt: skip
+) -> None:
     if context.resilient_parsing:
         return
     if given is None and not works_here and is_file(IN_WORKING_DIRECTORY):
@@ -163,8 +165,8 @@ def _require_harmless(path: Path, values: Mapping[str, Any], tables: ModelTables
 
 
 def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
-    """Return the options of `serve`. One file is for all commands, each of which takes what it knows; valid keys are
-    those of `serve`."""
+    """Return the options of `serve`. One file is for all commands, each of which takes what it
+    knows; valid keys are those of `serve`."""
     root, command = context.find_root(), context.command
     if isinstance(root.command, click.Group):
         command = root.command.get_command(root, "serve") or command
@@ -192,7 +194,10 @@ def _parsed(file: SettingsText) -> dict[str, Any]:
 
 
 def _checked(
-    path: Path, content: Mapping[str, Any], known: Mapping[str, click.Option], context: click.Context
+    path: Path,
+    content: Mapping[str, Any],
+    known: Mapping[str, click.Option],
+    context: click.Context,
 ) -> dict[str, Any]:
     """Return the values by parameter, as click takes defaults. Raises `FileInvalid`."""
     values: dict[str, Any] = {}
@@ -226,7 +231,8 @@ def _nearest(key: str, known: Mapping[str, click.Option]) -> str:
 
 
 def _as_given(option: click.Option, value: Any) -> Any:
-    """Convert a value to text, as on the command line: then 8000.5 is no port, and is not rounded to 8000 silently."""
+    """Convert a value to text, as on the command line: then 8000.5 is no port, and is not rounded
+    to 8000 silently."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, not {value!r}")
@@ -238,5 +244,6 @@ def _as_given(option: click.Option, value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"must be a text or a number, not {value!r}")  # noqa: TRY004 - as every fault of a value
+        # As every fault of a value
+        raise ValueError(f"must be a text or a number, not {value!r}")  # noqa: TRY004
     return str(value)

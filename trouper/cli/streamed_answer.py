@@ -61,8 +61,9 @@ class StreamedAnswer:
 def stream(
     client: httpx2.Client, body: Mapping[str, Any], answer: StreamedAnswer
 ) -> Generator[StreamedText, None, None]:
-    """Send the request, and yield pieces as they arrive; `answer` is filled meanwhile. Leaving the iterator ends the
-    request. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors when the connection breaks."""
+    """Send the request, and yield pieces as they arrive; `answer` is filled meanwhile. Leaving the
+    iterator ends the request. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors when the
+    connection breaks."""
     request_body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with client.stream("POST", "/v1/chat/completions", json=request_body) as response:
         if response.is_error:
@@ -89,8 +90,13 @@ def count(chunk: Any, counts: UsageCounts) -> None:
     if "error" in chunk:
         raise AnswerFailed(line_shown(str(chunk["error"]["message"])))
     if usage := chunk.get("usage"):
-        counts.tokens, counts.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
-        counts.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+        counts.tokens, counts.prompt_tokens = (
+            int(usage["completion_tokens"]),
+            int(usage["prompt_tokens"]),
+        )
+        counts.cached_tokens = int(
+            (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        )
 
 
 def _taken(chunk: Any, answer: StreamedAnswer) -> Iterator[StreamedText]:

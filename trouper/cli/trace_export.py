@@ -22,15 +22,17 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 PROTOCOL = "http/protobuf"
 PATH = "/v1/traces"
 LAST_SPANS_S = 3.0
-"""Time at the end for spans that are not delivered yet. A collector that does not answer delays the end no longer."""
+"""Time at the end for spans that are not delivered yet. A collector that does not answer delays the
+end no longer."""
 
 
 @contextmanager
 def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
-    """Yield observers for the request log: one, or none if traces are off. Raises `SettingsInvalid`.
+    """Yield observers for the request log: one, or none if traces are off. Raises
+    `SettingsInvalid`.
 
-    Used around `trio.run`, not in it: spans are sent by a thread of OpenTelemetry's, which Trio neither knows nor
-    awaits.
+    Used around `trio.run`, not in it: spans are sent by a thread of OpenTelemetry's, which Trio
+    neither knows nor awaits.
     """
     if not _is_enabled(endpoint):
         yield ()
@@ -41,9 +43,15 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
 
         provider = _provider(endpoint)
     except ImportError:
-        origin = "--otlp-endpoint" if endpoint else next(name for name in VARIABLES if os.environ.get(name))
+        origin = (
+            "--otlp-endpoint"
+            if endpoint
+            else next(name for name in VARIABLES if os.environ.get(name))
+        )
         in_checkout = "in a checkout uv sync --frozen --inexact --extra otel"
-        raise SettingsInvalid(f"{origin} needs the extra `otel`: pip install 'trouper[otel]', {in_checkout}") from None
+        raise SettingsInvalid(
+            f"{origin} needs the extra `otel`: pip install 'trouper[otel]', {in_checkout}"
+        ) from None
     try:
         yield (Traces(provider.get_tracer("trouper", __version__)).observe,)
     finally:
@@ -53,12 +61,17 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
 
 
 def _check(endpoint: str | None) -> None:
-    """Check settings whose errors would otherwise appear later, once for each batch of spans. Raises `SettingsInvalid`."""
+    """Check settings whose errors would otherwise appear later, once for each batch of spans.
+    Raises `SettingsInvalid`."""
     if endpoint and not _is_url(endpoint):
-        raise SettingsInvalid(f"--otlp-endpoint {endpoint} is no URL; give one as http://127.0.0.1:4318")
+        raise SettingsInvalid(
+            f"--otlp-endpoint {endpoint} is no URL; give one as http://127.0.0.1:4318"
+        )
     for name in PROTOCOLS:
         if os.environ.get(name, PROTOCOL) != PROTOCOL:
-            raise SettingsInvalid(f"{name} is {os.environ[name]!r}, and traces are sent by {PROTOCOL} only; unset it")
+            raise SettingsInvalid(
+                f"{name} is {os.environ[name]!r}, and traces are sent by {PROTOCOL} only; unset it"
+            )
     if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp" and not endpoint:
         raise SettingsInvalid("OTEL_TRACES_EXPORTER must be otlp, or none for no traces")
 
@@ -73,10 +86,14 @@ def _is_url(text: str) -> bool:
 
 
 def _is_enabled(endpoint: str | None) -> bool:
-    """Whether traces are on. OpenTelemetry's switches to turn them off apply to its variables, not to the flag."""
+    """Whether traces are on. OpenTelemetry's switches to turn them off apply to its variables, not
+    to the flag."""
     if endpoint:
         return True
-    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
+    off = (
+        os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
+    )
     return not off and any(os.environ.get(name) for name in VARIABLES)
 
 
@@ -94,7 +111,8 @@ def _provider(endpoint: str | None) -> TracerProvider:
 
 
 def _full(endpoint: str | None) -> str | None:
-    """Return the collector's URL, completed if it was given without the path. None: the variables decide."""
+    """Return the collector's URL, completed if it was given without the path. None: the variables
+    decide."""
     if not endpoint or endpoint.rstrip("/").endswith(PATH):
         return endpoint or None
     return endpoint.rstrip("/") + PATH

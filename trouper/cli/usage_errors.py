@@ -1,4 +1,5 @@
-"""Usage errors in one line, like those of invalid settings: the flag, the fault, and the source of the value."""
+"""Usage errors in one line, like those of invalid settings: the flag, the fault, and the source of
+the value."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class OneLineErrors(click.Group):
-    """A group whose commands end with one line on errors, where click prints four, none of which names the source of a
-    value. Ctrl-C ends code that does not handle it, such as imports, silently. NO_COLOR is heeded, which click does not."""
+    """A group whose commands end with one line on errors, where click prints four, none of which
+    names the source of a value. Ctrl-C ends code that does not handle it, such as imports,
+    silently. NO_COLOR is heeded, which click does not."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if os.environ.get("NO_COLOR"):
@@ -58,7 +60,11 @@ def _one_line(group: click.Context) -> Iterator[None]:
 def _refuse(error: click.UsageError, group: click.Context) -> NoReturn:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         raise error
-    command = error.ctx.command_path if error.ctx else f"{group.command_path} {group.invoked_subcommand or ''}".strip()
+    command = (
+        error.ctx.command_path
+        if error.ctx
+        else f"{group.command_path} {group.invoked_subcommand or ''}".strip()
+    )
     refuse(message_of(error, command))
 
 
@@ -69,7 +75,9 @@ def message_of(error: click.UsageError, command: str) -> str:
             return f"there is no flag {error.option_name}; did you mean {near[0]}?"
         case click.NoSuchOption():
             return f"there is no flag {error.option_name}; `{command} --help` lists them"
-        case click.BadParameter(param=click.Option() as option) if not isinstance(error, click.MissingParameter):
+        case click.BadParameter(param=click.Option() as option) if not isinstance(
+            error, click.MissingParameter
+        ):
             return f"{option.opts[0]}: {_plain(error.message)}{_origin(error.ctx, option)}"
         case _:
             return f"{_plain(error.format_message())}; see `{command} --help`"
@@ -78,7 +86,9 @@ def message_of(error: click.UsageError, command: str) -> str:
 def settings_error(context: click.Context, invalid: SettingsInvalid) -> str:
     """Describe an invalid setting, with the source of its value if it is a flag of this command."""
     options = (
-        option for option in context.command.params if isinstance(option, click.Option) and invalid.flag in option.opts
+        option
+        for option in context.command.params
+        if isinstance(option, click.Option) and invalid.flag in option.opts
     )
     option = next(options, None)
     return f"{invalid}{'' if option is None else _origin(context, option)}"

@@ -1,4 +1,5 @@
-"""The engine: loading, the batch step, sampling, KV. The only package that imports MLX, after the settings here that must precede it."""
+"""The engine: loading, the batch step, sampling, KV. The only package that imports MLX, after the
+settings here that must precede it."""
 
 from trouper import temporary_directory
 from trouper.engine.platform import cuda_environment, malloc, open_files, openblas

@@ -1,4 +1,5 @@
-"""What agents need of a model, from its files: context, chat template, tokenizer. Loads no weights."""
+"""What agents need of a model, from its files: context, chat template, tokenizer. Loads no
+weights."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def probe_for_agents(settings: Settings) -> AgentProbe:
     """Examine a local model. Raises `ModelUnusable`."""
     found = checkpoint.inspect(local(settings.model))
     loaded = tokenizer.load(
-        found.directory, found.config, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
+        found.directory,
+        found.config,
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
     )
     length = context_length(found.config)
     return AgentProbe(

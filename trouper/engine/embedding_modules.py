@@ -1,7 +1,9 @@
-"""What sentence-transformers' `modules.json` names behind the model: pooling, and the layers that its vector then passes.
+"""What sentence-transformers' `modules.json` names behind the model: pooling, and the layers that
+its vector then passes.
 
-Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html. A module that is not known makes the model one without embeddings,
-since vectors without it would be wrong and look right. The last step, to length one, is always done: `vector` of `Pool`.
+Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html. A module that is
+not known makes the model one without embeddings, since vectors without it would be wrong and look
+right. The last step, to length one, is always done: `vector` of `Pool`.
 """
 
 from __future__ import annotations
@@ -94,11 +96,18 @@ def _dense(directory: Path, name: str) -> Step:
     config = _read(directory / "config.json")
     config = config if isinstance(config, dict) else {}
     function = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh")
-    activation = ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None
+    activation = (
+        ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None
+    )
     if activation is None:
         raise NotSupported(f"{name} has the activation {function}, which is not supported here")
-    if {config.get(key) for key in ("module_input_name", "module_output_name")} - {None, "sentence_embedding"}:
-        raise NotSupported(f"{name} is not applied to the pooled vector, which is not supported here")
+    if {config.get(key) for key in ("module_input_name", "module_output_name")} - {
+        None,
+        "sentence_embedding",
+    }:
+        raise NotSupported(
+            f"{name} is not applied to the pooled vector, which is not supported here"
+        )
     weights = _weights(directory, name, "linear.weight")
     weight, bias = weights["linear.weight"], weights.get("linear.bias")
 
@@ -119,7 +128,9 @@ def _weights(directory: Path, name: str, needed: str) -> dict[str, mx.array]:
     """Read weights in float32, evaluated."""
     path = directory / WEIGHTS_FILE
     if not path.is_file():
-        raise NotSupported(f"{name} has no {WEIGHTS_FILE}: save the model in that format, others are not read")
+        raise NotSupported(
+            f"{name} has no {WEIGHTS_FILE}: save the model in that format, others are not read"
+        )
     try:
         weights = {key: array.astype(mx.float32) for key, array in mx.load(str(path)).items()}  # type: ignore[union-attr]
         mx.eval(weights)

@@ -1,7 +1,8 @@
 """OS threads of engines. The next model that loads gets the thread of one that was unloaded.
 
-MLX keeps what a thread has used for as long as the process lives: a stream with a thread of its own, and 13 to 42 kB. With a new
-thread for each model that loads, a server whose models come and go would grow without bound.
+MLX keeps what a thread has used for as long as the process lives: a stream with a thread of its
+own, and 13 to 42 kB. With a new thread for each model that loads, a server whose models come and go
+would grow without bound.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ IDLE = "idle engine thread"
 
 
 class EngineThread:
-    """A thread that runs jobs one after another. An exception in a job is raised in its caller and does not end the thread."""
+    """A thread that runs jobs one after another. An exception in a job is raised in its caller and
+    does not end the thread."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -42,7 +44,8 @@ class EngineThread:
             del job  # Else it would hold what it has used until the next one comes.
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` and wait, also when cancelled: a thread is never abandoned (F18). Raises what `work` raises, `BaseException` too."""
+        """Run `work` and wait, also when cancelled: a thread is never abandoned (F18). Raises what
+        `work` raises, `BaseException` too."""
         done, outcome = trio.Event(), list[T | BaseException]()
         token = trio.lowlevel.current_trio_token()
 
@@ -63,7 +66,8 @@ class EngineThread:
                 raise result
             return result
         finally:
-            # Else the error holds this frame, which holds the error, whose traceback holds all the rows' KV.
+            # Else the error holds this frame, which holds the error, whose traceback holds all the
+            # rows' KV.
             del result
 
     def end(self) -> None:
@@ -72,7 +76,8 @@ class EngineThread:
 
 
 class EngineThreads:
-    """Threads that no engine has. There are never more threads than there were engines at a time."""
+    """Threads that no engine has. There are never more threads than there were engines at a
+    time."""
 
     def __init__(self) -> None:
         self._idle: list[EngineThread] = []
@@ -84,7 +89,8 @@ class EngineThreads:
         return thread
 
     def give_back(self, thread: EngineThread) -> None:
-        """Keep a thread whose jobs are done for the next engine. One of a crashed engine ends instead."""
+        """Keep a thread whose jobs are done for the next engine. One of a crashed engine ends
+        instead."""
         thread.name = IDLE
         if thread.is_sound:
             self._idle.append(thread)

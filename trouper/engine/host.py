@@ -1,4 +1,5 @@
-"""The engine on its thread: one OS thread for the engine's lifetime, which loads the model and runs plans."""
+"""The engine on its thread: one OS thread for the engine's lifetime, which loads the model and runs
+plans."""
 
 from __future__ import annotations
 
@@ -49,12 +50,15 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.engine")
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust (llguidance, tokenizers) is
-raised as `PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
+"""Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust
+(llguidance, tokenizers) is raised as `PanicException`, which is no `Exception`, so that supervision
+would not see it and the whole process would end."""
 T = TypeVar("T")
 HAND_OVER_S = 0.0001
-"""Time for which the event loop leaves Python's lock to the engine's thread when that one gets work after it had none. One H200, 4B, one prompt on an idle
-server, in turns, medians of 10: the pass begins 3.5 ms after the request with it, and 4.4 without; the client has its token after 23.7 and 24.5 ms."""
+"""Time for which the event loop leaves Python's lock to the engine's thread when that one gets work
+after it had none. One H200, 4B, one prompt on an idle server, in turns, medians of 10: the pass
+begins 3.5 ms after the request with it, and 4.4 without; the client has its token after 23.7 and
+24.5 ms."""
 
 
 class MlxEngine:
@@ -67,9 +71,13 @@ class MlxEngine:
     """
 
     def __init__(
-        self, settings: Settings, watch: LoadWatch = nobody_watches, processors: Processors = NO_PROCESSORS
+        self,
+        settings: Settings,
+        watch: LoadWatch = nobody_watches,
+        processors: Processors = NO_PROCESSORS,
     ) -> None:
-        """`watch` and `processors`, logits processors by name, are called on the engine's thread."""
+        """`watch` and `processors`, logits processors by name, are called on the engine's
+        thread."""
         self._settings, self._watch, self._processors = settings, watch, dict(processors)
         self._thread: EngineThread | None = None
         self._loaded: EvaluatedModel | None = None
@@ -78,7 +86,8 @@ class MlxEngine:
         self._waiting: Waiting | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Have the thread. Ends when cancelled, after the current step: a thread is never abandoned (F18)."""
+        """Have the thread. Ends when cancelled, after the current step: a thread is never abandoned
+        (F18)."""
         self._token = trio.lowlevel.current_trio_token()
         self._thread = THREADS.take(f"engine of {self._settings.model or bundled_model.NAME}")
         task_status.started()
@@ -99,7 +108,8 @@ class MlxEngine:
         heap.give_back()
 
     async def join(self, invitation: bytes) -> Joined:
-        """Join the other ranks. The whole process waits until all ranks have joined (see `rank_group`)."""
+        """Join the other ranks. The whole process waits until all ranks have joined (see
+        `rank_group`)."""
         return await self._on_thread(lambda: self._join(invitation))
 
     def _join(self, invitation: bytes) -> Joined:
@@ -107,9 +117,11 @@ class MlxEngine:
         return Joined(self._group.rank, self._group.size, self._group.share(invitation))
 
     async def load(self) -> LoadedModel:
-        """Load the model on the engine's thread, and compile its kernels where the device needs that. Raises
-        `ModelUnusable`."""
-        self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
+        """Load the model on the engine's thread, and compile its kernels where the device needs
+        that. Raises `ModelUnusable`."""
+        self._loaded = await self._on_thread(
+            lambda: load(self._settings, log.info, self._watch, self._group)
+        )
         await self._on_thread(partial(self._bound_memory, self._loaded.card.adapter_bytes))
         card = attrs.evolve(self._loaded.card, logits_processors=tuple(sorted(self._processors)))
         self._adapters[:] = [adapter.name for adapter in card.adapters]
@@ -132,16 +144,19 @@ class MlxEngine:
         log.info("compiling kernels")
         began = time.perf_counter()
         card = self._loaded.card
-        warm_up(self._engine(), card.vocab_size, card.context_length, self._settings.prefill_step_size)
+        warm_up(
+            self._engine(), card.vocab_size, card.context_length, self._settings.prefill_step_size
+        )
         mx.clear_cache()
         log.info("compiled in %.1f s", time.perf_counter() - began)
 
     async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
-        """Run a session: answer each plan, in order, until the channel of plans ends. Raises whatever the engine
-        raises.
+        """Run a session: answer each plan, in order, until the channel of plans ends. Raises
+        whatever the engine raises.
 
-        Their sender puts plans into a queue, where the thread finds them: to receive them from the channel would make the engine wait for
-        the event loop before each step, though its next plan has long been sent.
+        Their sender puts plans into a queue, where the thread finds them: to receive them from the
+        channel would make the engine wait for the event loop before each step, though its next plan
+        has long been sent.
         """
         waiting: Waiting = SimpleQueue()
         self._waiting = waiting
@@ -168,16 +183,22 @@ class MlxEngine:
         return await self._adapter_changes().load(name, directory)
 
     async def unload_adapter(self, name: str) -> int:
-        """Unload a LoRA adapter as soon as no row has it. Returns the bytes of those that are left."""
+        """Unload a LoRA adapter as soon as no row has it. Returns the bytes of those that are
+        left."""
         return await self._adapter_changes().unload(name)
 
     def _adapter_changes(self) -> AdaptersAtRunTime:
         if self._loaded is None:
             raise model_unloaded()
         return AdaptersAtRunTime(
-            settings=self._settings, loaded=self._loaded, group=self._group, names=self._adapters, side=self._side, wake=self._wake,
+            settings=self._settings,
+            loaded=self._loaded,
+            group=self._group,
+            names=self._adapters,
+            side=self._side,
+            wake=self._wake,
             changed=self._bound_memory,
-        )  # fmt: skip
+        )
 
     def _wake(self) -> None:
         if self._waiting is not None:
@@ -188,7 +209,8 @@ class MlxEngine:
         return device.memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` on the engine's thread, and wait until it returns or raises; it is cancelled through its channels."""
+        """Run `work` on the engine's thread, and wait until it returns or raises; it is cancelled
+        through its channels."""
         await trio.lowlevel.checkpoint()  # A cancelled engine has no thread any more.
         assert self._thread is not None, "run() comes first"
         thread = self._thread
@@ -204,7 +226,8 @@ class MlxEngine:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _session(self, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:
-        """Run plans until their channel has ended. A new session has no rows: after a crash no state can be trusted."""
+        """Run plans until their channel has ended. A new session has no rows: after a crash no
+        state can be trusted."""
         engine = self._engine()
         try:
             StepLoop(engine, plans, self._side, partial(self._send_result, results)).run()
@@ -225,17 +248,29 @@ class MlxEngine:
     def _engine(self) -> StepEngine:
         assert self._loaded is not None, "load() comes first"
         loaded, settings = self._loaded, self._settings
-        drafting = Drafting(settings.spec_ngram_min, settings.spec_ngram_max, settings.spec_draft_tokens)
+        drafting = Drafting(
+            settings.spec_ngram_min, settings.spec_ngram_max, settings.spec_draft_tokens
+        )
         grammars, draft = loaded.tokenizer.grammars, loaded.draft
         return StepEngine(
-            loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting,
-            capabilities=loaded.card.capabilities, draft_model=None if draft is None else draft.model,
-            draft_limits=UNLIMITED if draft is None else draft.limits, head=loaded.head, processors=self._processors, adapters=self._adapters,
+            loaded.model,
+            loaded.card.vocab_size,
+            loaded.kv,
+            grammars,
+            self._group,
+            drafting=drafting,
+            capabilities=loaded.card.capabilities,
+            draft_model=None if draft is None else draft.model,
+            draft_limits=UNLIMITED if draft is None else draft.limits,
+            head=loaded.head,
+            processors=self._processors,
+            adapters=self._adapters,
             modules=loaded.embedder.modules,
-        )  # fmt: skip
+        )
 
     def _send_result(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
-        """Send a result without waiting until it is received. Results arrive in order, and before the session's end."""
+        """Send a result without waiting until it is received. Results arrive in order, and before
+        the session's end."""
 
         def send() -> None:
             with suppress(trio.BrokenResourceError):  # The receiver is closed.
@@ -245,7 +280,8 @@ class MlxEngine:
 
 
 async def _put_into(waiting: Waiting, plans: PlanReceiver) -> None:
-    """Have plans put into the queue of the engine's thread, until their channel ends or the session does."""
+    """Have plans put into the queue of the engine's thread, until their channel ends or the session
+    does."""
     try:
         await plans.put_by(partial(hand_over, waiting))
     finally:
@@ -253,8 +289,8 @@ async def _put_into(waiting: Waiting, plans: PlanReceiver) -> None:
 
 
 def hand_over(waiting: Waiting, plan: Plan) -> None:
-    """Put a plan into the queue of the engine's thread. Where nobody decodes, that thread waits for it, and then for Python's lock, which the event loop would
-    hold until it has nothing to do."""
+    """Put a plan into the queue of the engine's thread. Where nobody decodes, that thread waits for
+    it, and then for Python's lock, which the event loop would hold until it has nothing to do."""
     waiting.put(plan)
     if plan.admit and not plan.decode:
         time.sleep(HAND_OVER_S)

@@ -14,14 +14,15 @@ from trouper.protocol.plans import Plan, RowId, Stepped
 
 @attrs.define(eq=False, kw_only=True)
 class Launched:
-    """A launched step. Its arrays are references of their own, so later steps may change rows, blocks and sampling state."""
+    """A launched step. Its arrays are references of their own, so later steps may change rows,
+    blocks and sampling state."""
 
     plan: Plan
     at: float
     """Time of the launch (`time.perf_counter`), in seconds."""
     launch_s: float = 0.0
-    """Seconds of the launch, without reads of earlier steps. The step takes no less: where the last step was read behind this launch, a fast device
-    has finished by then."""
+    """Seconds of the launch, without reads of earlier steps. The step takes no less: where the last
+    step was read behind this launch, a fast device has finished by then."""
     prefilled: Prefilled
     persisted: list[BlockArrays]
     sampled: Sampled | None = None
@@ -31,7 +32,8 @@ class Launched:
     banks: tuple[BankStats, ...] | None = None
     """The banks as this step leaves them, if the plan has `report_banks`."""
     spans: Spans | None = None
-    """Positions of the drafts that the step verifies. The number of accepted drafts is known when the tokens are read."""
+    """Positions of the drafts that the step verifies. The number of accepted drafts is known when
+    the tokens are read."""
     draft_s: float = 0.0
     """Seconds that the proposers took."""
     preparing: bool = False
@@ -46,5 +48,6 @@ class Launched:
 
     @property
     def has_first_tokens_alone(self) -> bool:
-        """Whether rows have their first token in this step, and no others decode: rows whose prompt is complete are among `rows`."""
+        """Whether rows have their first token in this step, and no others decode: rows whose prompt
+        is complete are among `rows`."""
         return 0 < len(self.prefilled.complete) == len(self.rows)

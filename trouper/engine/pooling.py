@@ -1,4 +1,5 @@
-"""Embeddings: the pooled hidden states of a prompt's tokens, for models whose body can be run without their head."""
+"""Embeddings: the pooled hidden states of a prompt's tokens, for models whose body can be run
+without their head."""
 
 from __future__ import annotations
 
@@ -12,15 +13,26 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.embedding_modules import NO_MODULES, EmbeddingModules, NotSupported, modules_of, normalized
+from trouper.engine.embedding_modules import (
+    NO_MODULES,
+    EmbeddingModules,
+    NotSupported,
+    modules_of,
+    normalized,
+)
 from trouper.protocol.model import EmbeddingLayout
 from trouper.protocol.plans import Pooling
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import read_json
 
 POOLINGS: dict[str, Pooling] = {
-    "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt", "lasttoken": "last", "cls": "first", "max": "max", "weightedmean": "weighted",
-}  # fmt: skip
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "lasttoken": "last",
+    "cls": "first",
+    "max": "max",
+    "weightedmean": "weighted",
+}
 """By the names that sentence-transformers has."""
 SWITCHES = {
     "pooling_mode_mean_tokens": "mean",
@@ -36,7 +48,8 @@ BODIES = ("model", "backbone", "transformer")
 
 
 def body_of(model: nn.Module) -> nn.Module | None:
-    """Find the submodule that returns hidden states, (rows, tokens, dim), after its last norm. Evaluates nothing."""
+    """Find the submodule that returns hidden states, (rows, tokens, dim), after its last norm.
+    Evaluates nothing."""
     for owner in (model, getattr(model, "language_model", None)):
         for name in BODIES:
             body = getattr(owner, name, None)
@@ -62,16 +75,19 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
 
 @attrs.frozen
 class Embedder:
-    """A model's embeddings: their form, None if it gives none, with the reason if that is its files' affair; and what a pooled vector passes."""
+    """A model's embeddings: their form, None if it gives none, with the reason if that is its
+    files' affair; and what a pooled vector passes."""
 
     layout: EmbeddingLayout | None = None
     reason: str = ""
     modules: EmbeddingModules = NO_MODULES
 
 
-def embedder_of(model: nn.Module, directory: Path, report: Callable[[str], None] = lambda _: None) -> Embedder:
-    """Read the model's files, with the weights of modules behind the pooling. `report` gets a line if they make the model one without
-    embeddings."""
+def embedder_of(
+    model: nn.Module, directory: Path, report: Callable[[str], None] = lambda _: None
+) -> Embedder:
+    """Read the model's files, with the weights of modules behind the pooling. `report` gets a line
+    if they make the model one without embeddings."""
     body = body_of(model)
     found = Embedder() if body is None else _embedder(model, body, directory)
     if found.reason:
@@ -84,7 +100,10 @@ def _embedder(model: nn.Module, body: nn.Module, directory: Path) -> Embedder:
         modules = modules_of(directory)
         if (pooling := pooling_of(directory / modules.pooling)) is None:
             return Embedder(
-                reason=f"{modules.pooling}/config.json joins several vectors, or pools in a way that is not known"
+                reason=(
+                    f"{modules.pooling}/config.json joins several vectors, or pools in a way that "
+                    "is not known"
+                )
             )
         hidden = body(mx.array([[0]]), cache=make_prompt_cache(model))
         dimensions = modules.applied(mx.zeros(hidden.shape[-1])).shape
@@ -94,7 +113,8 @@ def _embedder(model: nn.Module, body: nn.Module, directory: Path) -> Embedder:
 
 
 def pooling_of(directory: Path) -> Pooling | None:
-    """Read the kind of pooling from its directory; the default is the mean. None: several that are joined, or one that is not known."""
+    """Read the kind of pooling from its directory; the default is the mean. None: several that are
+    joined, or one that is not known."""
     try:
         config = read_json(directory / "config.json")
     except ModelUnusable:
@@ -104,7 +124,8 @@ def pooling_of(directory: Path) -> Pooling | None:
 
 
 def _names_of(config: dict[str, Any]) -> list[str]:
-    """Names of the kinds of pooling: one or a list of them since 2026, before that a switch for each."""
+    """Names of the kinds of pooling: one or a list of them since 2026, before that a switch for
+    each."""
     named = config.get("pooling_mode")
     if isinstance(named, str | list):
         return [named] if isinstance(named, str) else [str(name) for name in named]
@@ -132,7 +153,9 @@ class Pool:
             case "first":
                 self.kept = states[0] if self.kept is None else self.kept
             case "max":
-                self.kept = states.max(0) if self.kept is None else mx.maximum(self.kept, states.max(0))
+                self.kept = (
+                    states.max(0) if self.kept is None else mx.maximum(self.kept, states.max(0))
+                )
             case "weighted":
                 weighted = (states * mx.arange(first + 1, self.tokens + 1)[:, None]).sum(0)
                 self.kept = weighted if self.kept is None else self.kept + weighted

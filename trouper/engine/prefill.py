@@ -1,7 +1,9 @@
-"""Prefill: runs the chunks that a plan names, in shared passes where nothing but KV is needed of them.
+"""Prefill: runs the chunks that a plan names, in shared passes where nothing but KV is needed of
+them.
 
-Three kinds of prompts: most only fill their KV and share padded passes. A prompt that is embedded needs hidden states, and a
-prompt whose logprobs are requested needs logits after each of its tokens; each of these runs alone.
+Three kinds of prompts: most only fill their KV and share padded passes. A prompt that is embedded
+needs hidden states, and a prompt whose logprobs are requested needs logits after each of its
+tokens; each of these runs alone.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from trouper.engine.sampling.logprobs import PendingLogprobs, logprobs_of
 from trouper.protocol.plans import Chunk, RowId
 
 SCORE_TOKENS = 128
-"""Number of prompt tokens whose logits are computed at a time: the logits of one token take 1 MB for a large vocabulary."""
+"""Number of prompt tokens whose logits are computed at a time: the logits of one token take 1 MB
+for a large vocabulary."""
 
 
 @attrs.frozen(eq=False)
@@ -31,7 +34,8 @@ class Prefilled:
     complete: list[RowId]
     """Rows whose prompt ends in this step. Its last token is not prefilled but decoded."""
     alone: dict[RowId, list[int]]
-    """Of these rows those whose last tokens run in a pass of their own, which gives the logits, with these tokens."""
+    """Of these rows those whose last tokens run in a pass of their own, which gives the logits,
+    with these tokens."""
     scores: list[PendingLogprobs]
     """Logprobs of prompt tokens."""
     embedded: list[tuple[RowId, mx.array]]
@@ -45,11 +49,13 @@ def run_chunks(
     modules: EmbeddingModules,
     lone_tokens: int = 0,
 ) -> Prefilled:
-    """Run the chunks and advance each row's `prefilled`. A prompt's last token is left to the decode pass, so that no logits are
-    computed for the other tokens, unless the request asks for prompt logprobs. `modules`: what pooled vectors pass.
+    """Run the chunks and advance each row's `prefilled`. A prompt's last token is left to the
+    decode pass, so that no logits are computed for the other tokens, unless the request asks for
+    prompt logprobs. `modules`: what pooled vectors pass.
 
-    A row that nothing else runs with leaves up to `lone_tokens` tokens to `Prefilled.alone` (see `Shapes.lone_tokens`): its first
-    token then takes one pass. On a GPU where launching takes the time, two passes over a short prompt take nearly twice as long."""
+    A row that nothing else runs with leaves up to `lone_tokens` tokens to `Prefilled.alone` (see
+    `Shapes.lone_tokens`): its first token then takes one pass. On a GPU where launching takes the
+    time, two passes over a short prompt take nearly twice as long."""
     embedded = _embed(rows, states, chunks, modules)
     lone = len(chunks) == 1 and not rows.decoding
     shared: dict[RowId, Sequence[int]] = {}
@@ -82,7 +88,8 @@ def run_chunks(
 def _embed(
     rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk], modules: EmbeddingModules
 ) -> list[tuple[RowId, mx.array]]:
-    """Run chunks of prompts that are embedded. Returns the vectors of prompts that end in this step."""
+    """Run chunks of prompts that are embedded. Returns the vectors of prompts that end in this
+    step."""
     done = []
     for chunk in chunks:
         state = states[chunk.row]

@@ -1,4 +1,5 @@
-"""Measurements for `trouper doctor`: the device, its speed of multiplication, and whether a model fits. Loads no weights."""
+"""Measurements for `trouper doctor`: the device, its speed of multiplication, and whether a model
+fits. Loads no weights."""
 
 from __future__ import annotations
 
@@ -56,12 +57,16 @@ class Fit:
 def device_stats() -> Device:
     """Read the properties of the default device."""
     return Device(
-        name=device.name(), is_cpu=device.is_cpu(), memory_bytes=device.memory_limit_bytes(), fast_blas=FAST_BLAS
+        name=device.name(),
+        is_cpu=device.is_cpu(),
+        memory_bytes=device.memory_limit_bytes(),
+        fast_blas=FAST_BLAS,
     )
 
 
 def product_gflops() -> float:
-    """Measure the best of a few float32 products, which dominate prefill, in 10^9 operations a second."""
+    """Measure the best of a few float32 products, which dominate prefill, in 10^9 operations a
+    second."""
     matrix = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
     mx.eval(matrix @ matrix)
     best = float("inf")
@@ -73,7 +78,8 @@ def product_gflops() -> float:
 
 
 def is_here(model: str | None, flag: str = "--model") -> bool:
-    """Whether a start would download nothing. `flag`: what named the model. Raises `ModelUnusable` for one that no start could find."""
+    """Whether a start would download nothing. `flag`: what named the model. Raises `ModelUnusable`
+    for one that no start could find."""
     match source_of(model, flag):
         case Path():
             return True
@@ -84,12 +90,15 @@ def is_here(model: str | None, flag: str = "--model") -> bool:
 
 
 def require_parts(settings: Settings) -> None:
-    """Check what a start needs of a local model beside its weights: tokenizer, adapters, an MTP head that is demanded, and the draft model if
-    it is here. Raises `ModelUnusable`."""
+    """Check what a start needs of a local model beside its weights: tokenizer, adapters, an MTP
+    head that is demanded, and the draft model if it is here. Raises `ModelUnusable`."""
     draft = None
     found = checkpoint.inspect(local(settings.model))
     words = tokenizer.load(
-        found.directory, found.config, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
+        found.directory,
+        found.config,
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
     )
     for name, path in adapters_of(settings.adapter).items():
         find_adapter(name, path)
@@ -100,8 +109,11 @@ def require_parts(settings: Settings) -> None:
         _require_drafters(settings, found, draft)
 
 
-def _require_drafters(settings: Settings, found: checkpoint.Checkpoint, draft: FoundDraft | None) -> None:
-    """Check that what the settings demand can draft for the model's rows. Raises `ModelUnusable`."""
+def _require_drafters(
+    settings: Settings, found: checkpoint.Checkpoint, draft: FoundDraft | None
+) -> None:
+    """Check that what the settings demand can draft for the model's rows. Raises
+    `ModelUnusable`."""
     weights = HeadWeights()
     model, config = opened(found.directory, weights)
     known = recalled(key_of(found.digest, settings, ALONE, found.source.identity))
@@ -113,7 +125,8 @@ def _require_drafters(settings: Settings, found: checkpoint.Checkpoint, draft: F
 
 @attrs.frozen
 class SelfCheckSummary:
-    """Result of an earlier start's self-check, as one line. off: the check turned off a feature that the model's caches allow."""
+    """Result of an earlier start's self-check, as one line. off: the check turned off a feature
+    that the model's caches allow."""
 
     summary: str
     off: bool
@@ -122,7 +135,8 @@ class SelfCheckSummary:
 def checked(settings: Settings) -> SelfCheckSummary | None:
     """Recall the self-check of a local model. None: there was none yet. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := local(settings.model))
-    model, _ = opened(directory)  # Before the key, which depends on the architecture's imported code.
+    # Before the key, which depends on the architecture's imported code.
+    model, _ = opened(directory)
     known = recalled(key_of(found.digest, settings, ALONE, found.source.identity))
     if known is None:
         return None
@@ -140,5 +154,7 @@ def fit(settings: Settings) -> Fit:
     return Fit(
         architecture=found.architecture,
         weights_bytes=found.loaded_bytes,
-        token_bytes=kv_layout(model, KvFormat(settings.kv_bits, settings.kv_group_size)).token_bytes,
+        token_bytes=kv_layout(
+            model, KvFormat(settings.kv_bits, settings.kv_group_size)
+        ).token_bytes,
     )

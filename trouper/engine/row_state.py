@@ -49,26 +49,39 @@ class RowState:
 
 
 def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowState:
-    """Make the state of a row that enters the engine. `vocabulary`: number of logits. What a row that resumes has sampled before
-    counts as output: for penalties, the grammar, the thinking budget, and the position of the next draw. Ends that no logit has are
-    dropped: a client may name any, and MLX writes where an index beyond an array points to."""
+    """Make the state of a row that enters the engine. `vocabulary`: number of logits. What a row
+    that resumes has sampled before counts as output: for penalties, the grammar, the thinking
+    budget, and the position of the next draw. Ends that no logit has are dropped: a client may name
+    any, and MLX writes where an index beyond an array points to."""
     prompt = np.frombuffer(admit.prompt, "<i4")
     given, output = np.split(prompt, [len(prompt) - admit.num_output_tokens])
     history = History(given, vocabulary, output) if admit.sampling.penalized else None
     repetitions = None
     if admit.sampling.dry:
-        repetitions = Repetitions.of(prompt, admit.sampling, admit.breakers or Breakers(), vocabulary)
+        repetitions = Repetitions.of(
+            prompt, admit.sampling, admit.breakers or Breakers(), vocabulary
+        )
     ends = tuple(token for token in admit.ends if token < vocabulary)
     constraint = _constraint(admit, ends, vocabulary, grammars)
     if constraint is not None:
         for token in output.tolist():
             constraint.accept(token)
     return RowState(
-        prompt, admit.sampling, admit.logprobs, drawn=admit.num_output_tokens, history=history, constraint=constraint,
-        min_tokens=admit.min_tokens, ends=ends, prompt_logprobs=admit.prompt_logprobs,
-        logprob_tokens=admit.logprob_tokens, pool=Pool(admit.embed) if admit.embed else None, repetitions=repetitions, processors=admit.logits_processors,
+        prompt,
+        admit.sampling,
+        admit.logprobs,
+        drawn=admit.num_output_tokens,
+        history=history,
+        constraint=constraint,
+        min_tokens=admit.min_tokens,
+        ends=ends,
+        prompt_logprobs=admit.prompt_logprobs,
+        logprob_tokens=admit.logprob_tokens,
+        pool=Pool(admit.embed) if admit.embed else None,
+        repetitions=repetitions,
+        processors=admit.logits_processors,
         tokens=RowTokens.of(prompt) if admit.logits_processors else None,
-    )  # fmt: skip
+    )
 
 
 def _constraint(

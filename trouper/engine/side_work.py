@@ -1,4 +1,5 @@
-"""Work on the engine's thread beside a session of plans: a piece after each plan, all of it while no plan waits.
+"""Work on the engine's thread beside a session of plans: a piece after each plan, all of it while
+no plan waits.
 
 So adapters are loaded and unloaded while rows decode, and no row waits for more than one piece.
 """
@@ -37,7 +38,8 @@ class SideJob(Generic[T]):
     error: Exception | None = None
 
     def work(self) -> bool:
-        """Do the next piece. Returns whether the job is done. An exception is the job's, and never the session's."""
+        """Do the next piece. Returns whether the job is done. An exception is the job's, and never
+        the session's."""
         try:
             self.waits = next(self.pieces)
         except StopIteration as end:
@@ -62,8 +64,9 @@ class SideWork:
         return not self._jobs
 
     async def run(self, pieces: Pieces[T], wake: Callable[[], None]) -> T:
-        """Have a job done by the session that runs, or by the next one, and wait. `wake` lets a session without plans look. Raises what the
-        job raises, and `ModelUnusable` if the engine ends before."""
+        """Have a job done by the session that runs, or by the next one, and wait. `wake` lets a
+        session without plans look. Raises what the job raises, and `ModelUnusable` if the engine
+        ends before."""
         if self._has_ended():
             raise model_unloaded()
         job = SideJob(pieces, trio.lowlevel.current_trio_token())
@@ -81,7 +84,8 @@ class SideWork:
         return self._closed
 
     def work(self, *, planned: bool) -> bool:
-        """Do a piece, on the engine's thread. `planned`: a plan was carried out since the last one. Returns whether there was one to do."""
+        """Do a piece, on the engine's thread. `planned`: a plan was carried out since the last one.
+        Returns whether there was one to do."""
         if not self._jobs or (self._jobs[0].waits and not planned):
             return False
         if self._jobs[0].work():

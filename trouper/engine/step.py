@@ -1,4 +1,5 @@
-"""The engine step: builds one lazy graph from a plan, and launches it before the tokens of the previous plan are read."""
+"""The engine step: builds one lazy graph from a plan, and launches it before the tokens of the
+previous plan are read."""
 
 from __future__ import annotations
 
@@ -61,32 +62,45 @@ class StepEngine:
         adapters: Sequence[str | None] = (),
         modules: EmbeddingModules = NO_MODULES,
     ) -> None:
-        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model`, within `draft_limits`,
-        and `head` draft for the model's rows. `processors`: by name. `adapters`: names by index, from 1; may change. `modules` follow pooling."""
+        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's
+        caches. `draft_model`, within `draft_limits`, and `head` draft for the model's rows.
+        `processors`: by name. `adapters`: names by index, from 1; may change. `modules` follow
+        pooling."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
         )
         self._blocks = BlockStore(self._rows.copies) if isinstance(self._rows, SlotRows) else None
-        self._vocabulary, self._grammars, self._adapters, self._modules = vocabulary, grammars, adapters, modules
+        self._vocabulary, self._grammars, self._adapters, self._modules = (
+            vocabulary,
+            grammars,
+            adapters,
+            modules,
+        )
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._broken = BrokenRows(self._rows, self._state)
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
         self.proposals = DraftProposals.of(drafting, self._rows, group.agree, draft_limits)
-        self._last_read, self._reading_s, self._digests = 0.0, 0.0, Digests(self._rows, self._blocks)
+        self._last_read, self._reading_s, self._digests = (
+            0.0,
+            0.0,
+            Digests(self._rows, self._blocks),
+        )
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
         self.starting: Callable[[], None] | None = None
-        """Called in a launch between building the graph and sending it to the device. It may `collect` the previous step."""
+        """Called in a launch between building the graph and sending it to the device. It may
+        `collect` the previous step."""
         self._unread: Launched | None = None
         """The last launched step, unless its tokens were read."""
 
     def launch(self, plan: Plan) -> Launched:
-        """Build and start the step. Returns at once where the device is asynchronous, unless a row follows a grammar:
-        then its last token must be read, after the pass over the model was started and while it runs. A step with drafts,
-        and a step after one with drafts, needs all previous tokens. Raises `RankDiffers` before any change."""
+        """Build and start the step. Returns at once where the device is asynchronous, unless a row
+        follows a grammar: then its last token must be read, after the pass over the model was
+        started and while it runs. A step with drafts, and a step after one with drafts, needs all
+        previous tokens. Raises `RankDiffers` before any change."""
         if plan.digest is not None:
             self._compare(plan.step, plan.digest)
         if plan.drafts or (self._unread is not None and self._unread.spans is not None):
@@ -103,19 +117,27 @@ class StepEngine:
 
     # A launch carries out the parts of a plan in an order that the parts themselves dictate.
     #
-    # Release, evict, store: released memory and evicted blocks make room. Blocks are copied from rows as they were before
+    # Release, evict, store: released memory and evicted blocks make room. Blocks are copied from
+    # rows as they were before
     #   this plan, so the plan that drops a row can store its last blocks.
     # Drop: before rows are admitted, which then get the free slots, so that buffers need not grow.
-    # Load, admit: an admitted row may restore blocks that this plan stores or loads. Room for all new rows is made at once: buffers that grow row by
+    # Load, admit: an admitted row may restore blocks that this plan stores or loads. Room for all
+    # new rows is made at once: buffers that grow row by
     #   row would be copied each time.
-    # Prefill: before decoding, since a row whose prompt ends in this step decodes its last prompt token in this step's pass, over the KV of the others.
-    # Move: rows that outgrew their buffers, before anything of this step is made in the order of the rows.
-    # Persist: takes references to immutable arrays, among them blocks that this plan stores. A later plan may evict them.
-    # Draft: proposals follow from committed tokens alone, which `launch` has read. With a draft in any row one pass verifies
+    # Prefill: before decoding, since a row whose prompt ends in this step decodes its last prompt
+    # token in this step's pass, over the KV of the others.
+    # Move: rows that outgrew their buffers, before anything of this step is made in the order of
+    # the rows.
+    # Persist: takes references to immutable arrays, among them blocks that this plan stores. A
+    # later plan may evict them.
+    # Draft: proposals follow from committed tokens alone, which `launch` has read. With a draft in
+    # any row one pass verifies
     #   all decoding rows, else one pass decodes them.
-    # Sample: last, since it needs the logits. It sends the pass to the device, and calls `starting` before.
+    # Sample: last, since it needs the logits. It sends the pass to the device, and calls `starting`
+    # before.
     #
-    # Nothing waits for the device, except copies between slots, rows with grammars (`SamplingBatch.sample`), and a CPU that stores blocks (`eager_eval`).
+    # Nothing waits for the device, except copies between slots, rows with grammars
+    # (`SamplingBatch.sample`), and a CPU that stores blocks (`eager_eval`).
 
     def _launch(self, plan: Plan) -> Launched:
         at, reading_s = time.perf_counter(), self._reading_s
@@ -126,7 +148,9 @@ class StepEngine:
         self._rows.begin_step()
         self._change_blocks_and_rows(plan)
         self.proposals.keep_up()
-        prefilled = run_chunks(self._rows, self._state, plan.prefill, self._modules, self.shapes.lone_tokens)
+        prefilled = run_chunks(
+            self._rows, self._state, plan.prefill, self._modules, self.shapes.lone_tokens
+        )
         alone = prefilled.alone
         self._promote([row for row in prefilled.complete if row not in alone])
         self._rows.move_outgrown()
@@ -178,13 +202,21 @@ class StepEngine:
             self._constraints[admit.row] = state.constraint
         if admit.restore is not None and admit.restore.source is not None:
             self.proposals.complete({admit.restore.source: admit.restore.tokens})
-        self._rows.open(admit.row, admit.num_tokens, 1 + self._adapters.index(admit.adapter) if admit.adapter else 0)
+        self._rows.open(
+            admit.row,
+            admit.num_tokens,
+            1 + self._adapters.index(admit.adapter) if admit.adapter else 0,
+        )
         if admit.restore is not None:
-            assert admit.restore.tokens < len(state.prompt), "one token of a prompt must be computed"
+            assert admit.restore.tokens < len(state.prompt), (
+                "one token of a prompt must be computed"
+            )
             self.blocks.restore(admit.row, admit.restore)
             state.prefilled = admit.restore.tokens
         if self.capabilities.allows("drafts") and self.proposals.wants(ngrams=admit.drafts):
-            self.proposals.open(admit.row, state.prompt.tolist(), state.prefilled, ngrams=admit.drafts)
+            self.proposals.open(
+                admit.row, state.prompt.tolist(), state.prefilled, ngrams=admit.drafts
+            )
 
     def _promote(self, complete: Sequence[RowId]) -> None:
         """Let rows whose prompt is complete decode in this step's pass."""
@@ -204,10 +236,13 @@ class StepEngine:
         return self._sample(logits)
 
     def _draft(self, plan: Plan) -> Spans | None:
-        """Propose drafts for the rows that the plan allows some, up to the token that a row's grammar rejects. None if no row has a draft."""
+        """Propose drafts for the rows that the plan allows some, up to the token that a row's
+        grammar rejects. None if no row has a draft."""
         if not any(plan.drafts):
             return None
-        drafts = self.proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)), plan.proposer_of)
+        drafts = self.proposals.drafts(
+            dict(zip(plan.decode, plan.drafts, strict=True)), plan.proposer_of
+        )
         for row in self._constraints.keys() & drafts.keys():
             drafts[row] = drafts[row][: self._constraints[row].fitting(drafts[row])]
         along = [drafts.get(row, ()) for row in self._rows.decoding]
@@ -246,7 +281,9 @@ class StepEngine:
         if launched.prefilled.ready is not None:
             mx.eval(launched.prefilled.ready)
         rows, kept, sampled = launched.rows, None, launched.sampled
-        drawn: Ints = np.zeros(0, np.int32) if sampled is None else np.array(sampled.tokens, np.int32)
+        drawn: Ints = (
+            np.zeros(0, np.int32) if sampled is None else np.array(sampled.tokens, np.int32)
+        )
         drafted: Drafted = ()
         if launched.spans is not None:
             rows, kept, drafted = self._commit(launched.rows, launched.spans, drawn)
@@ -254,23 +291,43 @@ class StepEngine:
         tokens = tuple(cast(list[int], drawn.tolist()))
         logprobs = sampled.logprobs.read(kept) if sampled and sampled.logprobs else ()
         scores = tuple(score for pending in launched.prefilled.scores for score in pending.read())
-        embedded = tuple((row, np.array(vector, "<f4").tobytes()) for row, vector in launched.prefilled.embedded)
+        embedded = tuple(
+            (row, np.array(vector, "<f4").tobytes()) for row, vector in launched.prefilled.embedded
+        )
         self._reading_s += (now := time.perf_counter()) - began
-        seconds, self._last_read = max(now - max(launched.at, self._last_read), launched.launch_s), now
+        seconds, self._last_read = (
+            max(now - max(launched.at, self._last_read), launched.launch_s),
+            now,
+        )
         stepped = Stepped(
-            launched.plan.step, rows, tokens, logprobs, seconds,
+            launched.plan.step,
+            rows,
+            tokens,
+            logprobs,
+            seconds,
             persisted=tuple(payload.read() for payload in launched.persisted),
-            failed=(sampled.failed if sampled else ()) + self._broken.found(launched, kept) + self._follow(rows, tokens),
+            failed=(sampled.failed if sampled else ())
+            + self._broken.found(launched, kept)
+            + self._follow(rows, tokens),
             matched=self.proposals.matched(launched.rows) if launched.plan.watch else (),
-            prompt_logprobs=scores, embedded=embedded, drafted=drafted,
-            draft_s=launched.draft_s, banks=launched.banks, preparing=launched.preparing or self._rows.preparing,
-        )  # fmt: skip
-        return stepped if launched.plan.digest is None else self._digests.settle(stepped, launched.order)
+            prompt_logprobs=scores,
+            embedded=embedded,
+            drafted=drafted,
+            draft_s=launched.draft_s,
+            banks=launched.banks,
+            preparing=launched.preparing or self._rows.preparing,
+        )
+        return (
+            stepped
+            if launched.plan.digest is None
+            else self._digests.settle(stepped, launched.order)
+        )
 
     def _commit(
         self, rows: Sequence[RowId], spans: Spans, sampled: Ints
     ) -> tuple[tuple[RowId, ...], KeptMask, Drafted]:
-        """Commit each row's accepted drafts and the token sampled after them (F22): lengths, histories, positions, inputs. No step was launched since."""
+        """Commit each row's accepted drafts and the token sampled after them (F22): lengths,
+        histories, positions, inputs. No step was launched since."""
         accepted = spans.accepted(sampled)
         kept = spans.steps <= accepted[spans.owners]
         self._rows.accepted(accepted)
@@ -279,12 +336,17 @@ class StepEngine:
         drafted = tuple((row, tokens, right) for row, tokens, right in tried if tokens)
         return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted
 
-    def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, RowFault], ...]:
-        """Pass the sampled tokens to proposers and grammars. The grammar of a row that was dropped since is skipped."""
+    def _follow(
+        self, rows: Sequence[RowId], tokens: Sequence[int]
+    ) -> tuple[tuple[RowId, RowFault], ...]:
+        """Pass the sampled tokens to proposers and grammars. The grammar of a row that was dropped
+        since is skipped."""
         self.proposals.append(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._constraints else ():
-            if (constraint := self._constraints.get(row)) is not None and (reason := constraint.accept(token)):
+            if (constraint := self._constraints.get(row)) is not None and (
+                reason := constraint.accept(token)
+            ):
                 failed.append((row, RowFault("grammar", reason)))
         return tuple(failed)
 

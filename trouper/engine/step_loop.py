@@ -1,13 +1,18 @@
-"""The loop of the engine's thread: launches plans and reads their steps, in the order in which the device is kept busy.
+"""The loop of the engine's thread: launches plans and reads their steps, in the order in which the
+device is kept busy.
 
-Reading a step waits for the device; launching one builds its graph, in Python, and sends it to the device. When step n is read:
+Reading a step waits for the device; launching one builds its graph, in Python, and sends it to the
+device. When step n is read:
 
-- On a device that takes a step while the one before it runs, after step n+1 was launched, or just before (see `ReadAhead`). A first token
-  on an idle engine is read at once: to launch the next step takes as long as the step on a fast GPU, and nobody else waits for it.
-- On a CPU, MLX bounds the operations in flight, so launching a step blocks until most of it has run. After that the graph of step n+1 is
-  built, while the rest of step n runs; then step n is read, and step n+1 is sent. So clients get tokens when they are there, and the device does
-  not wait for Python. Step n is read at once where the next plan is not there yet, where building waits for the device (prompts, blocks,
-  drafts, grammars, logits processors), and where BLAS gets another number of threads.
+- On a device that takes a step while the one before it runs, after step n+1 was launched, or just
+  before (see `ReadAhead`). A first token on an idle engine is read at once: to launch the next step
+  takes as long as the step on a fast GPU, and nobody else waits for it.
+- On a CPU, MLX bounds the operations in flight, so launching a step blocks until most of it has
+  run. After that the graph of step n+1 is built, while the rest of step n runs; then step n is
+  read, and step n+1 is sent. So clients get tokens when they are there, and the device does not
+  wait for Python. Step n is read at once where the next plan is not there yet, where building waits
+  for the device (prompts, blocks, drafts, grammars, logits processors), and where BLAS gets another
+  number of threads.
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ from trouper.protocol.plans import Plan, Stepped
 Wake = Literal["wake"]
 WAKE: Wake = "wake"
 YIELD_S = 0.001
-"""Time for which the engine's thread leaves Python's lock to the event loop after a first token: it would hold it while it builds a step."""
+"""Time for which the engine's thread leaves Python's lock to the event loop after a first token: it
+would hold it while it builds a step."""
 Waiting = SimpleQueue[Plan | Wake | None]
 """Plans that wait for the engine's thread; None after the last one. WAKE: there is other work."""
 
@@ -78,16 +84,23 @@ class StepLoop:
         """Whether a step that was launched is read with the next plan."""
         if self._ahead:
             return not launched.has_first_tokens_alone
-        is_lazy = rows_alone(launched.plan) > 0 and launched.sampled is not None and launched.sampled.is_lazy
+        is_lazy = (
+            rows_alone(launched.plan) > 0
+            and launched.sampled is not None
+            and launched.sampled.is_lazy
+        )
         return is_lazy and self.side.is_idle and not self.plans.empty()
 
     def _before_sending(self) -> None:
         """Called by a launch whose graph is built."""
-        if self._unread is not None and (not self._ahead or self._read_ahead.reads_early(lambda: self.engine.nbytes)):
+        if self._unread is not None and (
+            not self._ahead or self._read_ahead.reads_early(lambda: self.engine.nbytes)
+        ):
             self._read()
 
     def _read(self) -> None:
-        """Read the step that was not read, if there is one. What is read at once says nothing of whether the thread waits."""
+        """Read the step that was not read, if there is one. What is read at once says nothing of
+        whether the thread waits."""
         if (launched := self._unread) is not None:
             began = time.perf_counter()
             stepped = self.engine.collect(launched)
@@ -111,4 +124,8 @@ class StepLoop:
 
 def rows_alone(plan: Plan) -> int:
     """Number of rows that decode, if the step does nothing else that takes time; else 0."""
-    return 0 if plan.prefill or plan.admit or plan.drafts or plan.load or plan.store else len(plan.decode)
+    return (
+        0
+        if plan.prefill or plan.admit or plan.drafts or plan.load or plan.store
+        else len(plan.decode)
+    )

@@ -23,21 +23,26 @@ GROWING_STEPS = 70
 MAX_PLANNED = 2**18
 """Maximum length of a row whose decoding is prepared."""
 MAX_PLANNED_PREFILL = 2**16
-"""Maximum length of a prompt whose chunks are prepared: 32 of 2,048 tokens and 112 of 512, 40 ms each. Others are when they are met."""
+"""Maximum length of a prompt whose chunks are prepared: 32 of 2,048 tokens and 112 of 512, 40 ms
+each. Others are when they are met."""
 
 
-def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0, step: int = CHUNK_STEP) -> None:
-    """Run prefill, decoding, both in one step, greedy and random sampling, drafts, a row that grows, lone prompts of each width, and
-    attention of one row at each capacity up to `context` tokens, and in chunks of `chunk` tokens, and of `step` tokens, as prompts have
-    beside streams. All rows are dropped at the end. Where memory does not suffice, since other processes have it, the remainder is left
-    to requests, and the engine must not be used any more."""
+def warm_up(
+    engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0, step: int = CHUNK_STEP
+) -> None:
+    """Run prefill, decoding, both in one step, greedy and random sampling, drafts, a row that
+    grows, lone prompts of each width, and attention of one row at each capacity up to `context`
+    tokens, and in chunks of `chunk` tokens, and of `step` tokens, as prompts have beside streams.
+    All rows are dropped at the end. Where memory does not suffice, since other processes have it,
+    the remainder is left to requests, and the engine must not be used any more."""
     try:
         _run_all(engine, vocabulary, context, chunk, step)
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
             raise
         log.warning(
-            "the device has too little memory for the longest passes (%s): does another process use it? "
+            "the device has too little memory for the longest passes (%s): does another process "
+            "use it? "
             "What was not prepared is when a request needs it",
             first_line_of(error),
         )
@@ -47,7 +52,8 @@ def _run_all(engine: StepEngine, vocabulary: int, context: int, chunk: int, step
     rows = [RowId(index) for index in range(len(PROMPTS))]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
     admits = [
-        _admit(row, size, sampling, vocabulary) for row, size, sampling in zip(rows, PROMPTS, samplings, strict=True)
+        _admit(row, size, sampling, vocabulary)
+        for row, size, sampling in zip(rows, PROMPTS, samplings, strict=True)
     ]
     first, second, late = rows
     plans = [
@@ -60,9 +66,8 @@ def _run_all(engine: StepEngine, vocabulary: int, context: int, chunk: int, step
     ]
     for plan in plans:
         _run(engine, plan)
-    if (
-        not context or engine.shapes.bank_tokens(0) + GROWING_STEPS <= context
-    ):  # Positions may be learned: a table ends.
+    if not context or engine.shapes.bank_tokens(0) + GROWING_STEPS <= context:
+        # Positions may be learned: a table ends.
         _verify(engine, (first, late))
         _grow(engine, (first, late), vocabulary)
     with recording() as calls:  # The first pass of its kind is not compiled, so it has arrays.
@@ -97,7 +102,10 @@ def _verify(engine: StepEngine, rows: tuple[RowId, ...]) -> None:
     engine.proposals.given = {}
     for name in engine.proposals.with_passes:
         for tokens in range(1, min(2, engine.proposals.max_tokens) + 1):
-            _run(engine, Plan(0, decode=rows, drafts=(tokens,) * len(rows), proposers=(name,) * len(rows)))
+            _run(
+                engine,
+                Plan(0, decode=rows, drafts=(tokens,) * len(rows), proposers=(name,) * len(rows)),
+            )
 
 
 def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> None:
@@ -105,15 +113,23 @@ def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> Non
     bound = engine.shapes.bank_tokens(0)
     sizes = {RowId(len(PROMPTS)): max(bound - GROWING_STEPS, 1), RowId(len(PROMPTS) + 1): bound}
     greedy = Sampling(temperature=0.0)
-    _run(engine, Plan(0, admit=tuple(_admit(row, size, greedy, vocabulary) for row, size in sizes.items()), decode=others,
-                      prefill=tuple(Chunk(row, size) for row, size in sizes.items())))  # fmt: skip
+    _run(
+        engine,
+        Plan(
+            0,
+            admit=tuple(_admit(row, size, greedy, vocabulary) for row, size in sizes.items()),
+            decode=others,
+            prefill=tuple(Chunk(row, size) for row, size in sizes.items()),
+        ),
+    )
     for _ in range(GROWING_STEPS):
         _run(engine, Plan(0, decode=(*others, *sizes)))
     _run(engine, Plan(0, drop=tuple(sizes), decode=others))
 
 
 def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
-    """Run a prompt of each width of a lone one's pass, twice: the second one is compiled. Not where none is (`SlotRows.first`)."""
+    """Run a prompt of each width of a lone one's pass, twice: the second one is compiled. Not where
+    none is (`SlotRows.first`)."""
     shapes, allows = engine.shapes, engine.capabilities.allows
     if not (shapes.length_kernel and allows("banks") and allows("prefill_together")):
         return
@@ -126,21 +142,32 @@ def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
 
 
 def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
-    """Run attention of one decoding row at each capacity. From some length on cuDNN plans for each (`NO_CUDNN`), and MLX's own
-    kernel has a second form for longer rows. All layers share them."""
-    if not shapes.rounded or not isinstance(call.keys, mx.array) or call.options["mask"] is not None:
+    """Run attention of one decoding row at each capacity. From some length on cuDNN plans for each
+    (`NO_CUDNN`), and MLX's own kernel has a second form for longer rows. All layers share them."""
+    if (
+        not shapes.rounded
+        or not isinstance(call.keys, mx.array)
+        or call.options["mask"] is not None
+    ):
         return
     for capacity in shapes.capacities(tokens):
-        keys, values = (_buffer(part, capacity)[:, :, : capacity - 1] for part in (call.keys, call.values))
+        keys, values = (
+            _buffer(part, capacity)[:, :, : capacity - 1] for part in (call.keys, call.values)
+        )
         mx.eval(plain(call.queries, keys, values, None, **call.options))
 
 
 def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, width: int) -> None:
-    """Run a prompt's chunks of `width` tokens as far as they get masks as arrays, for which cuDNN plans from some length on, then
-    attention of the longer prompt's chunks at each multiple, with queries of a real chunk: it plans for their strides, too. The first
-    one of either kind compiles a kernel: 0.8 s on an H200."""
+    """Run a prompt's chunks of `width` tokens as far as they get masks as arrays, for which cuDNN
+    plans from some length on, then attention of the longer prompt's chunks at each multiple, with
+    queries of a real chunk: it plans for their strides, too. The first one of either kind compiles
+    a kernel: 0.8 s on an H200."""
     shapes, row = engine.shapes, RowId(0)
-    start = next((at for at in range(width, tokens, width) if shapes.alone(width, at)), tokens) if width else tokens
+    start = (
+        next((at for at in range(width, tokens, width) if shapes.alone(width, at)), tokens)
+        if width
+        else tokens
+    )
     if start + width > tokens or not width:
         return
     sizes = [min(width, start - at) for at in range(0, start, width)]

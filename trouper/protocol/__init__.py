@@ -1,1 +1,2 @@
-"""Data that travels between packages: messages, plans, requests, replies, settings. Imports nothing of ours."""
+"""Data that travels between packages: messages, plans, requests, replies, settings. Imports nothing
+of ours."""

@@ -1,4 +1,5 @@
-"""API keys: parsing the file of keys (--api-key-file) and its options, reading the key of a request, and comparing it."""
+"""API keys: parsing the file of keys (--api-key-file) and its options, reading the key of a
+request, and comparing it."""
 
 from __future__ import annotations
 
@@ -40,11 +41,13 @@ def _state_of(path: Path | None) -> FileState:
 
 @attrs.define(eq=False)
 class Keys:
-    """The accepted keys by their digests; without any, every request is accepted. The file is read again when it changes (`KeyFile`)."""
+    """The accepted keys by their digests; without any, every request is accepted. The file is read
+    again when it changes (`KeyFile`)."""
 
     _keys: Mapping[bytes, ApiKey]
     restricted: bool = False
-    """Whether there is a key file: then metrics, and details of health, are for keys with a right to them."""
+    """Whether there is a key file: then metrics, and details of health, are for keys with a right
+    to them."""
     _settings: ServerSettings | None = None
     _read: FileState = None
     """State of the file when it was read last."""
@@ -53,8 +56,8 @@ class Keys:
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:
-        """Read the keys from the settings. Raises `SettingsInvalid` if a key cannot be sent, or the key file cannot be
-        read or holds no key."""
+        """Read the keys from the settings. Raises `SettingsInvalid` if a key cannot be sent, or the
+        key file cannot be read or holds no key."""
         keys = [
             ApiKey(sendable(key, "--api-key"), rights=ALL_RIGHTS, cache=SHARED, line=-index)
             for index, key in enumerate(settings.api_key)
@@ -66,7 +69,12 @@ class Keys:
             if (file := settings.api_key_file).is_file() and others_may_read(file):
                 log.warning("%s %s may be read by everybody: chmod 600 closes it", FILE_FLAG, file)
             keys += file_keys
-        return cls({digest_of(key.key): key for key in keys}, settings.api_key_file is not None, settings, read)
+        return cls(
+            {digest_of(key.key): key for key in keys},
+            settings.api_key_file is not None,
+            settings,
+            read,
+        )
 
     @property
     def file(self) -> Path | None:
@@ -83,7 +91,8 @@ class Keys:
             return Reread(state, wrong)
 
     def take(self, reread: Reread) -> None:
-        """Take what was read again. A wrong file is logged and leaves the keys as they are. Requests that run are not affected."""
+        """Take what was read again. A wrong file is logged and leaves the keys as they are.
+        Requests that run are not affected."""
         self._read, found = reread.state, reread.found
         if isinstance(found, SettingsInvalid):
             self.stay(str(found))
@@ -105,21 +114,28 @@ class Keys:
         return tuple(self._keys.values()) or (ANYBODY,)
 
     def find(self, authorization: str | None, api_key: str | None) -> ApiKey | None:
-        """Return the key of a request: `ANYBODY` if no key is needed, None if the request has none that is accepted."""
+        """Return the key of a request: `ANYBODY` if no key is needed, None if the request has none
+        that is accepted."""
         if not self.needed:
             return ANYBODY
         given = _given(authorization, api_key)
         return self._keys[digest_of(given)] if given is not None and self._known(given) else None
 
     def of_identity(self, identity: str) -> ApiKey | None:
-        """Return a key of this identity, by which a batch knows its owner: also that of a key which was given a name since."""
+        """Return a key of this identity, by which a batch knows its owner: also that of a key which
+        was given a name since."""
         if not self.needed:
             return ANYBODY
-        return next((key for key in self._keys.values() if identity in (key.identity, key.nameless)), None)
+        return next(
+            (key for key in self._keys.values() if identity in (key.identity, key.nameless)), None
+        )
 
     def identities_of(self, identity: str) -> frozenset[str]:
-        """Return all identities of a client: that of its keys, and those that they had before they were given their name."""
-        return frozenset((identity, *(key.nameless for key in self._keys.values() if key.identity == identity)))
+        """Return all identities of a client: that of its keys, and those that they had before they
+        were given their name."""
+        return frozenset(
+            (identity, *(key.nameless for key in self._keys.values() if key.identity == identity))
+        )
 
     @property
     def several(self) -> bool:
@@ -131,7 +147,9 @@ class Keys:
         """Return the key of this identity, if there is one now, and all identities of its
         client."""
         key = self.of_identity(identity)
-        return key, frozenset((identity,)) if key is None else self.identities_of(key.identity) | {identity}
+        return key, frozenset((identity,)) if key is None else self.identities_of(key.identity) | {
+            identity
+        }
 
     def label_of(self, identity: str) -> str:
         """Return what an admin is told of whose something is, also of a key that was removed;
@@ -149,11 +167,16 @@ class Keys:
         if self.let_in(authorization, api_key):
             return None
         given = _given(authorization, api_key)
-        message = "the API key is wrong" if given else "an API key is needed: send `Authorization: Bearer KEY`"
+        message = (
+            "the API key is wrong"
+            if given
+            else "an API key is needed: send `Authorization: Bearer KEY`"
+        )
         return Problem(401, message, "authentication_error", code="invalid_api_key")
 
     def _known(self, key: str) -> bool:
-        """Whether the key is accepted. In constant time: every digest is compared, whether or not one matched."""
+        """Whether the key is accepted. In constant time: every digest is compared, whether or not
+        one matched."""
         digest = digest_of(key)
         return sum(hmac.compare_digest(digest, known) for known in self._keys) > 0
 
@@ -184,10 +207,13 @@ def sendable(key: str, flag: str, where: str = "") -> str:
     key = key.strip()
     if not key.strip("\"'"):  # Docker keeps the quotes of KEY="" in a file of variables.
         remedy = "write one before the options" if where else "give a key, or leave the flag out"
-        raise SettingsInvalid(f"{where} has no key; {remedy}" if where else f"{flag} is empty; {remedy}", flag)
+        raise SettingsInvalid(
+            f"{where} has no key; {remedy}" if where else f"{flag} is empty; {remedy}", flag
+        )
     if not (key.isascii() and key.isprintable()):
         raise SettingsInvalid(
-            f"{where or flag}: a key has a character that a header cannot hold; use letters, digits and signs of ASCII",
+            f"{where or flag}: a key has a character that a header cannot hold; use letters, "
+            "digits and signs of ASCII",
             flag,
         )
     return key
@@ -223,7 +249,9 @@ def keys_in(path: Path) -> Iterator[ApiKey]:
         raise SettingsInvalid(message, FILE_FLAG) from None
     lines = [line.strip() for line in lines]
     if not any(line and not line.startswith("#") for line in lines):
-        raise SettingsInvalid(f"{FILE_FLAG} {path} holds no key; write one a line into it", FILE_FLAG)
+        raise SettingsInvalid(
+            f"{FILE_FLAG} {path} holds no key; write one a line into it", FILE_FLAG
+        )
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
             yield _key_of(line, number, path)

@@ -1,7 +1,8 @@
 """Blocks of cached KV between engine, scheduler and disk: which block, and its bytes.
 
-A `BlockRef` says which block, and `BlockData` is its bytes. A block's place in the prefix tree is a `Node`, its place in a file a
-`BlockEntry`. The engine knows blocks by the numbers of plans (`BlockId`), since it has no keys.
+A `BlockRef` says which block, and `BlockData` is its bytes. A block's place in the prefix tree is a
+`Node`, its place in a file a `BlockEntry`. The engine knows blocks by the numbers of plans
+(`BlockId`), since it has no keys.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ TOKEN_BYTES = 4
 
 @attrs.frozen(eq=False)
 class Tensor:
-    """An array as raw bytes, row-major. `dtype` is the name that safetensors gives it: F32, F16, BF16, U32, U8."""
+    """An array as raw bytes, row-major. `dtype` is the name that safetensors gives it: F32, F16,
+    BF16, U32, U8."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,11 +33,13 @@ Tensors = tuple[Tensor, ...]
 
 @attrs.frozen
 class BlockRef:
-    """Which block, by its key in the prefix tree, and which of its parts: the KV of its tokens, the snapshot at its end."""
+    """Which block, by its key in the prefix tree, and which of its parts: the KV of its tokens, the
+    snapshot at its end."""
 
     key: bytes
     tokens: bytes
-    """Tokens as int32, in the byte order of their writer: here they are only compared and counted."""
+    """Tokens as int32, in the byte order of their writer: here they are only compared and
+    counted."""
     payload: bool = True
     snapshot: bool = False
 
@@ -53,7 +57,8 @@ class BlockData:
     tokens: bytes
     """Tokens as in `BlockRef`."""
     payload: Tensors
-    """Bytes of the KV; () if only the snapshot is present, or if the model keeps nothing for each token."""
+    """Bytes of the KV; () if only the snapshot is present, or if the model keeps nothing for each
+    token."""
     snapshot: Tensors | None = None
 
     @property

@@ -13,11 +13,13 @@ FEATURES: tuple[Feature, ...] = ("batch", "prefill_together", "restore", "drafts
 
 @attrs.frozen(kw_only=True)
 class Capabilities:
-    """Features of a model's rows. Each field is the reason why a feature is off; "" means that it is on.
+    """Features of a model's rows. Each field is the reason why a feature is off; "" means that it
+    is on.
 
-    batch: rows share a forward pass. prefill_together: prompts of different lengths share a padded pass, and a row without
-    KV decodes beside others. restore: KV and state come back from cached blocks. drafts: drafted tokens are verified, and
-    wrong ones are taken back. banks: long rows do not share buffers with short ones.
+    batch: rows share a forward pass. prefill_together: prompts of different lengths share a padded
+    pass, and a row without KV decodes beside others. restore: KV and state come back from cached
+    blocks. drafts: drafted tokens are verified, and wrong ones are taken back. banks: long rows do
+    not share buffers with short ones.
     """
 
     batch: str = ""

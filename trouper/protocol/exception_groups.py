@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions inside nested groups, in order; an exception that is no group is its only leaf."""
+    """The exceptions inside nested groups, in order; an exception that is no group is its only
+    leaf."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)

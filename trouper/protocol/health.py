@@ -1,4 +1,5 @@
-"""Statistics that the actors publish about themselves: frozen snapshots, of which the newest replaces the last."""
+"""Statistics that the actors publish about themselves: frozen snapshots, of which the newest
+replaces the last."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ class RecoveryStats:
     quarantined: int = 0
     """Contents that are refused at present."""
     apart: bool = False
-    """Whether all rows run alone at present, because together they made the engine crash and each alone did not."""
+    """Whether all rows run alone at present, because together they made the engine crash and each
+    alone did not."""
     allocation_failures: int = 0
     """Crashes because the device had no memory for a step."""
     bound_bytes: int = 0
@@ -107,7 +109,8 @@ class RecoveryStats:
 
 @attrs.frozen(kw_only=True)
 class SchedulerStats:
-    """Counters since the server started (they survive a restart of the engine group) and gauges of now."""
+    """Counters since the server started (they survive a restart of the engine group) and gauges of
+    now."""
 
     active_sequences: int = 0
     queued_requests: int = 0
@@ -125,7 +128,8 @@ class SchedulerStats:
     """Prompt tokens of all rows, including cached ones."""
     steps: int = 0
     preemptions: int = 0
-    """How often a row was preempted, since rows outgrew memory or one of a higher priority needed room."""
+    """How often a row was preempted, since rows outgrew memory or one of a higher priority needed
+    room."""
     kv_row_bytes: int = 0
     """Bytes that running rows may hold after the next plan."""
     kv_limit_bytes: int = 0
@@ -154,7 +158,8 @@ class MemoryStatus:
     limit_bytes: int = 0
     under_pressure: bool = False
     fixed_bytes: int = 0
-    """Memory in use besides rows, cached blocks and LoRA adapters, as measured while no row ran; 0: not measured yet."""
+    """Memory in use besides rows, cached blocks and LoRA adapters, as measured while no row ran; 0:
+    not measured yet."""
     releases: int = 0
     """How often spare buffers were released to the system."""
     pressure: MemoryPressure = "unknown"
@@ -230,7 +235,8 @@ class ChannelStats:
     """Effect of a full channel on its sender: blocks, never full, sheds."""
     used: int
     peak: int
-    """Largest number of messages that an arriving request or a reader of these statistics found in the channel."""
+    """Largest number of messages that an arriving request or a reader of these statistics found in
+    the channel."""
     senders_waiting: int
 
 

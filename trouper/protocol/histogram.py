@@ -11,7 +11,8 @@ import attrs
 
 @attrs.frozen
 class Histogram:
-    """Counts of values by size. `counts` has one entry for each bound (values up to it, and above the one before) and one for what is above all."""
+    """Counts of values by size. `counts` has one entry for each bound (values up to it, and above
+    the one before) and one for what is above all."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]

@@ -1,7 +1,8 @@
-"""Host names and origins in HTTP's syntax (RFC 9110, 7.2; RFC 6454), and which of them no web page can own.
+"""Host names and origins in HTTP's syntax (RFC 9110, 7.2; RFC 6454), and which of them no web page
+can own.
 
-A page can point its own name at any address (DNS rebinding), but the browser still sends that name as Host. An address
-written as digits is never looked up, so it cannot be rebound.
+A page can point its own name at any address (DNS rebinding), but the browser still sends that name
+as Host. An address written as digits is never looked up, so it cannot be rebound.
 """
 
 from __future__ import annotations
@@ -55,17 +56,22 @@ class Host:
 
     @property
     def is_private(self) -> bool:
-        """Whether no page of the internet can own the name: it has no dot, or is below a domain without a registry."""
-        return "." not in self.name or any(self.name.endswith(f".{suffix}") for suffix in PRIVATE_SUFFIXES)
+        """Whether no page of the internet can own the name: it has no dot, or is below a domain
+        without a registry."""
+        return "." not in self.name or any(
+            self.name.endswith(f".{suffix}") for suffix in PRIVATE_SUFFIXES
+        )
 
     def within(self, pattern: str) -> bool:
-        """Whether `pattern` matches: a name, `.domain` for it and all below it, `*.domain` for those below it, `*` for every
-        host."""
+        """Whether `pattern` matches: a name, `.domain` for it and all below it, `*.domain` for
+        those below it, `*` for every host."""
         if pattern == "*":
             return True
         if pattern.startswith("*."):
             return self.name.endswith(pattern[1:])
-        return self.name == pattern.removeprefix(".") or (pattern.startswith(".") and self.name.endswith(pattern))
+        return self.name == pattern.removeprefix(".") or (
+            pattern.startswith(".") and self.name.endswith(pattern)
+        )
 
 
 @attrs.frozen
@@ -86,7 +92,8 @@ class Origin:
         return cls(scheme, Host(host.name, _port(scheme, host)))
 
     def is_of(self, host: Host) -> bool:
-        """Whether the page came from `host`. Its scheme is not compared: a proxy may speak TLS before this server."""
+        """Whether the page came from `host`. Its scheme is not compared: a proxy may speak TLS
+        before this server."""
         return self.host == Host(host.name, _port(self.scheme, host))
 
 
@@ -104,9 +111,16 @@ def host_pattern(text: str) -> str:
     """Check a pattern for `Host.within`. Raises `ValueError`."""
     pattern = text.lower().removesuffix(".")
     host = Host.parse(pattern)
-    if text == "*" or DOMAIN.fullmatch(pattern) or (host is not None and host.port is None and host.address):
+    if (
+        text == "*"
+        or DOMAIN.fullmatch(pattern)
+        or (host is not None and host.port is None and host.address)
+    ):
         return pattern
-    raise ValueError(f"{text!r} is no host; write NAME without scheme and port, .DOMAIN for it and all below it, or *")
+    raise ValueError(
+        f"{text!r} is no host; write NAME without scheme and port, .DOMAIN for it and all below "
+        "it, or *"
+    )
 
 
 def origin_pattern(text: str) -> str:
@@ -115,7 +129,9 @@ def origin_pattern(text: str) -> str:
         return text
     origin = Origin.parse(text.removesuffix("/"))
     if origin is None or "*" in origin.host.name:
-        raise ValueError(f"{text!r} is no origin; write SCHEME://HOST[:PORT] as in http://localhost:5173, or *")
+        raise ValueError(
+            f"{text!r} is no origin; write SCHEME://HOST[:PORT] as in http://localhost:5173, or *"
+        )
     return str_of(origin)
 
 

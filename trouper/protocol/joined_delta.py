@@ -11,11 +11,13 @@ class JoinedDelta(Delta, frozen=True, gc=False):
     """Several deltas of one answer as one. It has all their text, tokens and log-probabilities."""
 
     parts: tuple[Delta, ...] = ()
-    """The deltas as they were generated. Whoever must know which token belongs to which text reads them one by one."""
+    """The deltas as they were generated. Whoever must know which token belongs to which text reads
+    them one by one."""
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
-    """Join deltas into one, because their reader is behind or wants fewer events (--stream-interval)."""
+    """Join deltas into one, because their reader is behind or wants fewer events
+    (--stream-interval)."""
     if len(deltas) == 1:
         return deltas[0]
     return JoinedDelta(

@@ -1,4 +1,5 @@
-"""An API key with its options, and the parsing of a line of --api-key-file: `KEY name=batch models=small,big:* priority=5`."""
+"""An API key with its options, and the parsing of a line of --api-key-file: `KEY name=batch
+models=small,big:* priority=5`."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from trouper.protocol.setting_fields import ByteSize
 
 FILE_FLAG = "--api-key-file"
 Right = Literal["inference", "observability", "admin"]
-"""inference: ask models. observability: the live page, metrics, details of health, the usage of all keys. admin: what changes the server,
-and cancelling requests of other keys."""
+"""inference: ask models. observability: the live page, metrics, details of health, the usage of all
+keys. admin: what changes the server, and cancelling requests of other keys."""
 ALL_RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 FILE_RIGHTS: frozenset[Right] = frozenset({"inference"})
 """Rights of a key of the file whose line does not say otherwise."""
@@ -43,7 +44,8 @@ class ApiKey:
     priority: int = 0
     """Priority of requests with this key that send none."""
     name: str = ""
-    """What errors, metrics and logs call it. Keys of one name are one client: a key can be replaced without losing anything."""
+    """What errors, metrics and logs call it. Keys of one name are one client: a key can be replaced
+    without losing anything."""
     models: tuple[str, ...] = ()
     """Names, or patterns, of the models that it may use; empty: all."""
     min_priority: int | None = None
@@ -58,7 +60,8 @@ class ApiKey:
     there is another key."""
     rights: frozenset[Right] = FILE_RIGHTS
     cache: str = OWN
-    """own: cached prompts are shared with no other key; shared: with all other keys that say so; else with keys of the same word."""
+    """own: cached prompts are shared with no other key; shared: with all other keys that say so;
+    else with keys of the same word."""
     line: int = attrs.field(default=0, eq=False)
     """Line of the file. Keys of --api-key have 0, -1, -2."""
 
@@ -79,12 +82,15 @@ class ApiKey:
 
     @property
     def cache_group(self) -> str:
-        """Group of the cache scope. A group of the file cannot be an identity: it begins otherwise."""
+        """Group of the cache scope. A group of the file cannot be an identity: it begins
+        otherwise."""
         return {OWN: self.identity, SHARED: ""}.get(self.cache, f"group:{self.cache}")
 
     def may_use(self, names: Sequence[str]) -> bool:
         """Whether the key may use a model of these names."""
-        return not self.models or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
+        return not self.models or any(
+            fnmatchcase(name, pattern) for name in names for pattern in self.models
+        )
 
 
 ANYBODY = ApiKey("", name="anybody", rights=ALL_RIGHTS, cache=SHARED)
@@ -94,7 +100,9 @@ ANYBODY = ApiKey("", name="anybody", rights=ALL_RIGHTS, cache=SHARED)
 def _integer(low: int, high: int) -> Callable[[str, str], int]:
     def parse(name: str, text: str) -> int:
         if not re.fullmatch(r"-?\d{1,13}", text) or not low <= int(text) <= high:
-            raise ValueError(f"{name} must be an integer of at least {low} and at most {high}, not {text!r}")
+            raise ValueError(
+                f"{name} must be an integer of at least {low} and at most {high}, not {text!r}"
+            )
         return int(text)
 
     return parse
@@ -116,7 +124,8 @@ def _flag(name: str, text: str) -> bool:
 def _word(name: str, text: str) -> str:
     if not NAME.fullmatch(text) or RESERVED.fullmatch(text):
         raise ValueError(
-            f"{name} must be letters, digits and . : @ - _, at most 64, and no line-, api-key or anybody; not {text!r}"
+            f"{name} must be letters, digits and . : @ - _, at most 64, and no line-, api-key or "
+            f"anybody; not {text!r}"
         )
     return text
 
@@ -144,12 +153,16 @@ OPTIONS: Mapping[str, Callable[[str, str], Any]] = {
 
 
 def split_options(line: str, where: str) -> tuple[str, dict[str, Any]]:
-    """Split a line into the key and its options. Raises `SettingsInvalid`, whose message does not contain the key."""
+    """Split a line into the key and its options. Raises `SettingsInvalid`, whose message does not
+    contain the key."""
     options: dict[str, Any] = {}
     while match := OPTION.fullmatch(line):
         line, name, value = match.groups()
         if name not in OPTIONS:
-            message = f"{where}: unknown option {name!r}; there are {', '.join([*OPTIONS][:-1])} and {[*OPTIONS][-1]}"
+            message = (
+                f"{where}: unknown option {name!r}; there are {', '.join([*OPTIONS][:-1])} and "
+                f"{[*OPTIONS][-1]}"
+            )
             raise SettingsInvalid(message, FILE_FLAG)
         if name in options:
             raise SettingsInvalid(f"{where}: {name} is given twice", FILE_FLAG)
@@ -169,12 +182,18 @@ def is_option(text: str) -> bool:
 def key_with(key: str, options: Mapping[str, Any], number: int, where: str) -> ApiKey:
     """Make a key of its options. Raises `SettingsInvalid`."""
     more = {name: value for name, value in options.items() if name not in ALL_RIGHTS}
-    rights = frozenset(right for right in get_args(Right) if options.get(right, right in FILE_RIGHTS))
+    rights = frozenset(
+        right for right in get_args(Right) if options.get(right, right in FILE_RIGHTS)
+    )
     priority = options.get("priority", max(0, options.get("min_priority", 0)))
     lowest = options.get("min_priority", priority)
     if priority < lowest:
-        raise SettingsInvalid(f"{where}: priority {priority} is below min_priority {lowest}; raise it", FILE_FLAG)
-    return ApiKey(key, rights=rights, line=number, **more | {"priority": priority, "min_priority": lowest})
+        raise SettingsInvalid(
+            f"{where}: priority {priority} is below min_priority {lowest}; raise it", FILE_FLAG
+        )
+    return ApiKey(
+        key, rights=rights, line=number, **more | {"priority": priority, "min_priority": lowest}
+    )
 
 
 def require_one_client_a_name(keys: Sequence[ApiKey]) -> None:
@@ -184,7 +203,8 @@ def require_one_client_a_name(keys: Sequence[ApiKey]) -> None:
         first = named.setdefault(key.name, key) if key.name else key
         if attrs.evolve(first, key="") != attrs.evolve(key, key=""):
             raise SettingsInvalid(
-                f"{FILE_FLAG}: lines {first.line} and {key.line} have the name {key.name} and different options; "
+                f"{FILE_FLAG}: lines {first.line} and {key.line} have the name {key.name} and "
+                "different options; "
                 "keys of one name are one client: give both the same options, or different names",
                 FILE_FLAG,
             )

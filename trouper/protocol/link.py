@@ -1,7 +1,8 @@
 """Messages between rank 0 and a follower on the control link, besides plans.
 
-`Hello`, `Refused` and `Ready` are steps of the handshake, whose order `actors/ranks/rank_handshake.py` explains. After the last
-`Ready` come plans; `Leave` ends the connection.
+`Hello`, `Refused` and `Ready` are steps of the handshake, whose order
+`actors/ranks/rank_handshake.py` explains. After the last `Ready` come plans; `Leave` ends the
+connection.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from trouper.protocol.plans import Plan
 
 @attrs.frozen
 class Hello:
-    """A follower introduces itself after the proof of the secret: its rank, and the flags that it was started with."""
+    """A follower introduces itself after the proof of the secret: its rank, and the flags that it
+    was started with."""
 
     rank: int
     size: int
@@ -60,8 +62,8 @@ class LoadFailed:
 
 @attrs.frozen
 class Heartbeat:
-    """A sign of life, sent periodically in both directions. `step`: the last step that this rank has answered. `directory`: a
-    follower's own cache directory, once it has been read."""
+    """A sign of life, sent periodically in both directions. `step`: the last step that this rank
+    has answered. `directory`: a follower's own cache directory, once it has been read."""
 
     step: int = -1
     memory: MemoryStats | None = None
@@ -70,7 +72,8 @@ class Heartbeat:
 
 @attrs.frozen
 class StateMismatch:
-    """A follower's state is not what a plan expects (`ranks.RankDiffers`). The follower did not launch the plan."""
+    """A follower's state is not what a plan expects (`ranks.RankDiffers`). The follower did not
+    launch the plan."""
 
     step: int
     field: str
@@ -87,8 +90,9 @@ class Crashed:
 
 @attrs.frozen
 class Leave:
-    """Rank 0 sends no more plans. Without a reason, a follower ends after the last plan. With a reason the group is lost, and a
-    follower ends at once, since its engine may wait for the lost rank."""
+    """Rank 0 sends no more plans. Without a reason, a follower ends after the last plan. With a
+    reason the group is lost, and a follower ends at once, since its engine may wait for the lost
+    rank."""
 
     reason: str = ""
     unusable: bool = False
@@ -97,8 +101,8 @@ class Leave:
 
 @attrs.frozen
 class Fetch:
-    """Rank 0 asks each follower to read its own shards of these blocks, in this order, and to keep them in memory until a plan
-    settles the ticket."""
+    """Rank 0 asks each follower to read its own shards of these blocks, in this order, and to keep
+    them in memory until a plan settles the ticket."""
 
     ticket: int
     blocks: tuple[BlockRef, ...]
@@ -106,7 +110,8 @@ class Fetch:
 
 @attrs.frozen
 class Fetched:
-    """A follower holds the first `blocks` of the requested blocks. `seconds`: the duration of the read."""
+    """A follower holds the first `blocks` of the requested blocks. `seconds`: the duration of the
+    read."""
 
     ticket: int
     blocks: int
@@ -115,7 +120,8 @@ class Fetched:
 
 @attrs.frozen
 class Compile:
-    """Rank 0 asks a follower to compile a grammar, concurrently with the plans; a row with this grammar is about to be admitted."""
+    """Rank 0 asks a follower to compile a grammar, concurrently with the plans; a row with this
+    grammar is about to be admitted."""
 
     ticket: int
     grammar: Grammar
@@ -147,6 +153,20 @@ class Missing:
 
 
 Message = (
-    Hello | Refused | LogRecord | Ready | LoadFailed | Heartbeat | StateMismatch | Crashed | Leave | Fetch | Fetched | WriteDone | Missing | Plan
-    | Compile | Compiled
-)  # fmt: skip
+    Hello
+    | Refused
+    | LogRecord
+    | Ready
+    | LoadFailed
+    | Heartbeat
+    | StateMismatch
+    | Crashed
+    | Leave
+    | Fetch
+    | Fetched
+    | WriteDone
+    | Missing
+    | Plan
+    | Compile
+    | Compiled
+)

@@ -12,7 +12,8 @@ Unit = Literal["bytes", "steps"]
 
 @attrs.frozen
 class Loading:
-    """Progress of one stage, in bytes or in steps. Bytes that need not be read do not count as done."""
+    """Progress of one stage, in bytes or in steps. Bytes that need not be read do not count as
+    done."""
 
     model: str
     stage: str
@@ -23,13 +24,15 @@ class Loading:
 
 
 class LoadWatch(Protocol):
-    """Callback for the progress of loading. The engine's thread calls it up to some hundred times a second, so it must not
-    block."""
+    """Callback for the progress of loading. The engine's thread calls it up to some hundred times a
+    second, so it must not block."""
 
     def __call__(self, loading: Loading, /) -> None: ...
 
 
-def stage(watch: LoadWatch, model: str, name: str, unit: Unit = "bytes") -> Callable[[int, int], None]:
+def stage(
+    watch: LoadWatch, model: str, name: str, unit: Unit = "bytes"
+) -> Callable[[int, int], None]:
     """Bind `watch` to one stage of one model; the result takes the amounts (done, total)."""
     return lambda done, total: watch(Loading(model, name, done, total, unit))
 

@@ -1,4 +1,5 @@
-"""Attributes of a log record besides its text, for a program's handlers. Nothing here configures logging."""
+"""Attributes of a log record besides its text, for a program's handlers. Nothing here configures
+logging."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Paths as people write them, and questions about them that are never an error.
 
-`Path.expanduser` raises RuntimeError, and before Python 3.14 `Path.is_dir` raises OSError for a name that is too long, or one
-below a directory that may not be searched.
+`Path.expanduser` raises RuntimeError, and before Python 3.14 `Path.is_dir` raises OSError for a
+name that is too long, or one below a directory that may not be searched.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from trouper.protocol.problems import SettingsInvalid
 
 
 def expanded(path: str) -> Path:
-    """Return the path with a home directory for ~. Where that is not known (`~nobody`) the path stays, as in a shell."""
+    """Return the path with a home directory for ~. Where that is not known (`~nobody`) the path
+    stays, as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - see above
 
 
 def encodable(text: str) -> str:
-    """Return a path, or a text that quotes one, as text that can be sent: bytes of a name that are no UTF-8 are escaped."""
+    """Return a path, or a text that quotes one, as text that can be sent: bytes of a name that are
+    no UTF-8 are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -27,7 +29,9 @@ def home_directory() -> Path:
     """Return the user's home directory. Raises `SettingsInvalid` for a user who has none."""
     home = os.path.expanduser("~")  # noqa: PTH111 - see above
     if not os.path.isabs(home):  # noqa: PTH117 - see above
-        raise SettingsInvalid("this user has no home directory: set HOME to a directory, as in HOME=/var/lib/trouper")
+        raise SettingsInvalid(
+            "this user has no home directory: set HOME to a directory, as in HOME=/var/lib/trouper"
+        )
     return Path(home)
 
 

@@ -1,5 +1,6 @@
-"""The channel of plans to an engine. An engine with a thread of its own gets each plan in the sender's task, so that no task has to be
-switched to first: a step would begin later, and each switch takes Python's lock from that thread.
+"""The channel of plans to an engine. An engine with a thread of its own gets each plan in the
+sender's task, so that no task has to be switched to first: a step would begin later, and each
+switch takes Python's lock from that thread.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class PlanReceiver(ClosesAtEnd):
         return self._channel
 
     async def put_by(self, put: Callable[[Plan], None]) -> None:
-        """Call `put`, which neither blocks nor raises, with the plans that wait already, and then with each plan as it is sent, in the
-        sender's task. Returns when they have ended."""
+        """Call `put`, which neither blocks nor raises, with the plans that wait already, and then
+        with each plan as it is sent, in the sender's task. Returns when they have ended."""
         with suppress(trio.WouldBlock, trio.EndOfChannel):
             while True:
                 put(self._channel.receive_nowait())
@@ -50,7 +51,8 @@ class PlanSender(ClosesAtEnd):
     _receiver: PlanReceiver
 
     def send_nowait(self, plan: Plan) -> None:
-        """Raises `trio.WouldBlock` if too many plans wait, `trio.BrokenResourceError` if nobody receives."""
+        """Raises `trio.WouldBlock` if too many plans wait, `trio.BrokenResourceError` if nobody
+        receives."""
         if self._receiver.put is None:
             self._channel.send_nowait(plan)
         else:

@@ -32,7 +32,8 @@ ProposerName = Literal["ngram", "draft_model", "mtp"]
 Pooling = Literal["mean", "mean_sqrt", "last", "first", "max", "weighted"]
 """Tokens whose hidden states are pooled into the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
-"""Maximum number of unanswered plans: one that the device computes, and one whose tokens are read next."""
+"""Maximum number of unanswered plans: one that the device computes, and one whose tokens are read
+next."""
 
 
 @attrs.frozen
@@ -44,30 +45,34 @@ class RowFault:
 
 
 NOT_A_NUMBER = RowFault(
-    "not_a_number", "the model has computed no numbers (NaN) for this text: it overflows, or its weights are damaged"
+    "not_a_number",
+    "the model has computed no numbers (NaN) for this text: it overflows, or its weights are "
+    "damaged",
 )
 """Fault of a row whose keys and values are of no use to anybody."""
 NO_CHOICE = RowFault("no_choice", "no token is left to choose")
-"""Fault of a row for which all tokens are forbidden: one parameter of its request does that, or several do it together."""
+"""Fault of a row for which all tokens are forbidden: one parameter of its request does that, or
+several do it together."""
 
 
 @attrs.frozen
 class Store:
-    """Copy KV of a live row into blocks, before this plan changes anything. blocks[i] gets sizes[i] tokens, from `start` on."""
+    """Copy KV of a live row into blocks, before this plan changes anything. blocks[i] gets sizes[i]
+    tokens, from `start` on."""
 
     row: RowId
     start: int
     sizes: tuple[int, ...]
     blocks: tuple[BlockId, ...]
     snapshot: BlockId | None = None
-    """Id of a copy of rings and states as of start + sum(sizes) tokens: the row's length, or its length two steps with drafts
-    ago."""
+    """Id of a copy of rings and states as of start + sum(sizes) tokens: the row's length, or its
+    length two steps with drafts ago."""
 
 
 @attrs.frozen
 class Restore:
-    """The part of a new row's prompt that need not be computed: `tokens` tokens, from blocks (the last one possibly in part),
-    then from the KV of the live row `source`."""
+    """The part of a new row's prompt that need not be computed: `tokens` tokens, from blocks (the
+    last one possibly in part), then from the KV of the live row `source`."""
 
     tokens: int
     blocks: tuple[BlockId, ...] = ()
@@ -77,8 +82,9 @@ class Restore:
 
 @attrs.frozen
 class Load:
-    """Bytes from disk become a block or a snapshot. No bytes travel to other ranks: each rank uses its own shard, which is the
-    block at `index` (or the snapshot of that block) of the read with this `ticket`."""
+    """Bytes from disk become a block or a snapshot. No bytes travel to other ranks: each rank uses
+    its own shard, which is the block at `index` (or the snapshot of that block) of the read with
+    this `ticket`."""
 
     block: BlockId
     payload: Tensors
@@ -89,8 +95,8 @@ class Load:
 
 @attrs.frozen
 class ThinkingLimit:
-    """Limit on a row's reasoning: after `tokens` tokens of it the row writes `end`. `start` and `end` are the markers around
-    reasoning."""
+    """Limit on a row's reasoning: after `tokens` tokens of it the row writes `end`. `start` and
+    `end` are the markers around reasoning."""
 
     tokens: int
     start: tuple[int, ...]
@@ -111,8 +117,9 @@ class Breakers:
 
 @attrs.frozen
 class Admit:
-    """A row enters the engine, for the first time or again. `prompt` is little-endian int32 bytes, the cheap way to carry
-    many tokens. A row that has left the engine and resumes brings its output tokens as the end of `prompt`."""
+    """A row enters the engine, for the first time or again. `prompt` is little-endian int32 bytes,
+    the cheap way to carry many tokens. A row that has left the engine and resumes brings its output
+    tokens as the end of `prompt`."""
 
     row: RowId
     prompt: bytes
@@ -124,16 +131,18 @@ class Admit:
     """Minimum number of output tokens before any token of `ends` may be sampled."""
     ends: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
-    """Number of most likely tokens for the log-probabilities of prompt tokens, which are answered chunk by chunk; then nothing
-    is restored. None: no such log-probabilities."""
+    """Number of most likely tokens for the log-probabilities of prompt tokens, which are answered
+    chunk by chunk; then nothing is restored. None: no such log-probabilities."""
     thinking: ThinkingLimit | None = None
     embed: Pooling | None = None
-    """Pooling of the prompt's vector, which comes with the last chunk. No token is sampled, and the row waits to be dropped."""
+    """Pooling of the prompt's vector, which comes with the last chunk. No token is sampled, and the
+    row waits to be dropped."""
     drafts: bool = False
-    """Whether the row may draft by prompt lookup, in which case the engine indexes the n-grams of its prompt and output. A draft
-    model and a head need no announcement."""
+    """Whether the row may draft by prompt lookup, in which case the engine indexes the n-grams of
+    its prompt and output. A draft model and a head need no announcement."""
     logprob_tokens: tuple[int, ...] = ()
-    """Tokens whose log-probabilities are returned in place of those of the most likely ones. Only with `logprobs`."""
+    """Tokens whose log-probabilities are returned in place of those of the most likely ones. Only
+    with `logprobs`."""
     breakers: Breakers | None = None
     """Sequence breakers of a row with DRY."""
     logits_processors: tuple[str, ...] = ()
@@ -141,8 +150,9 @@ class Admit:
     adapter: str = ""
     """Name of the row's LoRA adapter; "": none."""
     num_output_tokens: int = 0
-    """Trailing tokens of `prompt` that the row has sampled already. They count as output wherever prompt and output are
-    distinguished: the position that keys the next draw, penalties, `min_tokens`, the grammar, the thinking limit."""
+    """Trailing tokens of `prompt` that the row has sampled already. They count as output wherever
+    prompt and output are distinguished: the position that keys the next draw, penalties,
+    `min_tokens`, the grammar, the thinking limit."""
 
     @property
     def num_tokens(self) -> int:
@@ -152,7 +162,8 @@ class Admit:
 
 @attrs.frozen
 class Chunk:
-    """Prefill the next `tokens` tokens of the row's `Admit.prompt`. With the last token of the prompt the row samples a token."""
+    """Prefill the next `tokens` tokens of the row's `Admit.prompt`. With the last token of the
+    prompt the row samples a token."""
 
     row: RowId
     tokens: int
@@ -172,9 +183,10 @@ class KvBound:
 class Plan:
     """One step of the engine.
 
-    The engine carries out its parts in this order: evict, store, drop, load, admit, prefill the chunks, persist, decode one token
-    for each row of `decode` and for each row whose prompt is complete. Evicted blocks make room for stored ones. A dropped row
-    can be stored, since stores precede drops. Loaded blocks can be restored by an admitted row, and stored ones, too.
+    The engine carries out its parts in this order: evict, store, drop, load, admit, prefill the
+    chunks, persist, decode one token for each row of `decode` and for each row whose prompt is
+    complete. Evicted blocks make room for stored ones. A dropped row can be stored, since stores
+    precede drops. Loaded blocks can be restored by an admitted row, and stored ones, too.
     """
 
     step: int
@@ -195,8 +207,8 @@ class Plan:
     settled: tuple[int, ...] = ()
     """Tickets of reads of which no later plan loads anything. Only with several ranks."""
     drafts: tuple[int, ...] = ()
-    """Maximum number of tokens to draft and verify in this step for each row of `decode`; () means no drafts. The drafted
-    tokens follow from the row's tokens alone."""
+    """Maximum number of tokens to draft and verify in this step for each row of `decode`; () means
+    no drafts. The drafted tokens follow from the row's tokens alone."""
     proposers: tuple[ProposerName, ...] = ()
     """What drafts them, for each row of `decode`; () means n-grams for all rows."""
     watch: bool = False
@@ -204,9 +216,11 @@ class Plan:
     kv_bound: KvBound | None = None
     """Bound of the buffers of rows; None: they may have room to spare."""
     report_banks: bool = False
-    """Whether `Stepped.banks` reports the banks. The scheduler requests it once a second, not with each step."""
+    """Whether `Stepped.banks` reports the banks. The scheduler requests it once a second, not with
+    each step."""
     digest: Digest | None = None
-    """State that the engine must have before it launches this plan. RankMirror adds it when there are several ranks."""
+    """State that the engine must have before it launches this plan. RankMirror adds it when there
+    are several ranks."""
 
     @property
     def proposer_of(self) -> dict[RowId, ProposerName]:
@@ -221,7 +235,9 @@ class Plan:
     @property
     def fresh_rows(self) -> frozenset[RowId]:
         """Rows that are admitted or prefill in this plan."""
-        return frozenset([*(admit.row for admit in self.admit), *(chunk.row for chunk in self.prefill)])
+        return frozenset(
+            [*(admit.row for admit in self.admit), *(chunk.row for chunk in self.prefill)]
+        )
 
     @property
     def rows(self) -> frozenset[RowId]:
@@ -232,15 +248,22 @@ class Plan:
     def changes(self) -> bool:
         """Whether this plan does anything besides computing tokens."""
         return bool(
-            self.drop or self.admit or self.evict or self.store or self.load or self.persist or self.release_memory
+            self.drop
+            or self.admit
+            or self.evict
+            or self.store
+            or self.load
+            or self.persist
+            or self.release_memory
             or self.settled
-        )  # fmt: skip
+        )
 
 
 @attrs.frozen
 class Stepped:
-    """The result of a plan: a token for each decoded row and for each row whose prompt ended in this step. A row whose
-    drafts were accepted is named once for each of its tokens, in their order.
+    """The result of a plan: a token for each decoded row and for each row whose prompt ended in
+    this step. A row whose drafts were accepted is named once for each of its tokens, in their
+    order.
 
     `decode_s` and `prefill_s` are measured seconds of device time, as far as the device lets them
     be told apart; they size the next chunks.
@@ -251,7 +274,8 @@ class Stepped:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     seconds: float = 0.0
-    """Seconds from the launch, or from the end of the previous step if that was later, to this step's tokens."""
+    """Seconds from the launch, or from the end of the previous step if that was later, to this
+    step's tokens."""
     persisted: tuple[Tensors, ...] = ()
     """Bytes of each block and snapshot of the plan's `persist`, in order."""
     failed: tuple[tuple[RowId, RowFault], ...] = ()
@@ -265,16 +289,17 @@ class Stepped:
     draft_s: float = 0.0
     """Seconds of `seconds` that proposers took before the step's own pass was built."""
     preparing: bool = False
-    """Whether the device prepared kernels or a graph for this step, or, meanwhile, for the next one, so that `seconds` says nothing of
-    later steps."""
+    """Whether the device prepared kernels or a graph for this step, or, meanwhile, for the next
+    one, so that `seconds` says nothing of later steps."""
     matched: tuple[tuple[RowId, int], ...] = ()
-    """If the plan has `watch`: (row, number of its last tokens that occurred before, or that such an occurrence predicted), for
-    rows that have something to draft."""
+    """If the plan has `watch`: (row, number of its last tokens that occurred before, or that such
+    an occurrence predicted), for rows that have something to draft."""
     banks: tuple[BankStats, ...] | None = None
-    """If the plan has `report_banks`: the banks after this step was launched, that of the shortest rows first."""
+    """If the plan has `report_banks`: the banks after this step was launched, that of the shortest
+    rows first."""
     order: int = 0
-    """`ranks.sequence` of the rows in their slots and of the number of decoding rows, after this step was launched. Only if the
-    plan has a digest."""
+    """`ranks.sequence` of the rows in their slots and of the number of decoding rows, after this
+    step was launched. Only if the plan has a digest."""
     tokens_hash: int = 0
-    """`ranks.sequence` of this step's `rows` and `tokens`, seeded with the hash of the previous step. Only if the plan has a
-    digest."""
+    """`ranks.sequence` of this step's `rows` and `tokens`, seeded with the hash of the previous
+    step. Only if the plan has a digest."""

@@ -1,4 +1,5 @@
-"""Errors of one request, in the four keys that OpenAI clients know, and errors that end a model or the server."""
+"""Errors of one request, in the four keys that OpenAI clients know, and errors that end a model or
+the server."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ class Problem:
 
 
 INTERNAL = Problem(
-    500, "an internal error; the log has it under the request id", "server_error", None, "internal_error"
+    500,
+    "an internal error; the log has it under the request id",
+    "server_error",
+    None,
+    "internal_error",
 )
 """What a client is told of an error that nothing here foresaw."""
 SYSTEM_SHORTAGE = Problem(
@@ -57,19 +62,30 @@ SYSTEM_SHORTAGE = Problem(
     code="system_shortage",
     retry_after_s=5,
 )
-DRAINING = Problem(503, "the server is shutting down", "server_error", code="draining", retry_after_s=1)
+DRAINING = Problem(
+    503, "the server is shutting down", "server_error", code="draining", retry_after_s=1
+)
 MODEL_UNLOADING = Problem(
-    503, "the model is being unloaded", "server_error", "model", code="model_unloading", retry_after_s=1
+    503,
+    "the model is being unloaded",
+    "server_error",
+    "model",
+    code="model_unloading",
+    retry_after_s=1,
 )
 
 
 def rank_lost(reason: str) -> Problem:
-    """Problem for requests whose group of ranks ended. The process ends with it, and its supervisor starts it again."""
-    return Problem(503, f"the server starts again: {reason}", "server_error", code="rank_lost", retry_after_s=5)
+    """Problem for requests whose group of ranks ended. The process ends with it, and its supervisor
+    starts it again."""
+    return Problem(
+        503, f"the server starts again: {reason}", "server_error", code="rank_lost", retry_after_s=5
+    )
 
 
 class RequestFailed(Exception):
-    """A request was refused, timed out or lost its engine. Carries the `Problem`; costs nobody else anything."""
+    """A request was refused, timed out or lost its engine. Carries the `Problem`; costs nobody else
+    anything."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -84,14 +100,16 @@ def printable(text: str, longest: int = LONGEST_LINE) -> str:
     control characters are escaped."""
     if len(text) <= longest and text.isprintable():
         return text
-    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: longest + 1])
+    escaped = (
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: longest + 1]
+    )
     line = "".join(escaped)
     return line if len(line) <= longest else line[:longest] + " ..."
 
 
 class ModelUnusable(Exception):
-    """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy, which may be passed as
-    a separate argument."""
+    """A model that cannot be loaded. The message is one line for a person: what, where, and the
+    remedy, which may be passed as a separate argument."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         message = printable(message)
@@ -104,11 +122,13 @@ class AdapterFilesMissing(ModelUnusable):
 
 
 class ActorFailed(Exception):
-    """An actor that the server needs crashed too often, after all requests were answered. The message is one line for a person."""
+    """An actor that the server needs crashed too often, after all requests were answered. The
+    message is one line for a person."""
 
 
 class OutOfDeviceMemory(Exception):
-    """A step needed memory that the device does not have. Other processes may use it, so no request is to blame."""
+    """A step needed memory that the device does not have. Other processes may use it, so no request
+    is to blame."""
 
 
 class SystemShortage(Exception):
@@ -117,7 +137,8 @@ class SystemShortage(Exception):
 
 
 class SettingsInvalid(ValueError):
-    """A setting with an invalid value. The message names the flag and the remedy; `flag` is the flag alone, if there is one."""
+    """A setting with an invalid value. The message names the flag and the remedy; `flag` is the
+    flag alone, if there is one."""
 
     def __init__(self, message: str, flag: str | None = None) -> None:
         super().__init__(message)
@@ -128,15 +149,20 @@ SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, e
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the system refused a descriptor, a process or memory: nobody's fault, and it passes."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SHORTAGES)
+    """Whether the system refused a descriptor, a process or memory: nobody's fault, and it
+    passes."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno in SHORTAGES
+    )
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestFailed:
     return RequestFailed(Problem(400, message, "invalid_request_error", param, code))
 
 
-NOT_PREPARED = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
+NOT_PREPARED = Problem(
+    422, "the request could not be prepared", "invalid_request_error", None, "intake_failed"
+)
 """What prepares a request crashed by it. Clients do not repeat a request after a 422."""
 
 
@@ -155,7 +181,8 @@ def grammars_full(places: int, share: int) -> Problem:
     may have."""
     return Problem(
         429,
-        f"{places} grammars of this client wait to be compiled already (1/{share} of --max-queue-size); "
+        f"{places} grammars of this client wait to be compiled already (1/{share} of "
+        "--max-queue-size); "
         "send fewer new ones at a time, or simpler ones",
         "rate_limit_error",
         code="grammar_queue_full",
@@ -167,7 +194,9 @@ def adapter_not_found(adapter: str, model: str, known: Sequence[str]) -> Request
     """The 404 for an adapter that the model does not have."""
     names = ", ".join(map(repr, known)) or "none"
     message = f"{model!r} has no adapter {quoted(adapter)}; it has {names} (--adapter NAME=DIR)"
-    return RequestFailed(Problem(404, message, "invalid_request_error", "model", "adapter_not_found"))
+    return RequestFailed(
+        Problem(404, message, "invalid_request_error", "model", "adapter_not_found")
+    )
 
 
 def adapter_loaded(name: str) -> RequestFailed:
@@ -179,5 +208,11 @@ def adapter_loaded(name: str) -> RequestFailed:
 def adapter_unknown(name: str) -> RequestFailed:
     """vLLM's refusal to unload an adapter that is not there."""
     return RequestFailed(
-        Problem(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError", "lora_name", "adapter_not_found")
+        Problem(
+            404,
+            f"The lora adapter '{name}' cannot be found.",
+            "NotFoundError",
+            "lora_name",
+            "adapter_not_found",
+        )
     )

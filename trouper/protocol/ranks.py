@@ -1,11 +1,12 @@
 """State that the ranks of one model must agree on, and the detection of differences.
 
-Rank 0 decides, followers replay (F19): everything that a rank computes is a function of the ordered stream of plans.
-Tensors travel by `mx.distributed`, inside the engines; plans travel by TCP (`wire.py`), so that a rank that died, stalls
-or differs is found while the engines are blocked in a collective, which nobody can cancel.
+Rank 0 decides, followers replay (F19): everything that a rank computes is a function of the ordered
+stream of plans. Tensors travel by `mx.distributed`, inside the engines; plans travel by TCP
+(`wire.py`), so that a rank that died, stalls or differs is found while the engines are blocked in a
+collective, which nobody can cancel.
 
-The hash functions are defined here, for RankMirror, which predicts the state, and for the engines, which have it. They hash
-whole arrays, so a step costs a few operations, however many rows it has.
+The hash functions are defined here, for RankMirror, which predicts the state, and for the engines,
+which have it. They hash whole arrays, so a step costs a few operations, however many rows it has.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from trouper.protocol.splitmix import GOLDEN, mix64
 
 @attrs.frozen
 class Joined:
-    """Rank of this process in the group. `invitation`: the bytes that rank 0 sent to all ranks through the group itself."""
+    """Rank of this process in the group. `invitation`: the bytes that rank 0 sent to all ranks
+    through the group itself."""
 
     rank: int = 0
     size: int = 1
@@ -35,15 +37,17 @@ class Joined:
 
 @attrs.frozen
 class Digest:
-    """The state that a rank must have before it launches a plan and applies its changes. Each field is a hash, so that the
-    first one that differs can be named. `rows`, `lengths` and `blocks` are predicted from the plans, so that a difference is
-    found before the collective that it would hang; `order` and `tokens` are rank 0's own after step `settled`."""
+    """The state that a rank must have before it launches a plan and applies its changes. Each field
+    is a hash, so that the first one that differs can be named. `rows`, `lengths` and `blocks` are
+    predicted from the plans, so that a difference is found before the collective that it would
+    hang; `order` and `tokens` are rank 0's own after step `settled`."""
 
     rows: int
-    """`pairs` of the rows' ids with 1 for a row that decodes, and 0 for one that prefills or was embedded."""
+    """`pairs` of the rows' ids with 1 for a row that decodes, and 0 for one that prefills or was
+    embedded."""
     lengths: int
-    """`pairs` of the rows' ids and the tokens in their KV. For steps after `settled` a decoded row counts one token each, since
-    rank 0 does not know yet which drafts were accepted."""
+    """`pairs` of the rows' ids and the tokens in their KV. For steps after `settled` a decoded row
+    counts one token each, since rank 0 does not know yet which drafts were accepted."""
     blocks: int
     """`set_hash` of the ids of stored blocks and snapshots."""
     settled: int = -1
@@ -59,22 +63,25 @@ FIELDS = ("rows", "lengths", "blocks", "order", "tokens")
 
 
 class RankDiffers(Exception):
-    """A rank's state is not what a plan expects. The rank did not launch the plan, and the group ends."""
+    """A rank's state is not what a plan expects. The rank did not launch the plan, and the group
+    ends."""
 
     def __init__(self, step: int, field: str, expected: int, found: int) -> None:
         super().__init__(
-            f"step {step}: its {field} differ from what the plan expects ({found:016x}, not {expected:016x})"
+            f"step {step}: its {field} differ from what the plan expects ({found:016x}, not "
+            f"{expected:016x})"
         )
         self.step, self.field, self.expected, self.found = step, field, expected, found
 
 
 KEPT = 8
-"""Number of steps whose hashes a rank remembers. A plan is sent when at most two steps are unanswered."""
+"""Number of steps whose hashes a rank remembers. A plan is sent when at most two steps are
+unanswered."""
 
 
 def forget_old(steps: dict[int, Any]) -> None:
-    """Keep the last `KEPT` steps. Entries are counted, not compared by step number: numbers jump, because empty steps are never
-    sent."""
+    """Keep the last `KEPT` steps. Entries are counted, not compared by step number: numbers jump,
+    because empty steps are never sent."""
     while len(steps) > KEPT:
         del steps[next(iter(steps))]
 
@@ -87,7 +94,7 @@ def compare(step: int, expected: Digest, found: Digest) -> None:
             raise RankDiffers(step, field, expected_hash, found_hash)
 
 
-# -- hashes ------------------------------------------------------------------------------------------
+# -- hashes --------------------------------------------------------------------------------------
 
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -102,7 +109,8 @@ def pairs(ids: Ids, values: np.ndarray[Any, Any]) -> int:
 
 
 def set_hash(ids: Ids) -> int:
-    """Hash of a set of ids. Sums of disjoint sets are added modulo 2**64, so a set that changes is not hashed again."""
+    """Hash of a set of ids. Sums of disjoint sets are added modulo 2**64, so a set that changes is
+    not hashed again."""
     return int(_mixed(ids).sum())
 
 

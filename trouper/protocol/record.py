@@ -1,4 +1,5 @@
-"""The record of one finished request, from which histograms, log lines, traces and lists of recent requests are made."""
+"""The record of one finished request, from which histograms, log lines, traces and lists of recent
+requests are made."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from typing import Literal
 import attrs
 
 Reason = Literal["stop", "length", "abort", "error", "refused"]
-"""abort: the client left or cancelled. error: it was accepted and then failed. refused: it never entered the queue."""
+"""abort: the client left or cancelled. error: it was accepted and then failed. refused: it never
+entered the queue."""
 
 
 @attrs.frozen(kw_only=True)
 class RequestRecord:
-    """Result and times of one request. Times are seconds of the runtime's clock and are the scheduler's, so a client that reads slowly shifts none of them.
-    None: the request did not get that far. Plus `unix_offset` they are Unix time."""
+    """Result and times of one request. Times are seconds of the runtime's clock and are the
+    scheduler's, so a client that reads slowly shifts none of them. None: the request did not get
+    that far. Plus `unix_offset` they are Unix time."""
 
     request_id: str
     """Id of the request. Further choices of one response have a number appended: "id-1"."""
@@ -22,7 +25,8 @@ class RequestRecord:
     adapter: str = ""
     """Name of its LoRA adapter; "": none."""
     key: str = ""
-    """What names its API key: the name in the file of keys, or the line; "": the server needs none."""
+    """What names its API key: the name in the file of keys, or the line; "": the server needs
+    none."""
     endpoint: str = ""
     """Path of the HTTP request, without the query."""
     reason: Reason
@@ -61,8 +65,11 @@ class RequestRecord:
 
     @property
     def prefill_s(self) -> float | None:
-        """Seconds from admission to the first token, or to the end of a complete answer without tokens."""
-        return _between(self.admitted_at, self.done_at if self.first_token_at is None else self.first_token_at)
+        """Seconds from admission to the first token, or to the end of a complete answer without
+        tokens."""
+        return _between(
+            self.admitted_at, self.done_at if self.first_token_at is None else self.first_token_at
+        )
 
     @property
     def decode_s(self) -> float | None:
@@ -87,7 +94,9 @@ class RequestRecord:
     def mean_inter_token_latency_s(self) -> float | None:
         """Mean inter-token latency in seconds; None with fewer than two tokens."""
         return (
-            None if self.decode_s is None or self.generated_tokens < 2 else self.decode_s / (self.generated_tokens - 1)
+            None
+            if self.decode_s is None or self.generated_tokens < 2
+            else self.decode_s / (self.generated_tokens - 1)
         )
 
 

@@ -1,7 +1,8 @@
 """Bounds of the values of a request. Pure.
 
-What comes over HTTP was checked by a schema. A program that embeds the runtime makes its requests itself, and a value that is no number, or a
-string for a tuple of strings, would be found where all requests share one task or one engine: its crash would be everybody's.
+What comes over HTTP was checked by a schema. A program that embeds the runtime makes its requests
+itself, and a value that is no number, or a string for a tuple of strings, would be found where all
+requests share one task or one engine: its crash would be everybody's.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Number:
 
 LENGTH = Number(0, UNBOUNDED, integer=True, optional=True)
 MAX_LOGPROBS = 64
-"""Number of most likely tokens that the engine finds at each position: the answer would have no more."""
+"""Number of most likely tokens that the engine finds at each position: the answer would have no
+more."""
 LOGPROBS = Number(0, MAX_LOGPROBS, integer=True, optional=True)
 SHARE = Number(0, 1)
 FINITE = 3e38
@@ -97,7 +99,12 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "tenant": (str,),
     "timeouts": (Timeouts, type(None)),
 }
-TUPLES: Mapping[str, type] = {"stop": str, "stop_token_ids": int, "logprob_tokens": int, "logits_processors": str}
+TUPLES: Mapping[str, type] = {
+    "stop": str,
+    "stop_token_ids": int,
+    "logprob_tokens": int,
+    "logits_processors": str,
+}
 
 
 def check_bounds(request: Generate) -> None:
@@ -114,7 +121,9 @@ def check_bounds(request: Generate) -> None:
         raise bad_request("stop must not hold an empty string", "stop", "invalid_value")
     if request.speculation is not None and request.speculation not in get_args(Speculation):
         raise bad_request(
-            f"speculation must be one of {', '.join(get_args(Speculation))}, or None", "speculation", "invalid_value"
+            f"speculation must be one of {', '.join(get_args(Speculation))}, or None",
+            "speculation",
+            "invalid_value",
         )
     if request.timeouts is not None:
         _check_numbers(request.timeouts, {field.name: SECONDS for field in attrs.fields(Timeouts)})
@@ -128,7 +137,8 @@ def _check_types(holder: object, types: Mapping[str, tuple[type, ...]]) -> None:
 
 
 def _check_token_ids(prompt: Prompt) -> None:
-    """A float would be cut to an integer where tokens become bytes: the answer would be one to another prompt."""
+    """A float would be cut to an integer where tokens become bytes: the answer would be one to
+    another prompt."""
     if isinstance(prompt, TokenPrompt):
         tokens: object = prompt.tokens
     elif isinstance(prompt, InfillPrompt) and isinstance(prompt.prefix, tuple | list):
@@ -136,12 +146,16 @@ def _check_token_ids(prompt: Prompt) -> None:
     else:
         return
     if not isinstance(tokens, tuple | list):
-        raise bad_request(f"prompt must be a tuple of token ids, not {_shown(tokens)}", "prompt", "invalid_type")
+        raise bad_request(
+            f"prompt must be a tuple of token ids, not {_shown(tokens)}", "prompt", "invalid_type"
+        )
     # By kind, since a prompt may have a million tokens. NumPy's integers are no `int`.
     wrong = {kind for kind in set(map(type, tokens)) if not hasattr(kind, "__index__")}
     if wrong:
         first = next(token for token in tokens if type(token) in wrong)
-        raise bad_request(f"prompt must be a tuple of token ids, not of {_shown(first)}", "prompt", "invalid_type")
+        raise bad_request(
+            f"prompt must be a tuple of token ids, not of {_shown(first)}", "prompt", "invalid_type"
+        )
 
 
 def _check_numbers(holder: object, bounds: Mapping[str, Number]) -> None:
@@ -152,12 +166,19 @@ def _check_numbers(holder: object, bounds: Mapping[str, Number]) -> None:
 
 def _check_tuple(name: str, value: Iterable[object], kind: type) -> None:
     if not isinstance(value, tuple | list) or not all(isinstance(one, kind) for one in value):
-        raise bad_request(f"{name} must be a tuple of {kind.__name__}, not {_shown(value)}", name, "invalid_type")
+        raise bad_request(
+            f"{name} must be a tuple of {kind.__name__}, not {_shown(value)}", name, "invalid_type"
+        )
 
 
 def _check_biases(biases: Any) -> None:
     for pair in biases if isinstance(biases, tuple | list) else (None,):
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], int) or BIAS.fault(pair[1]):
+        if (
+            not isinstance(pair, tuple | list)
+            or len(pair) != 2
+            or not isinstance(pair[0], int)
+            or BIAS.fault(pair[1])
+        ):
             message = f"logit_bias must be a tuple of (token id, bias), not {_shown(biases)}"
             raise bad_request(message, "logit_bias", "invalid_type")
 

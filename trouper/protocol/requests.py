@@ -11,12 +11,14 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.sampling import Sampling
 
 Speculation = Literal["auto", "ngram", "draft_model", "mtp", "off"]
-"""What drafts a row's next tokens: its own n-grams, the draft model, whichever of them pays, or nothing."""
+"""What drafts a row's next tokens: its own n-grams, the draft model, whichever of them pays, or
+nothing."""
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
-"""Bounds of `Generate.priority` that clients may send: 32 bits, which every client's integers hold."""
+"""Bounds of `Generate.priority` that clients may send: 32 bits, which every client's integers
+hold."""
 BATCH_PRIORITY = MAX_PRIORITY + 1
-"""Priority of requests of batches, behind all that clients may send. Such a request waits without a limit, yields rows to others, and takes no
-room in the queue from them."""
+"""Priority of requests of batches, behind all that clients may send. Such a request waits without a
+limit, yields rows to others, and takes no room in the queue from them."""
 
 
 @attrs.frozen
@@ -40,12 +42,14 @@ class ChatPrompt:
     messages: tuple[Mapping[str, Any], ...]
     template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     ignored: tuple[str, ...] = ()
-    """Types of those parts of the messages that the model cannot read, such as images; a placeholder stands for each."""
+    """Types of those parts of the messages that the model cannot read, such as images; a
+    placeholder stands for each."""
 
 
 @attrs.frozen
 class InfillPrompt:
-    """A gap to fill between a prefix (text, or token ids) and a suffix, for models that were trained to."""
+    """A gap to fill between a prefix (text, or token ids) and a suffix, for models that were
+    trained to."""
 
     prefix: str | tuple[int, ...]
     suffix: str
@@ -58,9 +62,11 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt | InfillPrompt
 
 @attrs.frozen(kw_only=True)
 class Timeouts:
-    """Time limits in seconds; None or 0: no limit. Each has its own error, so that a client can tell which one was exceeded.
+    """Time limits in seconds; None or 0: no limit. Each has its own error, so that a client can
+    tell which one was exceeded.
 
-    `first_token_s` limits the time without progress of a prefill: each computed chunk begins it anew."""
+    `first_token_s` limits the time without progress of a prefill: each computed chunk begins it
+    anew."""
 
     queue_s: float | None = None
     first_token_s: float | None = None
@@ -70,7 +76,8 @@ class Timeouts:
 
 @attrs.frozen(kw_only=True)
 class CacheScope:
-    """What the server itself keeps cached blocks apart by, beside the client's `cache_salt`. No client can choose a value of it."""
+    """What the server itself keeps cached blocks apart by, beside the client's `cache_salt`. No
+    client can choose a value of it."""
 
     group: str = ""
     """Group of API keys whose requests share cached prompts."""
@@ -79,7 +86,8 @@ class CacheScope:
 
 
 UNBOUNDED = 2**63 - 1
-"""Maximum of any number that a request may hold. As the length of an answer it says: as long as there is room."""
+"""Maximum of any number that a request may hold. As the length of an answer it says: as long as
+there is room."""
 
 
 @attrs.frozen(kw_only=True)
@@ -96,26 +104,31 @@ class Generate:
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     as_room_allows: bool = False
-    """Whether a `max_tokens` beyond the context is reduced to the remaining context instead of refused."""
+    """Whether a `max_tokens` beyond the context is reduced to the remaining context instead of
+    refused."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    """Minimum number of tokens before the answer may end, be it by a token (which is not sampled, unless a grammar allows
-    nothing else) or by a stop string."""
+    """Minimum number of tokens before the answer may end, be it by a token (which is not sampled,
+    unless a grammar allows nothing else) or by a stop string."""
     grammar: Grammar | None = None
     embed: bool = False
-    """Whether to return the prompt as a vector, `Answer.embedding`, instead of an answer. `max_tokens` is 1 then."""
+    """Whether to return the prompt as a vector, `Answer.embedding`, instead of an answer.
+    `max_tokens` is 1 then."""
     logprobs: int | None = None
     logprob_tokens: tuple[int, ...] = ()
-    """Token ids whose log-probabilities come at each position, in place of those of the most likely; with `logprobs`."""
+    """Token ids whose log-probabilities come at each position, in place of those of the most
+    likely; with `logprobs`."""
     prompt_logprobs: int | None = None
-    """Log-probabilities, as with `logprobs`, for each token of the prompt but the first. The whole prompt is then computed,
-    whatever is cached."""
+    """Log-probabilities, as with `logprobs`, for each token of the prompt but the first. The whole
+    prompt is then computed, whatever is cached."""
     thinking_tokens: int | None = None
-    """Maximum number of reasoning tokens. No effect with a grammar, which leaves no room for reasoning."""
+    """Maximum number of reasoning tokens. No effect with a grammar, which leaves no room for
+    reasoning."""
     speculation: Speculation | None = None
-    """Speculation for this request; None: as in the settings. It changes the duration of an answer, never its tokens."""
+    """Speculation for this request; None: as in the settings. It changes the duration of an answer,
+    never its tokens."""
     logits_processors: tuple[str, ...] = ()
     """Names of the embedding program's logits processors that change the row's logits, in order."""
     adapter: str = ""
@@ -127,9 +140,9 @@ class Generate:
     priority: int = 0
     """Lower is scheduled first, as in vLLM."""
     tenant: str = ""
-    """Name of the client, the same for all its requests. Tenants take turns where requests are prepared, and
-    share rows, the queue and prefill. HTTP clients cannot choose the name: it follows from the API key, or
-    from the address where there are no keys."""
+    """Name of the client, the same for all its requests. Tenants take turns where requests are
+    prepared, and share rows, the queue and prefill. HTTP clients cannot choose the name: it follows
+    from the API key, or from the address where there are no keys."""
     timeouts: Timeouts | None = None
     """Time limits of this request; None: the runtime's defaults."""
 
@@ -140,6 +153,7 @@ class Generate:
 
 
 def ignored_parts(requests: Iterable[Generate]) -> tuple[str, ...]:
-    """Return the types of parts that the model cannot read, of all these requests, once each: what a response has to name."""
+    """Return the types of parts that the model cannot read, of all these requests, once each: what
+    a response has to name."""
     chats = [request.prompt for request in requests if isinstance(request.prompt, ChatPrompt)]
     return tuple(sorted({name for prompt in chats for name in prompt.ignored}))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 
 COLDEST = 1e-5
-"""Temperature below which sampling is greedy. There the strongest noise moves logits by 2e-4, as much as rounding does, and
-still smaller values leave the range in which floats can be divided by them."""
+"""Temperature below which sampling is greedy. There the strongest noise moves logits by 2e-4, as
+much as rounding does, and still smaller values leave the range in which floats can be divided by
+them."""
 SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 """llama.cpp's default of `dry_sequence_breakers`."""
 
@@ -15,15 +16,17 @@ SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 class Sampling:
     """One row's own sampling parameters; validated at the edge, constant for the row's life.
 
-    temperature 0 is greedy, and so is less than `COLDEST`. top_k 0 and top_p 1 and min_p 0 are off. `seed` keys the noise by
-    (seed, position, token id), so a row draws the same tokens alone and in any batch.
-    Penalties follow OpenAI (presence, frequency: over generated tokens) and the CTRL paper
-    (repetition: over prompt and generated tokens). `logit_bias` is added before everything else.
+    temperature 0 is greedy, and so is less than `COLDEST`. top_k 0 and top_p 1 and min_p 0 are off.
+    `seed` keys the noise by (seed, position, token id), so a row draws the same tokens alone and in
+    any batch. Penalties follow OpenAI (presence, frequency: over generated tokens) and the CTRL
+    paper (repetition: over prompt and generated tokens). `logit_bias` is added before everything
+    else.
 
-    typical_p 1, xtc_probability 0 and dry_multiplier 0 are off; names and defaults are llama.cpp's. With XTC, in a share
-    `xtc_probability` of the draws all tokens of at least `xtc_threshold` are dropped but the least likely of them. DRY ("don't
-    repeat yourself") takes dry_multiplier * dry_base ** (n - dry_allowed_length) off the logit of a token that would continue
-    a repetition of n tokens of prompt or answer, n at least dry_allowed_length; no repetition goes across one of
+    typical_p 1, xtc_probability 0 and dry_multiplier 0 are off; names and defaults are llama.cpp's.
+    With XTC, in a share `xtc_probability` of the draws all tokens of at least `xtc_threshold` are
+    dropped but the least likely of them. DRY ("don't repeat yourself") takes dry_multiplier *
+    dry_base ** (n - dry_allowed_length) off the logit of a token that would continue a repetition
+    of n tokens of prompt or answer, n at least dry_allowed_length; no repetition goes across one of
     `dry_sequence_breakers`, or back beyond the last `dry_penalty_last_n` tokens (-1: all).
     """
 
@@ -51,7 +54,11 @@ class Sampling:
 
     @property
     def penalized(self) -> bool:
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (
+            1.0,
+            0.0,
+            0.0,
+        )
 
     @property
     def dry(self) -> bool:

@@ -16,7 +16,9 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _within(low: float, high: float | None = None) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def _within(
+    low: float, high: float | None = None
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     def check(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
         if value is None:
             return
@@ -37,7 +39,9 @@ def _among(choices: Sequence[Any]) -> Callable[[Any, attrs.Attribute[Any], Any],
     def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
             flag = _flag(attribute.name)
-            raise SettingsInvalid(f"{flag} must be {', '.join(map(str, others))} or {last}, not {value}", flag)
+            raise SettingsInvalid(
+                f"{flag} must be {', '.join(map(str, others))} or {last}, not {value}", flag
+            )
 
     return check
 
@@ -50,18 +54,22 @@ def setting(
     choices: Sequence[Any] | None = None,
     **more: Any,
 ) -> Any:
-    """Define one setting. `choices`: all valid values. `more`: `secret` hides the value when printed; `repeat` allows the flag
-    several times; `each` does too, and makes one `Settings` for each value; `directory` marks a
-    path of a directory; `never_empty`: the
-    flag's variable counts also when it is empty."""
+    """Define one setting. `choices`: all valid values. `more`: `secret` hides the value when
+    printed; `repeat` allows the flag several times; `each` does too, and makes one `Settings` for
+    each value; `directory` marks a path of a directory; `never_empty`: the flag's variable counts
+    also when it is empty."""
     check = _among(choices) if choices else None if low is None else _within(low, high)
-    return attrs.field(default=default, validator=check, metadata={"help": help, "choices": choices, **more})
+    return attrs.field(
+        default=default, validator=check, metadata={"help": help, "choices": choices, **more}
+    )
 
 
 def size(default: Any, help: str) -> Any:
     """Define a setting in bytes. Programs may also pass it as text."""
     convert = attrs.Converter(_bytes, takes_field=True)
-    return attrs.field(default=default, validator=_within(0), converter=convert, metadata={"help": help})
+    return attrs.field(
+        default=default, validator=_within(0), converter=convert, metadata={"help": help}
+    )
 
 
 def _bytes(value: Any, field: attrs.Attribute[Any]) -> ByteSize | None:
@@ -72,8 +80,8 @@ def _bytes(value: Any, field: attrs.Attribute[Any]) -> ByteSize | None:
 
 
 def entries(read: Callable[[str], str], help: str) -> Any:
-    """Define a setting with several entries, from a repeated flag or separated by commas. `read` raises `ValueError` for an
-    invalid entry."""
+    """Define a setting with several entries, from a repeated flag or separated by commas. `read`
+    raises `ValueError` for an invalid entry."""
 
     def convert(value: Any, field: attrs.Attribute[Any]) -> tuple[str, ...]:
         given = (value,) if isinstance(value, str) else value
@@ -84,7 +92,11 @@ def entries(read: Callable[[str], str], help: str) -> Any:
             raise SettingsInvalid(f"{_flag(field.name)}: {error}", _flag(field.name)) from None
 
     convert_field = attrs.Converter(convert, takes_field=True)
-    return attrs.field(default=(), converter=convert_field, metadata={"help": help, "choices": None, "repeat": True})
+    return attrs.field(
+        default=(),
+        converter=convert_field,
+        metadata={"help": help, "choices": None, "repeat": True},
+    )
 
 
 class ByteSize(int):
@@ -98,7 +110,9 @@ class ByteSize(int):
         if match is None:
             raise ValueError(f"{value!r} is no size; write bytes, or a unit as in 500MB or 4GB")
         number, unit, binary = match.groups()
-        return super().__new__(cls, int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " ")))
+        return super().__new__(
+            cls, int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
+        )
 
     def __str__(self) -> str:
         for power, unit in ((4, "TB"), (3, "GB"), (2, "MB")):

@@ -1,4 +1,5 @@
-"""Every setting, once: its default, its bounds, its flag and its help. The CLI and the table of docs/flags.md are made from this."""
+"""Every setting, once: its default, its bounds, its flag and its help. The CLI and the table of
+docs/flags.md are made from this."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ FOUND_MODELS = 3
 
 
 def default_cache_dir() -> Path:
-    """Default directory of converted models and cached blocks. Raises `SettingsInvalid` for a user without a home directory."""
+    """Default directory of converted models and cached blocks. Raises `SettingsInvalid` for a user
+    without a home directory."""
     return xdg_directory("XDG_CACHE_HOME", ".cache") / "trouper"
 
 
@@ -31,21 +33,26 @@ class Settings:
 
     model: str | None = setting(
         None,
-        "Local directory or hub id; several for several models. Nothing: the embedded SmolLM2-135M-Instruct.",
+        "Local directory or hub id; several for several models. Nothing: the embedded "
+        "SmolLM2-135M-Instruct.",
         each=True,
         directory=True,
     )
-    adapter_path: str | None = setting(None, "Directory of LoRA adapters to apply to the model.", directory=True)
+    adapter_path: str | None = setting(
+        None, "Directory of LoRA adapters to apply to the model.", directory=True
+    )
     adapter: tuple[str, ...] = setting(
         (),
-        "NAME=DIR: a LoRA adapter that requests choose, as the model MODEL:NAME or NAME; PEFT's files or mlx-lm's. Several may run in "
+        "NAME=DIR: a LoRA adapter that requests choose, as the model MODEL:NAME or NAME; PEFT's "
+        "files or mlx-lm's. Several may run in "
         "one batch.",
         repeat=True,
         directory=True,
     )
     draft_model: str | None = setting(
         None,
-        "Directory or hub id of a smaller model with the same vocabulary, which drafts for the rows of --model; MODEL=DIR-OR-ID "
+        "Directory or hub id of a smaller model with the same vocabulary, which drafts for the "
+        "rows of --model; MODEL=DIR-OR-ID "
         "for one of several.",
         each=True,
         directory=True,
@@ -57,29 +64,44 @@ class Settings:
     prefill_batch_size: int = setting(32, "Prompts that prefill together.", 1, 256)
     prefill_step_size: int = setting(2048, "Most prompt tokens of one prefill chunk.", 1, 65536)
     decode_stall_ms: float = setting(
-        300.0, "Longest pause that prefill may put between two tokens of a running stream.", 1, 60_000
+        300.0,
+        "Longest pause that prefill may put between two tokens of a running stream.",
+        1,
+        60_000,
     )
     stream_interval: int = setting(
         1,
-        "Tokens in each event of a stream but the first; more cost the server and the network less. As in vLLM.",
+        "Tokens in each event of a stream but the first; more cost the server and the network "
+        "less. As in vLLM.",
         1,
         4096,
     )
     gather_ms: float = setting(
         3.0,
-        "An idle engine waits so long for another request, so that a burst prefills together; not if the last few came alone; 0: never.",
+        "An idle engine waits so long for another request, so that a burst prefills together; not "
+        "if the last few came alone; 0: never.",
         0,
         50,
     )
     priority_max_wait_s: float = setting(
-        60.0, "A request that waits for a row longer than this goes before those of any priority; 0: never.", 0
+        60.0,
+        "A request that waits for a row longer than this goes before those of any priority; 0: "
+        "never.",
+        0,
     )
     batch_min_rows: int = setting(
-        1, "Rows that requests of batches keep while other requests run or wait; more are preempted.", 1, 4096
+        1,
+        "Rows that requests of batches keep while other requests run or wait; more are preempted.",
+        1,
+        4096,
     )
-    max_queue_size: int = setting(128, "Requests of one API key that may wait for a row; more are answered 429.", 0)
+    max_queue_size: int = setting(
+        128, "Requests of one API key that may wait for a row; more are answered 429.", 0
+    )
     default_max_tokens: int = setting(
-        32768, "Most tokens of an answer when the request names no length; the context may leave fewer.", 1
+        32768,
+        "Most tokens of an answer when the request names no length; the context may leave fewer.",
+        1,
     )
     max_prompt_tokens: int | None = setting(
         None, "Longer prompts are refused. Default: what the context, or --max-kv-size, holds.", 1
@@ -88,40 +110,57 @@ class Settings:
         None, "Most tokens (prompt and answer) of one row. Default: the model's context.", 32
     )
     queue_timeout_s: float = setting(60.0, "Longest wait for a row; 0: no limit.", 0)
-    first_token_timeout_s: float = setting(120.0, "Longest time in which a prefill makes no progress; 0: no limit.", 0)
+    first_token_timeout_s: float = setting(
+        120.0, "Longest time in which a prefill makes no progress; 0: no limit.", 0
+    )
     token_timeout_s: float = setting(60.0, "Longest pause between two tokens; 0: no limit.", 0)
     request_timeout_s: float = setting(0.0, "Longest whole request; 0: no limit.", 0)
-    grammar_timeout_s: float = setting(10.0, "A schema or grammar that takes longer to compile is refused.", 0.05, 600)
+    grammar_timeout_s: float = setting(
+        10.0, "A schema or grammar that takes longer to compile is refused.", 0.05, 600
+    )
     stall_timeout_s: float = setting(
         60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1
     )
     block_size: int = setting(64, "Tokens of one cache block.", 1, 1024)
     cache_memory: ByteSize | None = size(
-        None, "Memory for cached blocks, as in 4GB; 0: cache nothing. Default: from the device's own memory."
+        None,
+        "Memory for cached blocks, as in 4GB; 0: cache nothing. Default: from the device's own "
+        "memory.",
     )
     kv_memory: ByteSize | None = size(
-        None, "Most memory of running rows and cached blocks together. Default: what the device has beside the weights."
+        None,
+        "Most memory of running rows and cached blocks together. Default: what the device has "
+        "beside the weights.",
     )
     num_blocks: int | None = setting(None, "Also a bound on cached blocks, in blocks.", 1)
     snapshot_tokens: int = setting(
         512, "Models with sliding windows or recurrent state keep a snapshot of it this often.", 16
     )
-    kv_bits: int = setting(0, "Bits of keys and values: 8, 4, or 0 for the model's own.", choices=(8, 4, 0))
-    kv_group_size: int = setting(64, "Values that share one quantization scale.", choices=(32, 64, 128))
+    kv_bits: int = setting(
+        0, "Bits of keys and values: 8, 4, or 0 for the model's own.", choices=(8, 4, 0)
+    )
+    kv_group_size: int = setting(
+        64, "Values that share one quantization scale.", choices=(32, 64, 128)
+    )
     self_check: str = setting(
         "fast",
-        "Before a model serves, what its rows do together is compared with each row alone, and what differs is turned "
+        "Before a model serves, what its rows do together is compared with each row alone, and "
+        "what differs is turned "
         "off. full: every case on the model itself, too. off: guess from its caches.",
         choices=("fast", "full", "off"),
     )
     speculation: str = setting(
         "auto",
-        "Guess tokens, and verify them where that is faster. ngram: from what a row has said. draft_model: by --draft-model. "
-        "mtp: by the head that the model's checkpoint brings. off: do not. auto: whichever pays, but no n-grams on CUDA devices.",
+        "Guess tokens, and verify them where that is faster. ngram: from what a row has said. "
+        "draft_model: by --draft-model. "
+        "mtp: by the head that the model's checkpoint brings. off: do not. auto: whichever pays, "
+        "but no n-grams on CUDA devices.",
         choices=("auto", "ngram", "draft_model", "mtp", "off"),
     )
     tool_parser: str = setting(
-        "auto", "Format of the model's calls. auto: as its chat template writes them.", choices=TOOL_PARSERS
+        "auto",
+        "Format of the model's calls. auto: as its chat template writes them.",
+        choices=TOOL_PARSERS,
     )
     reasoning_parser: str = setting(
         "auto", "Format of the model's reasoning. auto: by its tokens.", choices=REASONING_PARSERS
@@ -130,53 +169,76 @@ class Settings:
     spec_ngram_max: int = setting(8, "The longest match is looked for up to so many tokens.", 1, 64)
     spec_draft_tokens: int = setting(16, "Most tokens that a row guesses at a time.", 1, 64)
     sequence_cache_size: int | None = setting(
-        None, "Older name of a bound. No effect: whole sequences are kept as blocks, under --cache-memory.", 0
+        None,
+        "Older name of a bound. No effect: whole sequences are kept as blocks, under "
+        "--cache-memory.",
+        0,
     )
     tp_reduce_dtype: str = setting(
         "native",
-        "With several ranks, the type in which their parts are added: native (the model's own) or float32.",
+        "With several ranks, the type in which their parts are added: native (the model's own) or "
+        "float32.",
         choices=("native", "float32"),
     )
     ssd_cache_dir: Path | None = setting(
         None, "Directory of the SSD tier. Default: in the user's cache directory.", directory=True
     )
     ssd_max_bytes: ByteSize = size(ByteSize("20GB"), "Most that the SSD tier holds.")
-    ssd_keep_free: ByteSize = size(ByteSize("2GB"), "Nothing is written that would leave less of the disk free.")
-    ssd_write_budget: ByteSize = size(ByteSize("50GB"), "Most that is written in an hour: disks wear.")
+    ssd_keep_free: ByteSize = size(
+        ByteSize("2GB"), "Nothing is written that would leave less of the disk free."
+    )
+    ssd_write_budget: ByteSize = size(
+        ByteSize("50GB"), "Most that is written in an hour: disks wear."
+    )
     ssd_ttl_days: float = setting(7.0, "Files unused for so long are removed.", 0)
     no_ssd: bool = setting(False, "Keep nothing on disk.")
     memory_fraction: float = setting(
         0.9, "Part of the device's memory that may be in use before requests wait.", 0.05, 1
     )
     no_wired_weights: bool = setting(
-        False, "Where the device has a recommended working set (Metal): let the system page the weights out."
+        False,
+        "Where the device has a recommended working set (Metal): let the system page the weights "
+        "out.",
     )
     buffer_cache: ByteSize | None = size(
-        None, "Most that MLX keeps of freed buffers. Default: a 16th of the recommended working set, or as MLX has it."
+        None,
+        "Most that MLX keeps of freed buffers. Default: a 16th of the recommended working set, or "
+        "as MLX has it.",
     )
     janitor_interval_s: float = setting(5.0, "How often memory and disk are looked at.", 0.05)
     seed: int | None = setting(None, "Seed for requests that name none; default: drawn for each.")
     control_host: str | None = setting(
-        None, "Where rank 0 listens for the other ranks. Default: its address in what launched the ranks, or loopback."
+        None,
+        "Where rank 0 listens for the other ranks. Default: its address in what launched the "
+        "ranks, or loopback.",
     )
     rank_secret_file: str | None = setting(
         None,
-        "File with the secret by which ranks know each other, the same on each machine, and its user's alone. `trouper launch` "
-        "makes one for ranks on this machine. Default: a secret that travels through the ranks' own network.",
+        "File with the secret by which ranks know each other, the same on each machine, and its "
+        "user's alone. `trouper launch` "
+        "makes one for ranks on this machine. Default: a secret that travels through the ranks' "
+        "own network.",
     )
     rank_timeout_s: float = setting(4.0, "A rank that is silent for so long is lost.", 0.5)
-    collective_timeout_s: float = setting(60.0, "With several ranks, a step that takes longer is given up.", 1)
+    collective_timeout_s: float = setting(
+        60.0, "With several ranks, a step that takes longer is given up.", 1
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.model is not None and not self.model.strip():
-            raise SettingsInvalid("--model is empty; give a directory or a hub id, or leave the flag out", "--model")
+            raise SettingsInvalid(
+                "--model is empty; give a directory or a hub id, or leave the flag out", "--model"
+            )
         if adapters_of(self.adapter) and self.adapter_path is not None:
             raise SettingsInvalid(
-                f"{ADAPTER_FLAG} and --adapter-path exclude each other; name all adapters by {ADAPTER_FLAG}"
+                f"{ADAPTER_FLAG} and --adapter-path exclude each other; name all adapters by "
+                f"{ADAPTER_FLAG}"
             )
         require_together(self.tool_parser, self.reasoning_parser)
         if self.speculation == "draft_model" and self.draft_model is None:
-            raise SettingsInvalid("--speculation draft_model needs --draft-model; give one, or --speculation auto")
+            raise SettingsInvalid(
+                "--speculation draft_model needs --draft-model; give one, or --speculation auto"
+            )
         if self.spec_ngram_min > self.spec_ngram_max:
             raise SettingsInvalid("--spec-ngram-min must not be more than --spec-ngram-max")
 
@@ -195,36 +257,53 @@ class Settings:
 class ServerSettings:
     """Settings of the HTTP server."""
 
-    host: str = setting("127.0.0.1", "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.")
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.",
+    )
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", 0, 65535)
     api_key: tuple[str, ...] = setting(
-        (), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True, never_empty=True
+        (),
+        "Key that clients must send. Or TROUPER_API_KEY.",
+        repeat=True,
+        secret=True,
+        never_empty=True,
     )
     api_key_file: Path | None = setting(
         None,
-        "File with one key a line, and perhaps options behind it: name=batch models=small priority=5.",
+        "File with one key a line, and perhaps options behind it: name=batch models=small "
+        "priority=5.",
         never_empty=True,
     )
-    allow_no_key: bool = setting(False, "Listen beyond loopback although anybody may then use the model.")
+    allow_no_key: bool = setting(
+        False, "Listen beyond loopback although anybody may then use the model."
+    )
     allow_admin_without_key: bool = setting(
         False,
-        "Without keys, let others than programs on this machine load, unload and pin models, and load adapters.",
+        "Without keys, let others than programs on this machine load, unload and pin models, and "
+        "load adapters.",
     )
     allowed_hosts: tuple[str, ...] = entries(
         host_pattern,
-        "Names, parted by commas, that the server answers to beside those of loopback: NAME, .DOMAIN for it and all below "
+        "Names, parted by commas, that the server answers to beside those of loopback: NAME, "
+        ".DOMAIN for it and all below "
         "it, * for any.",
     )
     cors_origins: tuple[str, ...] = entries(
         origin_pattern,
-        "Origins, parted by commas, whose web pages may use the API, as in http://localhost:5173; * for any page's.",
+        "Origins, parted by commas, whose web pages may use the API, as in http://localhost:5173; "
+        "* for any page's.",
     )
     served_model_name: tuple[str, ...] = setting(
-        (), "Name of the model in the API, or NAME=MODEL for one of several. Default: what --model says.", repeat=True
+        (),
+        "Name of the model in the API, or NAME=MODEL for one of several. Default: what --model "
+        "says.",
+        repeat=True,
     )
     model_alias: tuple[str, ...] = setting(
         (),
-        "PATTERN=MODEL: the model that answers to names which none has, as in 'claude-*=MODEL'; PATTERN alone: the first. "
+        "PATTERN=MODEL: the model that answers to names which none has, as in 'claude-*=MODEL'; "
+        "PATTERN alone: the first. "
         "Default: with one model it answers to any name; off: unknown names are refused.",
         repeat=True,
     )
@@ -233,51 +312,73 @@ class ServerSettings:
     )
     models_from: tuple[str, ...] = setting(
         (),
-        "Models that requests may name beside those of --model: hub-cache (what the hub's cache holds), or a directory of models; "
+        "Models that requests may name beside those of --model: hub-cache (what the hub's cache "
+        "holds), or a directory of models; "
         "several.",
         repeat=True,
     )
     adapters_from: tuple[str, ...] = setting(
         (),
-        "Directory below which POST /v1/load_lora_adapter may load adapters, beside those that --adapter names; several.",
+        "Directory below which POST /v1/load_lora_adapter may load adapters, beside those that "
+        "--adapter names; several.",
         repeat=True,
         directory=True,
     )
     max_loaded_models: int | None = setting(
-        None, "Models that may be loaded at a time. Default: as many as --model has, at least 3 with --models-from.", 1
+        None,
+        "Models that may be loaded at a time. Default: as many as --model has, at least 3 with "
+        "--models-from.",
+        1,
     )
     model_ttl_s: float = setting(
-        0.0, "A model that nobody used for so long goes to sleep until the next request; 0: never.", 0
+        0.0,
+        "A model that nobody used for so long goes to sleep until the next request; 0: never.",
+        0,
     )
     stored_responses: int = setting(
-        1000, "Responses kept in memory for previous_response_id and GET /v1/responses/ID; 0: none.", 0
+        1000,
+        "Responses kept in memory for previous_response_id and GET /v1/responses/ID; 0: none.",
+        0,
     )
     stored_responses_bytes: ByteSize = size(ByteSize("64MB"), "Most that they may take.")
-    stored_responses_ttl_s: float = setting(86400.0, "Those that nobody used for so long are forgotten.", 0)
+    stored_responses_ttl_s: float = setting(
+        86400.0, "Those that nobody used for so long are forgotten.", 0
+    )
     batch_dir: Path | None = setting(
-        None, "Directory of files and batches. Default: in the user's cache directory.", directory=True
+        None,
+        "Directory of files and batches. Default: in the user's cache directory.",
+        directory=True,
     )
     no_batches: bool = setting(False, "Serve neither /v1/files nor /v1/batches.")
     batch_rows: int = setting(
-        8, "Requests of batches that run at a time, when no other request needs their rows.", 1, 4096
+        8,
+        "Requests of batches that run at a time, when no other request needs their rows.",
+        1,
+        4096,
     )
     batch_max_bytes: ByteSize = size(ByteSize("10GB"), "Most that files and batches take on disk.")
     max_file_bytes: ByteSize = size(ByteSize("200MB"), "Larger files are refused (413).")
     strict: bool = setting(
         False,
-        "Refuse every parameter and path that the API does not have, and lengths beyond the context. Default: what an answer "
+        "Refuse every parameter and path that the API does not have, and lengths beyond the "
+        "context. Default: what an answer "
         "is right without is read past and named in a header.",
     )
     drain_timeout_s: float = setting(10.0, "On SIGTERM, how long running requests may finish.", 0)
     heartbeat_s: float = setting(4.0, "A silent stream gets a heartbeat this often.", 0.05)
-    write_timeout_s: float = setting(30.0, "A client that reads nothing for so long is cut off.", 0.05)
-    header_timeout_s: float = setting(20.0, "A client has so long to send a request's headers.", 0.05)
+    write_timeout_s: float = setting(
+        30.0, "A client that reads nothing for so long is cut off.", 0.05
+    )
+    header_timeout_s: float = setting(
+        20.0, "A client has so long to send a request's headers.", 0.05
+    )
     body_timeout_s: float = setting(30.0, "A client has so long to send a request's body.", 0.05)
     keep_alive_timeout_s: float = setting(75.0, "An idle connection is closed after so long.", 0.05)
     max_body_bytes: int = setting(32 * 2**20, "Larger request bodies are refused (413).", 1024)
     request_memory: ByteSize | None = size(
         None,
-        "Memory for what is held of requests: bodies, waiting prompts, answers that are not sent yet. Beyond it requests are "
+        "Memory for what is held of requests: bodies, waiting prompts, answers that are not sent "
+        "yet. Beyond it requests are "
         "refused. Default: a 16th of main memory, at most 1GB, at least 8 times --max-body-bytes.",
     )
     max_connections: int = setting(
@@ -291,18 +392,22 @@ class ServerSettings:
         if isinstance(given, str):  # Each character would be a key, and an empty text none.
             raise SettingsInvalid("--api-key: give a tuple of keys, not one text", "--api-key")
         if self.host.startswith("["):
-            message = f"--host {self.host}: give the address without brackets, as in --host {self.host.strip('[]')}"
-            raise SettingsInvalid(message, "--host")
-        if (
-            not self.host.strip() or "/" in self.host or self.host.count(":") == 1
-        ):  # One colon is in no address of IPv6.
             message = (
-                f"--host {self.host!r} is no address: give it alone, as in --host 127.0.0.1, and the port by --port"
+                f"--host {self.host}: give the address without brackets, as in --host "
+                f"{self.host.strip('[]')}"
+            )
+            raise SettingsInvalid(message, "--host")
+        if not self.host.strip() or "/" in self.host or self.host.count(":") == 1:
+            # One colon is in no address of IPv6.
+            message = (
+                f"--host {self.host!r} is no address: give it alone, as in --host 127.0.0.1, and "
+                "the port by --port"
             )
             raise SettingsInvalid(message, "--host")
         if not (is_loopback(self.host) or self.api_key or self.api_key_file or self.allow_no_key):
             raise SettingsInvalid(
-                f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "
+                f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, "
+                "--api-key-file), "
                 "or --allow-no-key if anybody may use the model"
             )
         require_sources(self.models_from)
@@ -321,11 +426,15 @@ class ServerSettings:
 
 
 def require_sources(models_from: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` for a --models-from that is neither the hub's cache, which may be empty yet, nor a directory."""
-    missing = [one for one in models_from if one != HUB_CACHE and not (one and is_directory(expanded(one)))]
+    """Raises `SettingsInvalid` for a --models-from that is neither the hub's cache, which may be
+    empty yet, nor a directory."""
+    missing = [
+        one for one in models_from if one != HUB_CACHE and not (one and is_directory(expanded(one)))
+    ]
     if missing:
         raise SettingsInvalid(
-            f"--models-from {missing[0] or repr('')} is no directory; give one, or {HUB_CACHE}", "--models-from"
+            f"--models-from {missing[0] or repr('')} is no directory; give one, or {HUB_CACHE}",
+            "--models-from",
         )
 
 
@@ -333,4 +442,6 @@ def require_directories(adapters_from: Sequence[str]) -> None:
     """Raises `SettingsInvalid` for an --adapters-from that is no directory."""
     missing = [one for one in adapters_from if not (one.strip() and is_directory(expanded(one)))]
     if missing:
-        raise SettingsInvalid(f"--adapters-from {missing[0] or repr('')} is no directory; give one", "--adapters-from")
+        raise SettingsInvalid(
+            f"--adapters-from {missing[0] or repr('')} is no directory; give one", "--adapters-from"
+        )

@@ -1,4 +1,5 @@
-"""SplitMix64 (Steele, Lea, Flood 2014): a hash of 64-bit integers for random numbers and for digests of ranks."""
+"""SplitMix64 (Steele, Lea, Flood 2014): a hash of 64-bit integers for random numbers and for
+digests of ranks."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""Small models that call tools, to suggest where the model at hand cannot. Names, sizes and their sources are in
-docs/models-for-agents.md."""
+"""Small models that call tools, to suggest where the model at hand cannot. Names, sizes and their
+sources are in docs/models-for-agents.md."""
 
 from __future__ import annotations
 
 import attrs
 
 AGENT_TOKENS = 40_960
-"""Tokens of context with which a coding agent works: the first prompts of those that were tried have up to 20,000."""
+"""Tokens of context with which a coding agent works: the first prompts of those that were tried
+have up to 20,000."""
 FLOAT32_FACTOR = 32 / 4.5
-"""Growth of weights with 4 bits and a scale and bias for each 64 of them, where the device computes in float32."""
+"""Growth of weights with 4 bits and a scale and bias for each 64 of them, where the device computes
+in float32."""
 
 
 @attrs.frozen(kw_only=True)

@@ -15,7 +15,8 @@ class Watch(Generic[T]):
     """An outward edge that holds one value: a newer one replaces an older one.
 
     One actor publishes frozen values; anyone may look, and nobody waits. This is the best-effort
-    edge for statistics (health, pressure): asking an actor a question would have to wait for its step.
+    edge for statistics (health, pressure): asking an actor a question would have to wait for its
+    step.
     """
 
     latest: T
@@ -26,7 +27,8 @@ class Watch(Generic[T]):
 
 @attrs.define(eq=False)
 class Relayed(Watch[T]):
-    """A watch that calls `changed` after each value, so that another value can be derived from it."""
+    """A watch that calls `changed` after each value, so that another value can be derived from
+    it."""
 
     changed: Callable[[], None]
 

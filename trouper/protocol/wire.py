@@ -1,7 +1,9 @@
-"""Messages between ranks as bytes: a length, then msgpack of the message's kind and its fields. No pickle (D14).
+"""Messages between ranks as bytes: a length, then msgpack of the message's kind and its fields. No
+pickle (D14).
 
-The fields of a class are read from its annotations, so a new field is on the wire as soon as it is declared. Fields with
-their default value are not sent: both ends have the same classes, or their `VERSION` differs.
+The fields of a class are read from its annotations, so a new field is on the wire as soon as it is
+declared. Fields with their default value are not sent: both ends have the same classes, or their
+`VERSION` differs.
 """
 
 from __future__ import annotations
@@ -42,13 +44,18 @@ def classes(kinds: tuple[type, ...]) -> list[type[attrs.AttrsInstance]]:
 
 
 def described(kinds: tuple[type, ...]) -> str:
-    """Description of every class that can occur in a message, with its fields, types and defaults."""
+    """Description of every class that can occur in a message, with its fields, types and
+    defaults."""
     return "\n".join(
         sorted(
-            f"{cls.__name__}({', '.join(f'{field.name}: {field.type} = {field.default}' for field in attrs.fields(cls))})"
+            f"{cls.__name__}({', '.join(map(_shape_of, attrs.fields(cls)))})"
             for cls in map(attrs.resolve_types, classes(kinds))
         )
     )
+
+
+def _shape_of(field: attrs.Attribute[Any]) -> str:
+    return f"{field.name}: {field.type} = {field.default}"
 
 
 VERSION = xxhash.xxh3_64_hexdigest(described(KINDS).encode())
@@ -79,8 +86,11 @@ def decode(body: bytes) -> Message:
     try:
         kind, fields = _DECODER.decode(body)
         return cast(Message, _CONVERTER.structure(fields, KINDS[kind]))
-    except Exception as error:  # msgspec and cattrs raise many types, including TypeError and IndexError.
-        raise NotUnderstood(f"{len(body)} bytes are no message: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        # Msgspec and cattrs raise many types, including TypeError and IndexError.
+        raise NotUnderstood(
+            f"{len(body)} bytes are no message: {type(error).__name__}: {error}"
+        ) from error
 
 
 def body_length(prefix: bytes) -> int:

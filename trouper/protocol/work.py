@@ -11,8 +11,8 @@ from trouper.protocol.blocks import BlockData, BlockRef, Tensors
 
 @attrs.frozen
 class Sweep:
-    """Order to remove orphaned temporary files and cached files unused for `ttl_s` seconds, to enforce the bounds, to detect
-    other changes, and then to measure the directory."""
+    """Order to remove orphaned temporary files and cached files unused for `ttl_s` seconds, to
+    enforce the bounds, to detect other changes, and then to measure the directory."""
 
     ttl_s: float
 
@@ -29,7 +29,8 @@ class Announce:
 
 @attrs.frozen(eq=False)
 class Write:
-    """Order to write consecutive blocks of one chain. `parent` is the key of the block that the first one continues."""
+    """Order to write consecutive blocks of one chain. `parent` is the key of the block that the
+    first one continues."""
 
     parent: bytes
     blocks: tuple[BlockData, ...]
@@ -41,15 +42,17 @@ class Write:
 
 @attrs.frozen
 class Run:
-    """Consecutive blocks of one chain: on disk already, or a future `Write` whose bytes are not available yet. `parent`: as in
-    `Write`."""
+    """Consecutive blocks of one chain: on disk already, or a future `Write` whose bytes are not
+    available yet. `parent`: as in `Write`."""
 
     parent: bytes
     blocks: tuple[BlockRef, ...]
 
     def linked(self) -> Iterator[tuple[bytes, BlockRef]]:
         """Each block with the key of its parent: the block before it."""
-        return zip((self.parent, *(block.key for block in self.blocks[:-1])), self.blocks, strict=True)
+        return zip(
+            (self.parent, *(block.key for block in self.blocks[:-1])), self.blocks, strict=True
+        )
 
     def filled(self, data: Sequence[Tensors]) -> Write:
         """Make the `Write` from the requested payloads and snapshots of the blocks, in order."""
@@ -97,7 +100,8 @@ class RemovedFromDisk:
 
 @attrs.frozen
 class Written:
-    """News that a write was carried out, or `refused`: no room, write budget spent, or a faulty disk."""
+    """News that a write was carried out, or `refused`: no room, write budget spent, or a faulty
+    disk."""
 
     keys: tuple[bytes, ...]
     nbytes: int
@@ -106,7 +110,8 @@ class Written:
 
 @attrs.frozen(eq=False)
 class Loaded:
-    """Answer to a `Read`: the requested blocks up to the first one that could not be read, or the next part of them."""
+    """Answer to a `Read`: the requested blocks up to the first one that could not be read, or the
+    next part of them."""
 
     ticket: int
     blocks: tuple[BlockData, ...]

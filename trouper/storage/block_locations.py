@@ -9,7 +9,8 @@ from trouper.storage.stored_blocks import BlockEntry, RunInfo
 
 
 class BlockLocations:
-    """Locations of blocks by key. A block may be in several runs; the one with its snapshot is preferred."""
+    """Locations of blocks by key. A block may be in several runs; the one with its snapshot is
+    preferred."""
 
     def __init__(self, runs: Iterable[RunInfo] = ()) -> None:
         self._locations: dict[bytes, tuple[str, BlockEntry]] = {}
@@ -23,7 +24,11 @@ class BlockLocations:
         for run in runs:
             for entry in run.blocks:
                 known = self._locations.get(entry.key)
-                if entry.snapshot_bytes is not None or known is None or known[1].snapshot_bytes is None:
+                if (
+                    entry.snapshot_bytes is not None
+                    or known is None
+                    or known[1].snapshot_bytes is None
+                ):
                     self._locations[entry.key] = run.name, entry
 
     def remove(self, runs: Iterable[RunInfo]) -> tuple[bytes, ...]:

@@ -1,8 +1,10 @@
-"""The files of all namespaces of a cache directory, within one bound that all writers of the directory keep together.
+"""The files of all namespaces of a cache directory, within one bound that all writers of the
+directory keep together.
 
-A write reserves its bytes in the shared count (`shared_usage`) before its temporary file exists, and that file has its full size at
-once. So the bound holds at any moment and for all writers. One exception: a listing that runs while another writer renames
-its temporary file may miss that file, so the count may be too low by one file for each writer until the next listing.
+A write reserves its bytes in the shared count (`shared_usage`) before its temporary file exists,
+and that file has its full size at once. So the bound holds at any moment and for all writers. One
+exception: a listing that runs while another writer renames its temporary file may miss that file,
+so the count may be too low by one file for each writer until the next listing.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ class BoundedDirectory:
     def __init__(self, disk: Disk, path: Path) -> None:
         self.disk, self.path = disk, path
         self.uses = RunUses(disk, {})
-        """The files of blocks as of the last listing, with later writes and removals of this writer."""
+        """The files of blocks as of the last listing, with later writes and removals of this
+        writer."""
         self._usage = SharedUsage(disk, path)
 
     def list_files(self) -> list[tuple[Path, File]]:
-        """List the files of blocks, and set the shared count to the bytes of all files. Raises `OSError`."""
+        """List the files of blocks, and set the shared count to the bytes of all files. Raises
+        `OSError`."""
         with self._usage.locked() as usage:
             return self._list(usage)
 
@@ -55,24 +59,33 @@ class BoundedDirectory:
             with suppress(FileNotFoundError):
                 found += [(directory / file.name, file) for file in self.disk.files(directory)]
         if usage is not None:
-            with suppress(OSError):  # A full disk: what is evicted now makes room for the next count.
+            # A full disk: what is evicted now makes room for the next count.
+            with suppress(OSError):
                 usage.set(sum(file.bytes for _, file in found))
         runs = [(path, file) for path, file in found if path.suffix == SUFFIX]
-        self.uses = RunUses(self.disk, {path: RunUse(file.bytes, file.used_ns) for path, file in runs})
+        self.uses = RunUses(
+            self.disk, {path: RunUse(file.bytes, file.used_ns) for path, file in runs}
+        )
         return runs
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def write(self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits) -> Evicted:
-        """Write a file of `nbytes` after making room for it: a temporary file is renamed, so that a file under its own name is always
-        complete, except after a crash of the system. `fits` False: nothing was written. Raises `OSError`; then no file is left."""
-        # Servers in different containers may have the same process id, so the temporary name is random.
+    def write(
+        self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits
+    ) -> Evicted:
+        """Write a file of `nbytes` after making room for it: a temporary file is renamed, so that a
+        file under its own name is always complete, except after a crash of the system. `fits`
+        False: nothing was written. Raises `OSError`; then no file is left."""
+        # Servers in different containers may have the same process id, so the temporary name is
+        # random.
         temporary = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
         reserved = replaced = 0
         try:
             with ExitStack() as opened:
                 with self._usage.locked() as usage:
-                    evicted = Evicted(fits=False) if usage is None else self._evict(usage, nbytes, limits)
+                    evicted = (
+                        Evicted(fits=False) if usage is None else self._evict(usage, nbytes, limits)
+                    )
                     if usage is None or not evicted.fits:
                         return evicted
                     usage.add(nbytes)
@@ -87,7 +100,8 @@ class BoundedDirectory:
             with suppress(OSError):
                 self._remove_temporary(temporary, reserved)
             raise
-        with suppress(OSError):  # Then the count is too high until the next listing, and the file is there.
+        # Then the count is too high until the next listing, and the file is there.
+        with suppress(OSError):
             self._usage.add(-replaced)
         return evicted
 
@@ -100,8 +114,9 @@ class BoundedDirectory:
     # -- removing --------------------------------------------------------------------------------
 
     def make_room(self, nbytes: int, limits: DiskLimits) -> Evicted:
-        """Evict the least recently used files until `nbytes` more fit into the limits. A full disk is worse than an empty cache, so the
-        bytes that stay free may evict all files. Files that cannot be removed stay. Raises `OSError` if the free space is unknown."""
+        """Evict the least recently used files until `nbytes` more fit into the limits. A full disk
+        is worse than an empty cache, so the bytes that stay free may evict all files. Files that
+        cannot be removed stay. Raises `OSError` if the free space is unknown."""
         with self._usage.locked() as usage:
             return Evicted(fits=False) if usage is None else self._evict(usage, nbytes, limits)
 
@@ -115,7 +130,9 @@ class BoundedDirectory:
             removed += more
         return Evicted(fits, tuple(removed))
 
-    def _evict_known(self, usage: LockedUsage, nbytes: int, limits: DiskLimits) -> tuple[bool, list[Path]]:
+    def _evict_known(
+        self, usage: LockedUsage, nbytes: int, limits: DiskLimits
+    ) -> tuple[bool, list[Path]]:
         if usage.bytes is None:
             self._list(usage)
         assert usage.bytes is not None, "listing counts"

@@ -1,4 +1,5 @@
-"""The cache directory: creation with private permissions, disk usage, and removal of files that a crash left behind."""
+"""The cache directory: creation with private permissions, disk usage, and removal of files that a
+crash left behind."""
 
 from __future__ import annotations
 
@@ -19,15 +20,14 @@ TEMPORARY_SUFFIX = ".tmp"
 TEMPORARY_AGE_S = 3600.0
 """Age beyond which a temporary file has no writer: the slowest write takes seconds."""
 AHEAD_S = 3600.0
-"""How far a file's times may be in the future: clocks of servers and of a network's disks differ."""
+"""How far a file's times may be in the future: clocks of servers and of a network's disks
+differ."""
 TAG = "CACHEDIR.TAG"
 USAGE = "usage"
 """Name of the file with the bytes of the directory, which all writers update."""
-TAG_TEXT = (
-    b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
-)
-"""Content of the tag file. Backup programs skip a directory with a tag; this one also marks the directory's files as Trouper's, which it
-may remove."""
+TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
+"""Content of the tag file. Backup programs skip a directory with a tag; this one also marks the
+directory's files as Trouper's, which it may remove."""
 
 
 @attrs.frozen
@@ -52,8 +52,8 @@ class DirectoryUsage:
 
 
 def prepare(directory: Path) -> None:
-    """Create the directory, readable by its owner only: its files hold users' text. Raises `OSError`, also for a
-    directory with foreign files, which a sweep would remove."""
+    """Create the directory, readable by its owner only: its files hold users' text. Raises
+    `OSError`, also for a directory with foreign files, which a sweep would remove."""
     is_ours = directory.exists() and _is_ours(directory)
     make_private(directory)
     probe = write_temporary(directory / TAG, TAG_TEXT)
@@ -68,7 +68,8 @@ def _is_ours(directory: Path) -> bool:
     foreign files."""
     tag = directory / TAG
     used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
-    if tag.exists() and tag.read_bytes() == TAG_TEXT:  # Checked last: another server may be writing the tag, too.
+    # Checked last: another server may be writing the tag, too.
+    if tag.exists() and tag.read_bytes() == TAG_TEXT:
         return True
     if used:
         why = "is not empty and was not made by trouper; name a new or an empty directory"
@@ -90,9 +91,10 @@ def write_temporary(path: Path, data: bytes) -> Path:
 
 
 def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
-    """Remove abandoned temporary files and files unused for `ttl_s`. A file whose last use is in the future, since a clock was wrong, counts
-    as used now: it would stay for ever, and others would be evicted for it. Another server may share the directory, so a vanished
-    file is no error; one that cannot be removed stays."""
+    """Remove abandoned temporary files and files unused for `ttl_s`. A file whose last use is in
+    the future, since a clock was wrong, counts as used now: it would stay for ever, and others
+    would be evicted for it. Another server may share the directory, so a vanished file is no error;
+    one that cannot be removed stays."""
     now = time.time()
     kept = kept_bytes = swept = 0
     for entry, stat in _files(directory):

@@ -1,4 +1,5 @@
-"""Inspection of a cache directory, with or without a server that uses it: statistics, verification, removal."""
+"""Inspection of a cache directory, with or without a server that uses it: statistics, verification,
+removal."""
 
 from __future__ import annotations
 
@@ -58,10 +59,12 @@ class Removed:
 
 
 def namespaces(directory: Path) -> list[NamespaceStats]:
-    """List the namespaces, most recently used first; none for a missing directory. Raises `OSError`, also for a directory
-    that Trouper did not make."""
+    """List the namespaces, most recently used first; none for a missing directory. Raises
+    `OSError`, also for a directory that Trouper did not make."""
     stats = [_stats(path) for path in _namespaces(directory)]
-    return sorted((entry for entry in stats if entry.files), key=lambda entry: (entry.newest_s, entry.name))
+    return sorted(
+        (entry for entry in stats if entry.files), key=lambda entry: (entry.newest_s, entry.name)
+    )
 
 
 def total(stats: Sequence[NamespaceStats]) -> NamespaceStats:
@@ -83,8 +86,9 @@ def runs(directory: Path) -> list[tuple[Path, int]]:
 
 
 def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterator[FileCheck]:
-    """Read each file in full; `remove`: delete damaged files. A file that another server removes meanwhile is no problem.
-    Raises `OSError` if a file cannot be removed; a file that the disk cannot read is reported, and stays."""
+    """Read each file in full; `remove`: delete damaged files. A file that another server removes
+    meanwhile is no problem. Raises `OSError` if a file cannot be removed; a file that the disk
+    cannot read is reported, and stays."""
     for path, size in files:
         problem = None
         try:
@@ -100,7 +104,8 @@ def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterat
 
 
 def clear(directory: Path) -> Removed:
-    """Remove all stored files. A server that uses the directory goes on, with cache misses. Raises as `namespaces` does."""
+    """Remove all stored files. A server that uses the directory goes on, with cache misses. Raises
+    as `namespaces` does."""
     files = size = 0
     for path in _namespaces(directory):
         for file in _files(path):

@@ -1,4 +1,5 @@
-"""Catalogue of a namespace's runs in one file, so that a start need not open every run. The file may be lost at any time."""
+"""Catalogue of a namespace's runs in one file, so that a start need not open every run. The file
+may be lost at any time."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def encode(namespace: str, runs: Iterable[RunInfo]) -> tuple[bytes, bytes]:
 
 
 def decode(namespace: str | None, data: bytes) -> list[RunInfo]:
-    """Decode the file; empty if it is damaged or of another namespace. `namespace` None: any namespace."""
+    """Decode the file; empty if it is damaged or of another namespace. `namespace` None: any
+    namespace."""
     checksum, body = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
     if xxh3_128_digest(body) != checksum:
         return []

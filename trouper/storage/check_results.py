@@ -14,7 +14,8 @@ MAX_RESULTS = 200
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """Result of one self-check. off: features that are off, with the reason of each. checked: the models that were run. at: Unix seconds."""
+    """Result of one self-check. off: features that are off, with the reason of each. checked: the
+    models that were run. at: Unix seconds."""
 
     off: dict[str, str]
     checked: str
@@ -28,7 +29,8 @@ def recall(path: Path, key: str) -> CheckResult | None:
 
 
 def remember(path: Path, key: str, result: CheckResult) -> None:
-    """Save a result. Raises nothing: a result that cannot be written only costs the next start a check."""
+    """Save a result. Raises nothing: a result that cannot be written only costs the next start a
+    check."""
     others = {name: known for name, known in read_memo(path, CheckResult).items() if name != key}
     kept = dict(islice(others.items(), max(0, len(others) - MAX_RESULTS + 1), None)) | {key: result}
     write_memo(path, kept)

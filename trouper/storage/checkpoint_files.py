@@ -1,6 +1,8 @@
-"""The files of a checkpoint: its config, and the headers of its weights, which say each tensor's shape and dtype.
+"""The files of a checkpoint: its config, and the headers of its weights, which say each tensor's
+shape and dtype.
 
-Headers of safetensors are small and contain all that is needed: https://huggingface.co/docs/safetensors
+Headers of safetensors are small and contain all that is needed:
+https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
@@ -37,8 +39,13 @@ LFS_POINTER = b"version https://git-lfs"
 """How the file begins that a clone without Git LFS has in the place of a large one."""
 PACKED_BITS = 4
 """Bits of a packed value where the config does not say."""
-PACKED_WITH_SCALES = ((".qweight", ".scales"), (".weight_packed", ".weight_scale"), ("_blocks", "_scales"))
-"""How names of packed weights end, and those of their scales: of AWQ and GPTQ, of compressed-tensors, of gpt-oss's mxfp4."""
+PACKED_WITH_SCALES = (
+    (".qweight", ".scales"),
+    (".weight_packed", ".weight_scale"),
+    ("_blocks", "_scales"),
+)
+"""How names of packed weights end, and those of their scales: of AWQ and GPTQ, of
+compressed-tensors, of gpt-oss's mxfp4."""
 GROUP_SIZE = 64
 """Values for each scale of a quantized config that does not say."""
 Header = dict[str, Any]
@@ -52,7 +59,9 @@ def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, 
             raise ModelUnusable(f"{path} has {size} bytes, and at most {longest_bytes} are read")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelUnusable(f"{path.parent} has no {path.name}: it is not a model directory") from None
+        raise ModelUnusable(
+            f"{path.parent} has no {path.name}: it is not a model directory"
+        ) from None
     except RecursionError:
         raise ModelUnusable(f"{path} cannot be read: it is nested too deeply") from None
     except (OSError, ValueError) as error:
@@ -63,8 +72,8 @@ def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, 
 
 
 def require_regular(path: Path) -> None:
-    """Raise `ModelUnusable` if there is something that is no regular file: a FIFO or a device may be
-    read for ever."""
+    """Raise `ModelUnusable` if there is something that is no regular file: a FIFO or a device may
+    be read for ever."""
     if exists(path) and not is_file(path):
         raise ModelUnusable(f"{path} is no regular file")
 
@@ -76,15 +85,22 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """List the files that mlx-lm loads. Raises `ModelUnusable` if one that the index of a sharded checkpoint names is missing."""
+    """List the files that mlx-lm loads. Raises `ModelUnusable` if one that the index of a sharded
+    checkpoint names is missing."""
     present = sorted(directory.glob("model*.safetensors"))
     index = directory / "model.safetensors.index.json"
-    promised = {str(name) for name in section(read_json(index), "weight_map").values()} if exists(index) else set()
+    promised = (
+        {str(name) for name in section(read_json(index), "weight_map").values()}
+        if exists(index)
+        else set()
+    )
     missing = sorted(promised - {path.name for path in present})
     if missing or not present:
         more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         what = ", ".join(missing[:MAX_NAMED]) + more or "weights (model*.safetensors)"
-        raise ModelUnusable(f"{directory} has no {what}: download it again, or convert it by `mlx_lm.convert`")
+        raise ModelUnusable(
+            f"{directory} has no {what}: download it again, or convert it by `mlx_lm.convert`"
+        )
     return present
 
 
@@ -97,21 +113,28 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def header_of(path: Path, longest_bytes: int = LONGEST_HEADER_BYTES) -> Header:
-    """Read the header of a safetensors file. Raises `ModelUnusable` if the file is none, or shorter than its header says."""
+    """Read the header of a safetensors file. Raises `ModelUnusable` if the file is none, or shorter
+    than its header says."""
     require_regular(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if longest_bytes < length <= size - 8:
-                text = f"{path} has a header of {length} bytes, and at most {longest_bytes} are read"
+                text = (
+                    f"{path} has a header of {length} bytes, and at most {longest_bytes} are read"
+                )
                 raise ModelUnusable(text)
             raw = file.read(length) if 8 + length <= size else b""
         if raw:
             header = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
             header.pop("__metadata__", None)
-            tensors = {name: msgspec.json.decode(part, type=Tensor) for name, part in header.items()}
-            if size >= 8 + length + max((each.data_offsets[1] for each in tensors.values()), default=0):
+            tensors = {
+                name: msgspec.json.decode(part, type=Tensor) for name, part in header.items()
+            }
+            if size >= 8 + length + max(
+                (each.data_offsets[1] for each in tensors.values()), default=0
+            ):
                 _require_sound(path, tensors)
                 return {name: msgspec.structs.asdict(tensor) for name, tensor in tensors.items()}
     except (OSError, ValueError, RecursionError) as error:
@@ -121,8 +144,8 @@ def header_of(path: Path, longest_bytes: int = LONGEST_HEADER_BYTES) -> Header:
 
 
 def _require_sound(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise `ModelUnusable` where tensors are not what their bytes can hold, or share bytes: a small
-    file would become any number of bytes."""
+    """Raise `ModelUnusable` where tensors are not what their bytes can hold, or share bytes: a
+    small file would become any number of bytes."""
     for name, tensor in tensors.items():
         begin, end = tensor.data_offsets
         item = DTYPE_BYTES.get(tensor.dtype)
@@ -140,7 +163,10 @@ def require_content(path: Path) -> None:
     """Raise `ModelUnusable` if the file is only Git LFS's pointer to its content."""
     with suppress(OSError), path.open("rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise ModelUnusable(f"{path} is a pointer of Git LFS: get its content by `git lfs pull` in {path.parent}")
+            raise ModelUnusable(
+                f"{path} is a pointer of Git LFS: get its content by `git lfs pull` in "
+                f"{path.parent}"
+            )
 
 
 def tensors_of(headers: Iterable[Header]) -> dict[str, Any]:
@@ -165,7 +191,8 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _packed_bits(quantization: Mapping[str, Any]) -> int:
-    """Number of bits of each value in a checkpoint that mlx-lm has not written, as AWQ's and compressed-tensors' configs say it."""
+    """Number of bits of each value in a checkpoint that mlx-lm has not written, as AWQ's and
+    compressed-tensors' configs say it."""
     groups = [
         section(group, "weights")
         for group in section(quantization, "config_groups").values()
@@ -175,9 +202,12 @@ def _packed_bits(quantization: Mapping[str, Any]) -> int:
     return found if isinstance(found, int) and found > 0 else PACKED_BITS
 
 
-def _values(name: str, tensors: Mapping[str, Any], quantization: Mapping[str, Any], packed_bits: int) -> int:
-    """Count the values that a tensor becomes. In mlx-lm's own checkpoints a quantized weight has a group of values for each of its scales, and
-    packed values and biases count as 0; in others the packed values say how many they are, and scales count as 0."""
+def _values(
+    name: str, tensors: Mapping[str, Any], quantization: Mapping[str, Any], packed_bits: int
+) -> int:
+    """Count the values that a tensor becomes. In mlx-lm's own checkpoints a quantized weight has a
+    group of values for each of its scales, and packed values and biases count as 0; in others the
+    packed values say how many they are, and scales count as 0."""
     for packed, scales in PACKED_WITH_SCALES:
         if name.endswith(packed) and tensors[name]["dtype"] in (*PACKED, "U8"):
             begin, end = tensors[name]["data_offsets"]
@@ -187,7 +217,9 @@ def _values(name: str, tensors: Mapping[str, Any], quantization: Mapping[str, An
     if tensors[name]["dtype"] in PACKED or name.endswith(".biases"):
         return 0
     values: int = math.prod(tensors[name]["shape"])
-    return values * (_group_size(name.removesuffix(".scales"), quantization) if name.endswith(".scales") else 1)
+    return values * (
+        _group_size(name.removesuffix(".scales"), quantization) if name.endswith(".scales") else 1
+    )
 
 
 def _group_size(layer: str, quantization: Mapping[str, Any]) -> int:

@@ -38,7 +38,9 @@ def measure(directory: Path) -> DiskSpeed:
         read_began = time.perf_counter()
         while file.read(PIECE_BYTES):
             pass
-        return DiskSpeed(PROBE_BYTES / (written - began), PROBE_BYTES / (time.perf_counter() - read_began))
+        return DiskSpeed(
+            PROBE_BYTES / (written - began), PROBE_BYTES / (time.perf_counter() - read_began)
+        )
 
 
 def _forget(descriptor: int) -> None:
@@ -50,8 +52,8 @@ def _forget(descriptor: int) -> None:
 
 
 def nearest(directory: Path) -> Path:
-    """Find the directory, or its nearest existing parent, which is most likely on the same disk. Raises `OSError` if the
-    parent is a file."""
+    """Find the directory, or its nearest existing parent, which is most likely on the same disk.
+    Raises `OSError` if the parent is a file."""
     first = next(path for path in (directory, *directory.parents) if path.exists())
     if not first.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(first))

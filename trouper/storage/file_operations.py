@@ -1,4 +1,5 @@
-"""The operations on files that runs need, one method each, so that a test can let any of them fail."""
+"""The operations on files that runs need, one method each, so that a test can let any of them
+fail."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class File:
 class Disk:
     """The real disk. Every method raises `OSError`.
 
-    There is no fsync: a file that a power loss has truncated or damaged fails its checksums and is a miss.
+    There is no fsync: a file that a power loss has truncated or damaged fails its checksums and is
+    a miss.
     """
 
     def open(self, path: Path) -> int:
@@ -41,7 +43,8 @@ class Disk:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
     def create(self, path: Path, nbytes: int) -> int:
-        """Create a file for writing, which has `nbytes` at once. An existing file of this name is an error."""
+        """Create a file for writing, which has `nbytes` at once. An existing file of this name is
+        an error."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
             os.ftruncate(fd, nbytes)
@@ -51,18 +54,25 @@ class Disk:
         return fd
 
     def open_shared(self, path: Path) -> int:
-        """Open a file that several processes read, write and lock, and create it if it is missing."""
+        """Open a file that several processes read, write and lock, and create it if it is
+        missing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
 
     def try_lock(self, fd: int) -> bool:
-        """Lock a file until `fd` is closed; False if somebody else has locked it, also in this process. On a file system without locks
-        everybody has it."""
+        """Lock a file until `fd` is closed; False if somebody else has locked it, also in this
+        process. On a file system without locks everybody has it."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
+            if error.errno not in {
+                errno.ENOLCK,
+                errno.ENOTSUP,
+                errno.EOPNOTSUPP,
+                errno.ENOSYS,
+                errno.EINVAL,
+            }:
                 raise
         return True
 
@@ -73,7 +83,8 @@ class Disk:
         return os.fstat(fd).st_size
 
     def pread(self, fd: int, count: int, offset: int) -> bytes:
-        """Read up to `count` bytes; the caller reads again for missing ones. Empty at the end of the file."""
+        """Read up to `count` bytes; the caller reads again for missing ones. Empty at the end of
+        the file."""
         return os.pread(fd, count, offset)
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> None:

@@ -1,4 +1,5 @@
-"""Small JSON files that cache earlier results. A damaged file counts as empty, and a file that cannot be written is left as it is."""
+"""Small JSON files that cache earlier results. A damaged file counts as empty, and a file that
+cannot be written is left as it is."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
 
 
 def write_memo(path: Path, known: Mapping[str, object]) -> None:
-    """Replace the file as a whole. Raises nothing: values that cannot be written are only computed again."""
+    """Replace the file as a whole. Raises nothing: values that cannot be written are only computed
+    again."""
     with suppress(OSError):
         make_private(path.parent)
         temporary = write_temporary(path, msgspec.json.format(msgspec.json.encode(known)))

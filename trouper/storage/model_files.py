@@ -1,4 +1,5 @@
-"""What the files of a model say of it before a weight is read: its kind, size, context and quantization."""
+"""What the files of a model say of it before a weight is read: its kind, size, context and
+quantization."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import Any, Literal
 import attrs
 
 from trouper.protocol.problems import ModelUnusable, printable
-from trouper.storage.checkpoint_files import float32_bytes, header_of, read_json, stored_bytes, tensors_of, weight_files
+from trouper.storage.checkpoint_files import (
+    float32_bytes,
+    header_of,
+    read_json,
+    stored_bytes,
+    tensors_of,
+    weight_files,
+)
 from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
 
 LONGEST_WORD = 40
@@ -18,9 +26,21 @@ EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Poolin
 """Files that sentence-transformers writes beside a model of embeddings."""
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
 """How classes of transformers end that generate."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "*.tiktoken", "vocab.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "*.tiktoken",
+    "vocab.json",
+)
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "U32": "quantized"}
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "quantized",
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +76,9 @@ def read_model_files(name: str, directory: Path) -> ModelFiles:
     try:
         return _described(name, directory)
     except Exception as error:  # noqa: BLE001 - any bytes may be in the files: whatever they raise, the other models are served
-        return unreadable(name, directory, f"{directory} cannot be read: {type(error).__name__}: {error}")
+        return unreadable(
+            name, directory, f"{directory} cannot be read: {type(error).__name__}: {error}"
+        )
 
 
 def unreadable(name: str, directory: Path, problem: str) -> ModelFiles:
@@ -119,7 +141,11 @@ def _quantization(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> str:
         found = config.get(key)
         if isinstance(found, dict):
             bits = found.get("bits")
-            return f"{bits}-bit" if isinstance(bits, int) else str(found.get("quant_method") or "quantized")
+            return (
+                f"{bits}-bit"
+                if isinstance(bits, int)
+                else str(found.get("quant_method") or "quantized")
+            )
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
         begin, end = tensor["data_offsets"]

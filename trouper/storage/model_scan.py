@@ -1,4 +1,5 @@
-"""The models in the hub's cache or in a directory (--models-from). Only configs, headers and tokenizer files are read."""
+"""The models in the hub's cache or in a directory (--models-from). Only configs, headers and
+tokenizer files are read."""
 
 from __future__ import annotations
 
@@ -18,22 +19,25 @@ LONGEST_NAME = 4096
 Described = tuple[tuple[float, ...], ModelFiles]
 """What changes when a file of the model does, and what its files say."""
 SNAPSHOTS = "models--*"
-"""Directories of models in a hub cache, as huggingface_hub lays it out: models--OWNER--NAME/snapshots/COMMIT."""
+"""Directories of models in a hub cache, as huggingface_hub lays it out:
+models--OWNER--NAME/snapshots/COMMIT."""
 
 
 def hub_cache() -> Path:
-    """The hub's cache directory, as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME, or below the user's cache."""
+    """The hub's cache directory, as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME, or below the
+    user's cache."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def require_hub_cache(sources: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` where the hub's cache, if it is one of the sources, is there and no directory. It may be missing: nothing was
-    fetched yet."""
+    """Raises `SettingsInvalid` where the hub's cache, if it is one of the sources, is there and no
+    directory. It may be missing: nothing was fetched yet."""
     if HUB_CACHE in sources and exists(path := hub_cache()) and not is_directory(path):
         raise SettingsInvalid(
-            f"the hub's cache {path} is no directory; HF_HUB_CACHE or HF_HOME names it", "--models-from"
+            f"the hub's cache {path} is no directory; HF_HUB_CACHE or HF_HOME names it",
+            "--models-from",
         )
 
 
@@ -43,8 +47,9 @@ def directory_of(source: str) -> Path:
 
 
 class ModelScan:
-    """Finds the models of several directories. Those that have not changed since the last scan are not read again. One whose files do not
-    answer within `answer_s` (a dead mount, a FIFO) is listed with that as its problem, and does not keep the others from being found."""
+    """Finds the models of several directories. Those that have not changed since the last scan are
+    not read again. One whose files do not answer within `answer_s` (a dead mount, a FIFO) is listed
+    with that as its problem, and does not keep the others from being found."""
 
     def __init__(self, sources: Sequence[str], answer_s: float = ANSWER_S) -> None:
         self._sources, self._answer_s = tuple(sources), answer_s
@@ -71,13 +76,16 @@ class ModelScan:
         return [found[name] for name in sorted(found, key=str.lower)]
 
     def _described(self, name: str, directory: Path) -> Described | None:
-        """Describe a directory; None: it does not answer. Its thread is then left alone until it ends."""
+        """Describe a directory; None: it does not answer. Its thread is then left alone until it
+        ends."""
         before, read = self._known.get(directory), list[Described]()
 
         def work() -> None:
             state = _state(directory)
             read.append(
-                before if before is not None and before[0] == state else (state, read_model_files(name, directory))
+                before
+                if before is not None and before[0] == state
+                else (state, read_model_files(name, directory))
             )
 
         if (thread := self._reading.pop(directory, None)) is None or not thread.is_alive():
@@ -90,7 +98,8 @@ class ModelScan:
 
 
 def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
-    """The name and directory of each model below `root`: a hub cache, or directories with a config.json, at most two levels deep."""
+    """The name and directory of each model below `root`: a hub cache, or directories with a
+    config.json, at most two levels deep."""
     if not is_directory(root):
         return
     for repository in sorted(root.glob(SNAPSHOTS)):
@@ -104,7 +113,8 @@ def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _snapshot(repository: Path) -> Path | None:
-    """The snapshot that `main` refers to, else the newest one; None: there is none that has a config.json and can be read."""
+    """The snapshot that `main` refers to, else the newest one; None: there is none that has a
+    config.json and can be read."""
     snapshots = repository / "snapshots"
     try:
         with suppress(OSError, ValueError):
@@ -120,7 +130,8 @@ def _snapshot(repository: Path) -> Path | None:
 
 
 def _state(directory: Path) -> tuple[float, ...]:
-    """What changes when a file of the model does. A file that vanishes meanwhile, or is not ours to read, is none."""
+    """What changes when a file of the model does. A file that vanishes meanwhile, or is not ours to
+    read, is none."""
     values: list[float] = []
     for path in sorted(directory.glob("*")):
         with suppress(OSError):

@@ -1,12 +1,14 @@
-"""File format of a run: consecutive blocks of one chain, in one safetensors file that other tools can read, too.
+"""File format of a run: consecutive blocks of one chain, in one safetensors file that other tools
+can read, too.
 
-    8 bytes   length of the header, little-endian
-    header    JSON, padded with spaces to 8 bytes: `__metadata__`, then the tensors' types, shapes and places
-    data      b0.0 b0.1 ... b1.0 ...: the payloads, one block after another; then s0.0 ...: the snapshots
+    8 bytes   length of the header, little-endian header    JSON, padded with spaces to 8 bytes:
+    `__metadata__`, then the tensors' types, shapes and places data      b0.0 b0.1 ... b1.0 ...: the
+    payloads, one block after another; then s0.0 ...: the snapshots
 
-So neighbouring blocks are read at once, and the header is enough to know the contents of a file. The metadata begins with a
-checksum over everything else in front of the data, and contains a checksum of each payload and of each snapshot: xxh3_128,
-which is fast and detects accidents. No checksum helps against an attacker who can write into the cache directory.
+So neighbouring blocks are read at once, and the header is enough to know the contents of a file.
+The metadata begins with a checksum over everything else in front of the data, and contains a
+checksum of each payload and of each snapshot: xxh3_128, which is fast and detects accidents. No
+checksum helps against an attacker who can write into the cache directory.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ class Header:
         return (entries[0].data_offsets[0], entries[-1].data_offsets[1]) if entries else (0, 0)
 
     def tensors(self, part: Part, index: int, data: memoryview) -> Tensors:
-        """Split the data of the part's span into tensors. Raises `ValueError` if the tensors do not fill it."""
+        """Split the data of the part's span into tensors. Raises `ValueError` if the tensors do not
+        fill it."""
         tensors, at = [], 0
         for entry in self._entries_of(part, index):
             end = at + tensor_bytes(entry.dtype, entry.shape)
@@ -116,8 +119,8 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def file_name(blocks: Sequence[BlockData | BlockEntry]) -> str:
-    """Make the file name. The first and the last key and the number of blocks identify them; the last part is a hash of which
-    blocks have payloads and snapshots."""
+    """Make the file name. The first and the last key and the number of blocks identify them; the
+    last part is a hash of which blocks have payloads and snapshots."""
     first, last = blocks[0].key.hex()[:16], blocks[-1].key.hex()[:16]
     return f"{first}-{last}-{len(blocks)}-{xxh32_hexdigest(bytes(map(_kind, blocks)))}{SUFFIX}"
 
@@ -133,8 +136,8 @@ def _payload_bytes(payload: Tensors) -> int:
 
 
 def seal(namespace: str, parent: bytes, blocks: Sequence[BlockData]) -> Sealed:
-    """Encode a run. `blocks`: at least one, each the continuation of the previous one. Raises `ValueError` for tensors whose
-    bytes do not fill their shape."""
+    """Encode a run. `blocks`: at least one, each the continuation of the previous one. Raises
+    `ValueError` for tensors whose bytes do not fill their shape."""
     entries: dict[str, Entry] = {}
     buffers: list[Buffer] = []
     end = 0
@@ -146,7 +149,9 @@ def seal(namespace: str, parent: bytes, blocks: Sequence[BlockData]) -> Sealed:
         buffers.append(tensor.data)
     front = _front(_metadata(namespace, parent, blocks), entries)
     block_entries = tuple(_block_entry(block) for block in blocks)
-    return Sealed(RunInfo(file_name(blocks), len(front) + end, parent, block_entries), (front, *buffers))
+    return Sealed(
+        RunInfo(file_name(blocks), len(front) + end, parent, block_entries), (front, *buffers)
+    )
 
 
 def _tensors(blocks: Sequence[BlockData]) -> Iterator[tuple[str, Tensor]]:
@@ -170,7 +175,9 @@ def _metadata(namespace: str, parent: bytes, blocks: Sequence[BlockData]) -> Run
         keys=",".join(block.key.hex() for block in blocks),
         tokens=",".join(b64encode(block.tokens).decode() for block in blocks),
         payloads=",".join(_checksum(block.payload) for block in blocks),
-        snapshots=",".join(NONE if block.snapshot is None else _checksum(block.snapshot) for block in blocks),
+        snapshots=",".join(
+            NONE if block.snapshot is None else _checksum(block.snapshot) for block in blocks
+        ),
     )
 
 
@@ -198,10 +205,14 @@ def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
 
 
 def parse(name: str, length: bytes, header: bytes, file_bytes: int) -> Header:
-    """Verify and decode a header. Raises `Damaged`, and no other exception, whatever the bytes are."""
+    """Verify and decode a header. Raises `Damaged`, and no other exception, whatever the bytes
+    are."""
     if not header.startswith(OPENING):
         raise Damaged(name, "foreign", "not a run")
-    if xxh3_128_hexdigest(length + header[CHECKSUM_END:]).encode() != header[len(OPENING) : CHECKSUM_END]:
+    if (
+        xxh3_128_hexdigest(length + header[CHECKSUM_END:]).encode()
+        != header[len(OPENING) : CHECKSUM_END]
+    ):
         raise Damaged(name, "checksum", "header")
     try:
         found = _decode(name, header, file_bytes)
@@ -219,9 +230,15 @@ def _decode(name: str, header: bytes, file_bytes: int) -> Header:
         raise Damaged(name, "foreign", f"format {metadata.format}")
     entries = {tensor: msgspec.json.decode(entry, type=Entry) for tensor, entry in raw.items()}
     data_start = LENGTH_BYTES + len(header)
-    if data_start + max((entry.data_offsets[1] for entry in entries.values()), default=0) != file_bytes:
+    if (
+        data_start + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+        != file_bytes
+    ):
         raise Damaged(name, "torn", f"{file_bytes} bytes, not what its header says")
-    checksums: dict[Part, list[str]] = {"b": metadata.payloads.split(","), "s": metadata.snapshots.split(",")}
+    checksums: dict[Part, list[str]] = {
+        "b": metadata.payloads.split(","),
+        "s": metadata.snapshots.split(","),
+    }
     blocks = _block_entries(metadata, entries, checksums["s"])
     if len(blocks) != len(checksums["b"]):
         raise ValueError("not one checksum for each block")
@@ -229,7 +246,9 @@ def _decode(name: str, header: bytes, file_bytes: int) -> Header:
     return Header(info, metadata.namespace, data_start, entries, checksums)
 
 
-def _block_entries(metadata: RunMetadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[BlockEntry, ...]:
+def _block_entries(
+    metadata: RunMetadata, entries: dict[str, Entry], snapshots: list[str]
+) -> tuple[BlockEntry, ...]:
     keys = [bytes.fromhex(key) for key in metadata.keys.split(",")]
     tokens = [b64decode(text, validate=True) for text in metadata.tokens.split(",")]
     sizes = {"b": [0] * len(keys), "s": [0] * len(keys)}

@@ -1,4 +1,5 @@
-"""Reading of runs. All data is verified against checksums, lengths and names before it is returned."""
+"""Reading of runs. All data is verified against checksums, lengths and names before it is
+returned."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from trouper.storage.run_format import LENGTH_BYTES, Header, Part, Span, header_
 from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason
 
 READ_BYTES = 8 * 2**20
-"""Number of bytes after which a read ends with the next part: enough for a disk's full speed, and small enough that malloc keeps the
-buffer. Larger ones are mapped anew for each read, and every page of them is faulted in: a read from disk took several times longer."""
+"""Number of bytes after which a read ends with the next part: enough for a disk's full speed, and
+small enough that malloc keeps the buffer. Larger ones are mapped anew for each read, and every page
+of them is faulted in: a read from disk took several times longer."""
 
 
 @attrs.frozen(eq=False)
@@ -29,10 +31,13 @@ class OpenRun:
     _fd: int
 
     def blocks(self, refs: Sequence[BlockRef]) -> list[BlockData]:
-        """Read blocks, in the order of `refs`, without the parts that are not requested. Reads only what is necessary."""
+        """Read blocks, in the order of `refs`, without the parts that are not requested. Reads only
+        what is necessary."""
         entries = {entry.key: (index, entry) for index, entry in enumerate(self.header.info.blocks)}
         indices = [self._index(ref, *entries.get(ref.key, (-1, None))) for ref in refs]
-        parts: set[tuple[Part, int]] = {("b", index) for ref, index in zip(refs, indices, strict=True) if ref.payload}
+        parts: set[tuple[Part, int]] = {
+            ("b", index) for ref, index in zip(refs, indices, strict=True) if ref.payload
+        }
         parts |= {("s", index) for ref, index in zip(refs, indices, strict=True) if ref.snapshot}
         found = self._read(parts)
         return [
@@ -60,7 +65,9 @@ class OpenRun:
         spans = sorted((self.header.span(*part), part) for part in parts)
         found: dict[tuple[Part, int], Tensors] = {}
         for (start, end), group in _neighbours(spans):
-            data = memoryview(read_all(self._disk, self._fd, end - start, self.header.data_start + start))
+            data = memoryview(
+                read_all(self._disk, self._fd, end - start, self.header.data_start + start)
+            )
             if data.nbytes != end - start:
                 raise self._damaged("torn", "ends within the data")
             for span, part in group:
@@ -83,7 +90,8 @@ class OpenRun:
 def _neighbours(
     spans: list[tuple[Span, tuple[Part, int]]],
 ) -> Iterator[tuple[Span, list[tuple[Span, tuple[Part, int]]]]]:
-    """Group sorted spans; a span that begins where the previous one ends joins its group, unless that has `READ_BYTES`."""
+    """Group sorted spans; a span that begins where the previous one ends joins its group, unless
+    that has `READ_BYTES`."""
     group: list[tuple[Span, tuple[Part, int]]] = []
     for entry in spans:
         start, end = (group[0][0][0], group[-1][0][1]) if group else (0, 0)
@@ -97,8 +105,8 @@ def _neighbours(
 
 @contextmanager
 def open_run(disk: Disk, path: Path, namespace: str | None = None) -> Iterator[OpenRun]:
-    """Open a run and verify its header. Raises `Damaged`, also if the file is of another namespace, and `OSError` if the disk
-    fails."""
+    """Open a run and verify its header. Raises `Damaged`, also if the file is of another namespace,
+    and `OSError` if the disk fails."""
     try:
         fd = disk.open(path)
     except OSError as error:

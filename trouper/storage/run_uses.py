@@ -1,4 +1,5 @@
-"""Size and last use of each run of all namespaces; they decide which file of the disk cache is evicted next."""
+"""Size and last use of each run of all namespaces; they decide which file of the disk cache is
+evicted next."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class RunUses:
             self.total_bytes -= use.bytes
 
     def least_recently_used(self) -> Iterator[Path]:
-        """Paths in the order of their last use. Each is checked when its turn comes: a run that another server has used since comes
-        later."""
+        """Paths in the order of their last use. Each is checked when its turn comes: a run that
+        another server has used since comes later."""
         oldest = [(use.used_ns, path) for path, use in self._uses.items()]
         heapq.heapify(oldest)
         while oldest:
@@ -56,7 +57,8 @@ class RunUses:
                 heapq.heappush(oldest, (later_ns, path))
 
     def _used_since(self, path: Path, used_ns: int) -> int | None:
-        """Return the time of last use, if another server has used the file since `used_ns`; else None."""
+        """Return the time of last use, if another server has used the file since `used_ns`; else
+        None."""
         with suppress(OSError):
             file = self._disk.stat(path)
             if file.used_ns > used_ns:

@@ -1,9 +1,10 @@
 """The run store: lists, writes, reads and evicts the files of one namespace.
 
-Two servers may share the directory. Runs are never rewritten, their names identify their contents, and all reads are
-verified, so reading needs no lock: a file that another server removes is a miss, a file that it writes is found by the next
-`refresh`, and a run that both write is written once. Writers share the bound of the directory (`bounded_directory`). One caller at a time, except for `read` and `verify`, which change no
-state.
+Two servers may share the directory. Runs are never rewritten, their names identify their contents,
+and all reads are verified, so reading needs no lock: a file that another server removes is a miss,
+a file that it writes is found by the next `refresh`, and a run that both write is written once.
+Writers share the bound of the directory (`bounded_directory`). One caller at a time, except for
+`read` and `verify`, which change no state.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = [
     "RunInfo",
     "RunStore",
     "Sealed",
-]  # fmt: skip
+]
 
 
 @attrs.frozen
@@ -62,7 +63,8 @@ class Room:
 
 
 class RunStore:
-    """The runs of one namespace. `directory`: the prepared cache directory. `namespace`: at least `NAMESPACE_DIGITS` hex digits."""
+    """The runs of one namespace. `directory`: the prepared cache directory. `namespace`: at least
+    `NAMESPACE_DIGITS` hex digits."""
 
     def __init__(self, directory: Path, namespace: str, disk: Disk | None = None) -> None:
         self.directory, self.namespace = directory, namespace
@@ -72,7 +74,8 @@ class RunStore:
         self.damaged: Counter[Reason] = Counter()
         """Number of files that `refresh` removed, by the kind of damage."""
         self.unreadable = 0
-        """Number of files whose header the disk cannot read. They stay, and their bytes count as long as they exist."""
+        """Number of files whose header the disk cannot read. They stay, and their bytes count as
+        long as they exist."""
         self._skipped: set[str] = set()
         """Names of files that the disk does not read."""
         self._disk = disk or Disk()
@@ -89,12 +92,14 @@ class RunStore:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all namespaces' runs, except those that another server has written since the last `refresh`."""
+        """Bytes of all namespaces' runs, except those that another server has written since the
+        last `refresh`."""
         return self._files.uses.total_bytes
 
     def refresh(self) -> Changes:
-        """List the directory again, since other servers and sweeps change it, too. Opens only files that neither an earlier `refresh`
-        nor the saved catalogue knows. Removes damaged files. Raises `OSError`."""
+        """List the directory again, since other servers and sweeps change it, too. Opens only files
+        that neither an earlier `refresh` nor the saved catalogue knows. Removes damaged files.
+        Raises `OSError`."""
         known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
         before, runs = self._runs, dict[str, RunInfo]()
         for path, file in self._files.list_files():
@@ -113,8 +118,8 @@ class RunStore:
         )
 
     def save_catalogue(self, limits: DiskLimits = UNLIMITED) -> Room:
-        """Write the catalogue within the limits, also if runs are evicted for it, which it then lists in vain. Raises `OSError`; then the
-        old file still exists."""
+        """Write the catalogue within the limits, also if runs are evicted for it, which it then
+        lists in vain. Raises `OSError`; then the old file still exists."""
         buffers = catalogue.encode(self.namespace, self._runs.values())
         nbytes = sum(len(buffer) for buffer in buffers)
         return self._room(self._write(self.path / catalogue.NAME, buffers, nbytes, limits))
@@ -123,7 +128,9 @@ class RunStore:
         with suppress(OSError):
             fd = self._disk.open(self.path / catalogue.NAME)
             try:
-                return catalogue.decode(self.namespace, read_all(self._disk, fd, self._disk.size(fd), 0))
+                return catalogue.decode(
+                    self.namespace, read_all(self._disk, fd, self._disk.size(fd), 0)
+                )
             finally:
                 self._disk.close(fd)
         return []
@@ -145,13 +152,15 @@ class RunStore:
     # -- writing ---------------------------------------------------------------------------------
 
     def seal(self, parent: bytes, blocks: Sequence[BlockData]) -> Sealed:
-        """Encode a run, whose exact size is needed to make room for it before `put`. `blocks`: at least one, each the
-        continuation of the previous one; `parent`: the key that the first one continues."""
+        """Encode a run, whose exact size is needed to make room for it before `put`. `blocks`: at
+        least one, each the continuation of the previous one; `parent`: the key that the first one
+        continues."""
         return seal(self.namespace, parent, blocks)
 
     def put(self, sealed: Sealed, limits: DiskLimits = UNLIMITED) -> Room:
-        """Write a run after making room for it within the limits; if it `fits` not, nothing was written. A run that exists in full is not
-        written again. Raises `OSError`; then no file is left."""
+        """Write a run after making room for it within the limits; if it `fits` not, nothing was
+        written. A run that exists in full is not written again. Raises `OSError`; then no file is
+        left."""
         if not self._refreshed:
             self.refresh()
         run, path, removed = sealed.info, self.path / sealed.info.name, tuple[Path, ...]()
@@ -166,9 +175,12 @@ class RunStore:
         self._skipped.discard(run.name)
         return room
 
-    def _write(self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits) -> Evicted:
-        """Write a file of the namespace, and write it again if its directory or the temporary file was removed meanwhile: `trouper cache
-        clear` may be called while servers run. Raises `OSError`."""
+    def _write(
+        self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits
+    ) -> Evicted:
+        """Write a file of the namespace, and write it again if its directory or the temporary file
+        was removed meanwhile: `trouper cache clear` may be called while servers run. Raises
+        `OSError`."""
         try:
             self._disk.mkdir(self.path)
             return self._files.write(path, buffers, nbytes, limits)
@@ -189,8 +201,8 @@ class RunStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, name: str, refs: Sequence[BlockRef]) -> list[BlockData]:
-        """Read blocks of a run, in the order of `refs`. Raises `Damaged` if the file is unusable, and the caller should
-        `remove` it; and `OSError` if the disk fails."""
+        """Read blocks of a run, in the order of `refs`. Raises `Damaged` if the file is unusable,
+        and the caller should `remove` it; and `OSError` if the disk fails."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
             return run.blocks(refs)
 
@@ -216,20 +228,23 @@ class RunStore:
         self._runs.pop(name, None)
 
     def skip(self, name: str) -> tuple[RunInfo, ...]:
-        """Forget a run whose file the disk does not read, until it is written again. The file stays and counts, and may be evicted. Returns
-        the run, if it is known."""
+        """Forget a run whose file the disk does not read, until it is written again. The file stays
+        and counts, and may be evicted. Returns the run, if it is known."""
         self._skipped.add(name)
         run = self._runs.pop(name, None)
         return () if run is None else (run,)
 
     def make_room(self, bytes_needed: int, max_bytes: int, floor_bytes: int = 0) -> Room:
-        """Evict the least recently used runs, until `bytes_needed` more bytes fit into `max_bytes` and the disk would still have
-        `floor_bytes` free. Raises `OSError` if the disk's free space is unknown."""
+        """Evict the least recently used runs, until `bytes_needed` more bytes fit into `max_bytes`
+        and the disk would still have `floor_bytes` free. Raises `OSError` if the disk's free space
+        is unknown."""
         if not self._refreshed:
             self.refresh()
         return self._room(self._files.make_room(bytes_needed, DiskLimits(max_bytes, floor_bytes)))
 
     def _room(self, evicted: Evicted) -> Room:
-        here = [self._runs.pop(path.name, None) for path in evicted.removed if path.parent == self.path]
+        here = [
+            self._runs.pop(path.name, None) for path in evicted.removed if path.parent == self.path
+        ]
         removed = tuple(run for run in here if run is not None)
         return Room(evicted.fits, removed, len(evicted.removed) - len(removed))

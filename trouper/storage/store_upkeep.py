@@ -1,4 +1,5 @@
-"""Upkeep of a run store for SSDWriter: opening it, sweeping it, making room for a write, inspecting its files in turn."""
+"""Upkeep of a run store for SSDWriter: opening it, sweeping it, making room for a write, inspecting
+its files in turn."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def open_store(store: RunStore) -> None:
 
 
 def sweep_store(store: RunStore, ttl_s: float, limits: DiskLimits) -> Swept:
-    """Remove files unused for `ttl_s`, detect changes by other servers, enforce the limits and save the catalogue. Raises `OSError`."""
+    """Remove files unused for `ttl_s`, detect changes by other servers, enforce the limits and save
+    the catalogue. Raises `OSError`."""
     cache_directory.prepare(store.directory)
     usage = cache_directory.sweep(store.directory, ttl_s)
     changes = store.refresh()
@@ -45,7 +47,8 @@ def sweep_store(store: RunStore, ttl_s: float, limits: DiskLimits) -> Swept:
 def write_run(
     store: RunStore, parent: bytes, blocks: Sequence[BlockData], limits: DiskLimits
 ) -> tuple[RunInfo | None, tuple[RunInfo, ...]]:
-    """Write a run after making room for it. Returns the run, or None without room, and the evicted runs. Raises `OSError`."""
+    """Write a run after making room for it. Returns the run, or None without room, and the evicted
+    runs. Raises `OSError`."""
     sealed = store.seal(parent, blocks)
     room = store.put(sealed, limits)
     return (sealed.info if room.fits else None), room.removed
@@ -58,8 +61,11 @@ class InspectionRound:
         self._inspected: set[str] = set()
 
     def next_names(self, runs: Iterable[RunInfo]) -> Iterator[str]:
-        """Names of the files to inspect next; none when a round is complete. A name counts as inspected when it is taken."""
-        names = list(islice((run.name for run in runs if run.name not in self._inspected), INSPECTED_AT_ONCE))
+        """Names of the files to inspect next; none when a round is complete. A name counts as
+        inspected when it is taken."""
+        names = list(
+            islice((run.name for run in runs if run.name not in self._inspected), INSPECTED_AT_ONCE)
+        )
         if not names:
             self._inspected.clear()
         for name in names:

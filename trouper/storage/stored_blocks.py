@@ -15,7 +15,8 @@ Reason = Literal["torn", "checksum", "foreign", "vanished"]
 
 
 class Damaged(Exception):
-    """A file is unusable: torn (of the wrong length), of wrong bytes, of other content than expected, or vanished."""
+    """A file is unusable: torn (of the wrong length), of wrong bytes, of other content than
+    expected, or vanished."""
 
     def __init__(self, name: str, reason: Reason, detail: str) -> None:
         super().__init__(f"{name}: {reason}: {detail}")
@@ -46,12 +47,15 @@ class RunInfo:
 
 
 def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
-    """Order runs so that parents come before the runs that continue them; runs whose parent is in none of these come first."""
+    """Order runs so that parents come before the runs that continue them; runs whose parent is in
+    none of these come first."""
     waiting: defaultdict[bytes, list[RunInfo]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.name):
         waiting[run.parent].append(run)
     inside = {block.key for group in waiting.values() for run in group for block in run.blocks}
-    ordered = [run for parent in list(waiting) if parent not in inside for run in waiting.pop(parent)]
+    ordered = [
+        run for parent in list(waiting) if parent not in inside for run in waiting.pop(parent)
+    ]
     for run in ordered:  # The list grows during the loop.
         for block in run.blocks:
             ordered += waiting.pop(block.key, [])
@@ -59,11 +63,14 @@ def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
 
 
 def catalogue_batches(runs: Iterable[RunInfo], min_blocks: int) -> Iterator[tuple[Run, ...]]:
-    """Describe runs for the scheduler, in order, in batches that end with the run that reaches `min_blocks` blocks."""
+    """Describe runs for the scheduler, in order, in batches that end with the run that reaches
+    `min_blocks` blocks."""
     batch, size = list[Run](), 0
     for run in runs:
         blocks = tuple(
-            BlockRef(entry.key, entry.tokens, entry.payload_bytes > 0, entry.snapshot_bytes is not None)
+            BlockRef(
+                entry.key, entry.tokens, entry.payload_bytes > 0, entry.snapshot_bytes is not None
+            )
             for entry in run.blocks
         )
         batch.append(Run(run.parent, blocks))

@@ -1,7 +1,8 @@
-"""HTTP: a Quart-Trio app on Hypercorn behind a guard. Knows the runtime and the protocol; never MLX.
+"""HTTP: a Quart-Trio app on Hypercorn behind a guard. Knows the runtime and the protocol; never
+MLX.
 
-For programs that embed it: `serve_http` is the whole server, `create_app` the app alone, `serve_app` what listens, for an
-app that mounts it (examples/mounted.py).
+For programs that embed it: `serve_http` is the whole server, `create_app` the app alone,
+`serve_app` what listens, for an app that mounts it (examples/mounted.py).
 """
 
 from trouper.web.app import create_app

@@ -1,4 +1,5 @@
-"""The Quart-Trio app: routes, and the checks that every request passes through. Another program can mount it."""
+"""The Quart-Trio app: routes, and the checks that every request passes through. Another program can
+mount it."""
 
 from __future__ import annotations
 
@@ -69,16 +70,18 @@ from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
 LARGE_RESPONSE = 2**16
-KEY_REMOVED = http_problem(401, "the API key that created this batch is not accepted any more", "invalid_api_key")
+KEY_REMOVED = http_problem(
+    401, "the API key that created this batch is not accepted any more", "invalid_api_key"
+)
 
 
 class HTTPConnection(TrioASGIHTTPConnection):
-    """A connection that outlives its handler: it owns what the handler acquired and started, and finishes the last
-    write.
+    """A connection that outlives its handler: it owns what the handler acquired and started, and
+    finishes the last write.
 
-    If the client disconnects between the handler's return and the body's first byte, nothing else would close the
-    answers. The last write is followed by events that cancel the handler; without the shield the connection would never
-    learn that it is idle again.
+    If the client disconnects between the handler's return and the body's first byte, nothing else
+    would close the answers. The last write is followed by events that cancel the handler; without
+    the shield the connection would never learn that it is idle again.
     """
 
     def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
@@ -113,7 +116,8 @@ class HTTPConnection(TrioASGIHTTPConnection):
 
 
 def with_meant_path(scope: HTTPScope) -> HTTPScope:
-    """Return the scope with the path that was meant, below that of a program that mounts the app."""
+    """Return the scope with the path that was meant, below that of a program that mounts the
+    app."""
     root, path = scope.get("root_path", ""), scope["path"]
     if not path.startswith(f"{root}/"):
         return scope
@@ -136,9 +140,10 @@ def create_app(
     observers: Sequence[RequestObserver] = (),
     clock: Callable[[], float] = trio.current_time,
 ) -> App:
-    """Build the app with the whole API. `background` runs batches, until the models were drained, and work that outlives its connection; without
-    a nursery, such requests are refused. `observers` are called with the record of each request that has ended. `clock` gives the seconds of keys' limits. Raises
-    `SettingsInvalid` for a bad key file."""
+    """Build the app with the whole API. `background` runs batches, until the models were drained,
+    and work that outlives its connection; without a nursery, such requests are refused. `observers`
+    are called with the record of each request that has ended. `clock` gives the seconds of keys'
+    limits. Raises `SettingsInvalid` for a bad key file."""
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
     app = _configured(App("trouper", static_folder=None), settings)
@@ -152,7 +157,13 @@ def create_app(
     app.batching = metrics.batching = batching_of(service, app, background)
     edge, dialects = (
         HttpEdge(service, keys, metrics),
-        (OpenAi(service), Reranking(service), ModelOperations(service), Responses(service), Anthropic(service)),
+        (
+            OpenAi(service),
+            Reranking(service),
+            ModelOperations(service),
+            Responses(service),
+            Anthropic(service),
+        ),
     )
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
@@ -161,7 +172,15 @@ def create_app(
     app.register_error_handler(Exception, edge.crashed)
     site = Site(service, keys)
     batching = () if app.batching is None else (app.batching,)
-    groups = (*dialects, *batching, Replica(service), UsageOfKeys(service), edge, Scrapes(metrics), site)
+    groups = (
+        *dialects,
+        *batching,
+        Replica(service),
+        UsageOfKeys(service),
+        edge,
+        Scrapes(metrics),
+        site,
+    )
     described = [endpoint for group in groups for endpoint in group.endpoints()]
     components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC | BATCHES
     for endpoint in Pages(service, keys, described, components).endpoints:
@@ -180,7 +199,8 @@ def _configured(app: App, settings: ServerSettings) -> App:
 
 
 class HttpEdge:
-    """Checks and headers that apply to every request, the error handlers, and the health endpoints."""
+    """Checks and headers that apply to every request, the error handlers, and the health
+    endpoints."""
 
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
         self._service, self._keys, self._metrics = service, keys, metrics
@@ -190,8 +210,15 @@ class HttpEdge:
     def endpoints(self) -> tuple[Endpoint, ...]:
         endpoint = partial(Endpoint, method="GET", tag="Server")
         return (
-            endpoint(path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH),
-            endpoint(path="/livez", handler=self.livez, summary="Whether the process answers", answer=STATUS),
+            endpoint(
+                path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH
+            ),
+            endpoint(
+                path="/livez",
+                handler=self.livez,
+                summary="Whether the process answers",
+                answer=STATUS,
+            ),
             endpoint(
                 path="/readyz",
                 handler=self.readyz,
@@ -205,7 +232,8 @@ class HttpEdge:
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
         await self._key_file.look(trio.current_time())
-        key = self._service.key  # Found before the body is awaited: the file of keys may change meanwhile.
+        # Found before the body is awaited: the file of keys may change meanwhile.
+        key = self._service.key
         await self._service.begin_turn(waits=request.path not in HEALTH_PATHS)
         if self._service.batch_owner is not None:
             problem = KEY_REMOVED if key is None else self._missing_right(key)
@@ -213,14 +241,16 @@ class HttpEdge:
         head = head_of(request, self._service.headers)
         problem = self._cors.problem(head)
         if problem is not None and (problem.status != 415 or request.url_rule is not None):
-            return self._refused(problem)  # Where nothing is, no type of a body would be right: that is a 404.
+            # Where nothing is, no type of a body would be right: that is a 404.
+            return self._refused(problem)
         if (preflight := self._cors.preflight(head, self._service.headers)) is not None:
             return preflight
         problem = self._key_problem()
         return None if problem is None else self._refused(problem)
 
     def _key_problem(self) -> Problem | None:
-        """Return the reason to refuse the key of a request, or None. Without a key file every key has every right."""
+        """Return the reason to refuse the key of a request, or None. Without a key file every key
+        has every right."""
         path = request.path if request.url_rule is None else request.url_rule.rule
         if access_of(path, restricted=self._keys.restricted) == "open":
             return None
@@ -244,7 +274,9 @@ class HttpEdge:
         """Format a refusal in the dialect of the path."""
         if is_anthropic(request.path):
             return error_response(problem, anthropic_error(problem, self._service.request_id))
-        return error_response(problem, {"error": problem.message} if is_ollama(request.path) else None)
+        return error_response(
+            problem, {"error": problem.message} if is_ollama(request.path) else None
+        )
 
     def _held(self, response: Response) -> Response:
         """Hold the bytes of a large response until its client has it, or refuse it."""
@@ -281,7 +313,9 @@ class HttpEdge:
             return self._refused(too_large(self._service.settings.max_body_bytes))
         if isinstance(error, RequestTimeout):
             return self._refused(
-                http_problem(408, "the body did not arrive in time (--body-timeout-s)", "body_timeout")
+                http_problem(
+                    408, "the body did not arrive in time (--body-timeout-s)", "body_timeout"
+                )
             )
         status = error.code or 500
         message = {
@@ -306,7 +340,10 @@ class HttpEdge:
     async def health(self) -> Response:
         batching = self._metrics.batching
         batches = {} if batching is None else {"batches": batching.health()}
-        body = health_body(self._service.models.entries(), draining=self._service.models.draining) | batches
+        body = (
+            health_body(self._service.models.entries(), draining=self._service.models.draining)
+            | batches
+        )
         detailed = not self._keys.restricted or self._service.has_right("observability")
         if self._keys.stale:
             body["api_key_file"] = self._keys.stale
@@ -316,13 +353,18 @@ class HttpEdge:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        """Report ready if every loaded model makes progress. One that makes room for another takes no requests, and the server does."""
+        """Report ready if every loaded model makes progress. One that makes room for another takes
+        no requests, and the server does."""
         listed = self._service.models.entries()
         entries = [entry for entry in listed if entry.state != "unloading"]
         loaded = [entry.runtime.health() for entry in entries if entry.runtime is not None]
-        health = next((health for health in loaded if not health.ready), loaded[0] if loaded else None)
+        health = next(
+            (health for health in loaded if not health.ready), loaded[0] if loaded else None
+        )
         if health is None:
             draining = self._service.models.draining
             body = none_loaded(draining=draining, unloading=len(entries) < len(listed))
             return as_json(body, 503 if draining else 200)
-        return as_json({"status": health.status, "detail": health.detail}, 200 if health.ready else 503)
+        return as_json(
+            {"status": health.status, "detail": health.detail}, 200 if health.ready else 503
+        )

@@ -11,7 +11,8 @@ from trouper.protocol.problems import quoted
 
 log = logging.getLogger("trouper.web")
 MAX_LOGGED = 100
-"""Number of unknown names whose first use is logged. Clients choose the names, so there is a bound."""
+"""Number of unknown names whose first use is logged. Clients choose the names, so there is a
+bound."""
 
 
 class ModelAliases:
@@ -27,8 +28,9 @@ class ModelAliases:
         return aliases_in_use(self._given, len(self._models.entries()))
 
     def resolved(self, name: str, entries: Sequence[ModelEntry]) -> str:
-        """Return the name of the model that answers: `name` itself if a model has it, or if no alias matches. `entries`: the models that the
-        key of the request may use, its default first; an alias of another model has no effect for it."""
+        """Return the name of the model that answers: `name` itself if a model has it, or if no
+        alias matches. `entries`: the models that the key of the request may use, its default first;
+        an alias of another model has no effect for it."""
         names = [entry.names for entry in entries]
         if any(name in own for own in names):
             return name

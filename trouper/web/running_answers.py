@@ -28,12 +28,16 @@ class RunningAnswers:
             del self._answers[name]
 
     def cancel(self, request_id: str, owner: str | None) -> bool:
-        """Cancel the answers of a request, by the id of its header or of its response body. `owner` None: of any key. Returns whether
-        there were any."""
-        return self._cancel(request_id, owner) or self._cancel(re.split("[-_]", request_id, maxsplit=1)[-1], owner)
+        """Cancel the answers of a request, by the id of its header or of its response body. `owner`
+        None: of any key. Returns whether there were any."""
+        return self._cancel(request_id, owner) or self._cancel(
+            re.split("[-_]", request_id, maxsplit=1)[-1], owner
+        )
 
     def _cancel(self, request_id: str, owner: str | None) -> bool:
-        names = [name for name in self._answers if name[1] == request_id and owner in (None, name[0])]
+        names = [
+            name for name in self._answers if name[1] == request_id and owner in (None, name[0])
+        ]
         answers = [answer for name in names for answer in self._answers[name]]
         for answer in answers:
             answer.cancel()

@@ -36,7 +36,8 @@ from trouper.web.observability.request_log import RequestObserver
 log = logging.getLogger("trouper.web")
 
 LAST_BYTES_S = 1.0
-"""Time for the last writes at shutdown. The runtime was drained before, so responses are only writing their last bytes.
+"""Time for the last writes at shutdown. The runtime was drained before, so responses are only
+writing their last bytes.
 """
 
 
@@ -49,8 +50,9 @@ async def serve_http(
     clock: Callable[[], float] = trio.current_time,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken
-    port, a key that cannot be sent, a name without effect. `observers`, `clock`: as for `create_app`."""
+    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises
+    `SettingsInvalid` for a taken port, a key that cannot be sent, a name without effect.
+    `observers`, `clock`: as for `create_app`."""
     listeners = await _listen(settings)
     with ExitStack() as owned:
         for listener in listeners:
@@ -70,10 +72,11 @@ async def serve_app(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an app of your own, with the one of `create_app` somewhere in it, behind the same guard as `serve_http`.
+    """Serve an app of your own, with the one of `create_app` somewhere in it, behind the same guard
+    as `serve_http`.
 
-    Of `settings`, the address and the limits of connections count here. The app gets no lifespan events: start what it needs
-    in your own nursery. Ends and raises as `serve_http` does.
+    Of `settings`, the address and the limits of connections count here. The app gets no lifespan
+    events: start what it needs in your own nursery. Ends and raises as `serve_http` does.
     """
     await _serve(app, await _listen(settings), settings, shutdown, task_status)
 
@@ -87,12 +90,16 @@ async def _serve(
     *,
     direct: bool = False,
 ) -> None:
-    """`direct`: as for `Connection`. Only where all of the app is ours: another program's may change what it sends."""
+    """`direct`: as for `Connection`. Only where all of the app is ours: another program's may
+    change what it sends."""
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
-    config.errorlog = log  # Without it Hypercorn adds a handler of its own; the program sets up logging.
+    # Without it Hypercorn adds a handler of its own; the program sets up logging.
+    config.errorlog = log
     config.include_server_header = False
-    server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings, direct=direct)
+    server = _Server(
+        wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings, direct=direct
+    )
     async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
         for listener in listeners:
             accepting.start_soon(server.accept, listener, connections)
@@ -115,7 +122,9 @@ TOO_MANY_CONNECTIONS = Problem(
 class _Server:
     """The open connections, and the limit on their number."""
 
-    def __init__(self, app: AppWrapper, config: Config, settings: ServerSettings, *, direct: bool = False) -> None:
+    def __init__(
+        self, app: AppWrapper, config: Config, settings: ServerSettings, *, direct: bool = False
+    ) -> None:
         self._app, self._config, self._settings, self._direct = app, config, settings, direct
         self._context = WorkerContext(None)
         self._open: set[Connection] = set()
@@ -127,7 +136,9 @@ class _Server:
         if lowered:
             log.warning("%s", lowered)
 
-    async def accept(self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery) -> None:
+    async def accept(
+        self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
+    ) -> None:
         """Accept connections until cancelled."""
         fault = ""
         async with listener:
@@ -161,9 +172,14 @@ class _Server:
         gave_way = (is_last or len(self._open) >= self._limit) and self._give_way()
         on_spare = is_last and not gave_way
         connection = Connection(
-            self._app, self._config, self._context, self._settings, stream, direct=self._direct,
+            self._app,
+            self._config,
+            self._context,
+            self._settings,
+            stream,
+            direct=self._direct,
             excess=(lambda: SYSTEM_SHORTAGE) if on_spare else self._excess,
-        )  # fmt: skip
+        )
         self._open.add(connection)
         if on_spare:
             self._on_spare.add(connection)
@@ -198,8 +214,8 @@ class _Server:
         self._on_spare.discard(connection)
 
     async def cut_when_cancelled(self) -> None:
-        """Close all sockets when the server is cancelled: the last write of a response is shielded, so only closing its
-        socket ends it."""
+        """Close all sockets when the server is cancelled: the last write of a response is shielded,
+        so only closing its socket ends it."""
         try:
             await trio.sleep_forever()
         finally:
@@ -210,7 +226,8 @@ class _Server:
             connection.cut()
 
     async def finish(self, scope: trio.CancelScope) -> None:
-        """Close idle connections now, busy ones after their response, and the remaining ones when the time is over."""
+        """Close idle connections now, busy ones after their response, and the remaining ones when
+        the time is over."""
         await self._context.terminated.set()
         for connection in tuple(self._open):
             connection.retire()
@@ -222,11 +239,16 @@ class _Server:
 
 
 def _passes(error: OSError) -> bool:
-    """Whether accepting may go on after this error: too many open files, or a client that disconnected while it was
-    accepted."""
+    """Whether accepting may go on after this error: too many open files, or a client that
+    disconnected while it was accepted."""
     return error.errno in (
-        errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
-    )  # fmt: skip
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.ECONNABORTED,
+        errno.EPROTO,
+    )
 
 
 async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
@@ -240,7 +262,8 @@ async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
                 f"port {settings.port} is in use; choose another with --port, or 0 for a free one"
             ) from None
         raise SettingsInvalid(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; see --host and --port"
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; see "
+            "--host and --port"
         ) from None
 
 

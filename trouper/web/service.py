@@ -1,4 +1,5 @@
-"""What the handlers of every dialect share: leasing the requested model, submitting requests, formatting responses."""
+"""What the handlers of every dialect share: leasing the requested model, submitting requests,
+formatting responses."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
-from trouper.protocol.requests import BATCH_PRIORITY, CacheScope, Generate, Prompt, Timeouts, ignored_parts
+from trouper.protocol.requests import (
+    BATCH_PRIORITY,
+    CacheScope,
+    Generate,
+    Prompt,
+    Timeouts,
+    ignored_parts,
+)
 from trouper.protocol.settings import ServerSettings
 from trouper.web import adapter_names
 from trouper.web.http.guard import WRITER
@@ -80,8 +88,8 @@ def context_of(runtime: Runtime) -> int:
 
 
 class Service(CurrentKey):
-    """The app's access to models, answers and the request at hand. There is one for the app; most methods need a
-    request context."""
+    """The app's access to models, answers and the request at hand. There is one for the app; most
+    methods need a request context."""
 
     def __init__(
         self,
@@ -109,16 +117,17 @@ class Service(CurrentKey):
         return self._background is not None
 
     def run_in_background(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` beyond the connection. Resources that the request has acquired until now are released when `work`
-        has ended."""
+        """Run `work` beyond the connection. Resources that the request has acquired until now are
+        released when `work` has ended."""
         assert self._background is not None
         self._background.start_soon(_owning, self._state["owned"].pop_all(), work)
 
-    # -- models ------------------------------------------------------------------------------------
+    # -- models -----------------------------------------------------------------------------------
 
     async def served(self, model: str | None, adapter: str | None = None) -> Served:
-        """Lease the model of that name, or the one that answers to it (--model-alias), for as long as this request lasts;
-        None is the default model. `adapter`: a LoRA adapter of it, if the name has none. Raises `RequestFailed` (404, 503)."""
+        """Lease the model of that name, or the one that answers to it (--model-alias), for as long
+        as this request lasts; None is the default model. `adapter`: a LoRA adapter of it, if the
+        name has none. Raises `RequestFailed` (404, 503)."""
         model, named = adapter_names.split(model, self.entries())
         model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
@@ -135,22 +144,35 @@ class Service(CurrentKey):
         return Served(lease.runtime, origin)
 
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
-        """Collect what the request log needs to know of this request. Raises `RequestFailed` (404)."""
+        """Collect what the request log needs to know of this request. Raises `RequestFailed`
+        (404)."""
         entry = self.listed(model)
         headers = self.headers
-        trace = _bounded_header(headers.get("traceparent", "")), _bounded_header(headers.get("tracestate", ""))
+        trace = (
+            _bounded_header(headers.get("traceparent", "")),
+            _bounded_header(headers.get("tracestate", "")),
+        )
         adapter = adapter_names.agreed(named, adapter, entry)
         return RequestOrigin(
-            entry.names[0], request.path, trio.current_time(), *trace, adapter=adapter, key=self.key_label
+            entry.names[0],
+            request.path,
+            trio.current_time(),
+            *trace,
+            adapter=adapter,
+            key=self.key_label,
         )
 
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
-        """Log a request that ended while it waited for its model, or that was refused because no model of that name
-        exists."""
+        """Log a request that ended while it waited for its model, or that was refused because no
+        model of that name exists."""
         self._state["submitted"] = True
         ended = trio.current_time()
         record = RequestRecord(
-            request_id=self.request_id, reason=reason, code=code, arrived_at=origin.at, ended_at=ended
+            request_id=self.request_id,
+            reason=reason,
+            code=code,
+            arrived_at=origin.at,
+            ended_at=ended,
         )
         self.request_log.note(origin, record)
 
@@ -163,34 +185,42 @@ class Service(CurrentKey):
         return [entry for entry in self.models.entries() if key.may_use(entry.names)]
 
     def listed(self, model: str | None) -> ModelEntry:
-        """Return the entry of a model; None: the default. Raises `RequestFailed` (404), also for a model that the key may not use."""
+        """Return the entry of a model; None: the default. Raises `RequestFailed` (404), also for a
+        model that the key may not use."""
         return named(model, self.entries())
 
     def resolved(self, model: str) -> str:
-        """Return the name of the model that answers to a name (--model-alias), among those that the key may use."""
+        """Return the name of the model that answers to a name (--model-alias), among those that the
+        key may use."""
         return self.aliases.resolved(model, self.entries())
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:
-        """Whether the model is not to see the tools of this request, since it could not call them. Raises `RequestFailed` (400)."""
+        """Whether the model is not to see the tools of this request, since it could not call them.
+        Raises `RequestFailed` (400)."""
         return self._tool_support.omits(tools, served.name, served.runtime)
 
     def parsers(self, served: Served, tools: Tools, answer: Answer) -> Callable[[], OutputParser]:
-        """Return what makes the parser of each choice. `answer`: one of the answers, all of which have the same prompt."""
+        """Return what makes the parser of each choice. `answer`: one of the answers, all of which
+        have the same prompt."""
         tokenizer = served.runtime.tokenizer
         thinks = thinks_already(answer.accepted.prompt_tokens, tokenizer)
         report = partial(self.malformed_calls.note, served.name)
         return partial(OutputParser, tools, tokenizer, thinks=thinks, report=report)
 
     async def tokens(self, served: Served, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt whose tokens are the answer, or are counted. Raises `RequestFailed` (400, 413, 429, 503)."""
+        """Tokenize a prompt whose tokens are the answer, or are counted. Raises `RequestFailed`
+        (400, 413, 429, 503)."""
         self.hold(TOKENIZED_BYTES * self.body_bytes)
         return await served.runtime.tokens(prompt, self.tenant)
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------------------
 
-    async def submit(self, served: Served, generates: Sequence[Generate], priority: int | None) -> list[Answer]:
-        """Submit the requests: admission comes before a response exists. Admitted answers are closed with the HTTP
-        request, however it ends. `priority` None: that of the API key. Lines of batches come last, and wait without a limit."""
+    async def submit(
+        self, served: Served, generates: Sequence[Generate], priority: int | None
+    ) -> list[Answer]:
+        """Submit the requests: admission comes before a response exists. Admitted answers are
+        closed with the HTTP request, however it ends. `priority` None: that of the API key. Lines
+        of batches come last, and wait without a limit."""
         key = self.key or ANYBODY
         if self.batch_owner is None:
             priority = priority_with(key, priority)
@@ -212,14 +242,22 @@ class Service(CurrentKey):
         ]
         await self.begin_line()
         at_once, answers = served.runtime.settings.rows, list[Answer]()
-        for start in range(0, len(generates), at_once):  # More would fill the queue, which is all clients'.
-            sent = [await self._send(served, generate) for generate in generates[start : start + at_once]]
+        # More would fill the queue, which is all clients'.
+        for start in range(0, len(generates), at_once):
+            sent = [
+                await self._send(served, generate)
+                for generate in generates[start : start + at_once]
+            ]
             for answer in sent:
                 await answer.wait_accepted()
             answers += sent
-        lengths = [generate.max_tokens or 0 if generate.names_length else 0 for generate in generates]
+        lengths = [
+            generate.max_tokens or 0 if generate.names_length else 0 for generate in generates
+        ]
         accepted = [answer.accepted.max_tokens for answer in answers]
-        if not self.settings.strict and any(new < old for new, old in zip(accepted, lengths, strict=True)):
+        if not self.settings.strict and any(
+            new < old for new, old in zip(accepted, lengths, strict=True)
+        ):
             self.read_past.skip("max_tokens")
             self.note_ignored()
         return answers
@@ -242,30 +280,41 @@ class Service(CurrentKey):
         return answer
 
     def _name_parts(self, generates: Sequence[Generate]) -> None:
-        """Name the types of content that a placeholder stands for. Raises `RequestFailed` (400) if the server is strict."""
+        """Name the types of content that a placeholder stands for. Raises `RequestFailed` (400) if
+        the server is strict."""
         for name in ignored_parts(generates):
             if self.settings.strict:
-                message = f"content of type {name} is not read: the model reads text only (--strict)"
+                message = (
+                    f"content of type {name} is not read: the model reads text only (--strict)"
+                )
                 raise bad_request(message, "messages", "images_not_supported")
             self.read_past.skip(name)
         self.note_ignored()
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel the answers of a request of this key (of any, with `admin`), given the id of its X-Request-Id header or of its response
-        body. Clients that wait for these answers get an error."""
-        return self.running.cancel(request_id, None if self.has_right("admin") else self.key_identity)
+        """Cancel the answers of a request of this key (of any, with `admin`), given the id of its
+        X-Request-Id header or of its response body. Clients that wait for these answers get an
+        error."""
+        return self.running.cancel(
+            request_id, None if self.has_right("admin") else self.key_identity
+        )
 
-    async def respond(self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool) -> Response:
+    async def respond(
+        self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool
+    ) -> Response:
         if not stream:
             choices = await collect_all(answers, self.holding.grow)
             return await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
-        nursery, heartbeat_s = cast("trio.Nursery", self._state["nursery"]), self.settings.heartbeat_s
+        nursery, heartbeat_s = (
+            cast("trio.Nursery", self._state["nursery"]),
+            self.settings.heartbeat_s,
+        )
         events = EventStream(dialect, answers, heartbeat_s, nursery, self._direct(), hold=self.hold)
         return as_events(await events.waited())
 
     def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:
-        """Return what writes the text of a stream around the layers between: where the guard lends its writer, and the body of the
-        response will be chunked."""
+        """Return what writes the text of a stream around the layers between: where the guard lends
+        its writer, and the body of the response will be chunked."""
         writer = cast("SocketWriter | None", self._state.get(WRITER))
         if writer is None or request.scope["http_version"] != "1.1":
             return None
@@ -273,13 +322,14 @@ class Service(CurrentKey):
 
 
 def _bounded_header(header: str) -> str:
-    """Return the header as the request log keeps it. A long one is dropped, because it would cost memory for as long as
-    its record is kept; W3C allows dropping trace state beyond this length."""
+    """Return the header as the request log keeps it. A long one is dropped, because it would cost
+    memory for as long as its record is kept; W3C allows dropping trace state beyond this length."""
     return header if len(header) <= MAX_HEADER_CHARS else ""
 
 
 async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work and release its resources. An exception is logged and affects no other request."""
+    """Run background work and release its resources. An exception is logged and affects no other
+    request."""
     with owned:
         try:
             await work()

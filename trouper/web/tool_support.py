@@ -1,4 +1,5 @@
-"""Tools for a model that was not trained to call any: they are omitted and named, and the answer is plain text."""
+"""Tools for a model that was not trained to call any: they are omitted and named, and the answer is
+plain text."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def without_tools(request: BodyT) -> BodyT:
 
 
 class ToolSupport:
-    """Decides for each request whether its tools reach the model. There is one object for the app."""
+    """Decides for each request whether its tools reach the model. There is one object for the
+    app."""
 
     def __init__(self, request: CurrentRequest) -> None:
         self._request = request
@@ -57,12 +59,16 @@ class ToolSupport:
         """Names of models whose notice was logged."""
 
     def omits(self, tools: Tools, name: str, runtime: Runtime) -> bool:
-        """Whether the tools of the request at hand are to be omitted, which is named. A forced call needs no training: its grammar
-        makes it. Raises `RequestFailed` (400) if the server is strict."""
+        """Whether the tools of the request at hand are to be omitted, which is named. A forced call
+        needs no training: its grammar makes it. Raises `RequestFailed` (400) if the server is
+        strict."""
         if not tools.offered or tools.forced or can_call_tools(runtime.tokenizer):
             return False
         if self._request.settings.strict:
-            message = f"tools: {name} was not trained to call them by itself (--strict); a tool_choice that requires a call works"
+            message = (
+                f"tools: {name} was not trained to call them by itself (--strict); a tool_choice "
+                "that requires a call works"
+            )
             raise bad_request(message, "tools", "tools_not_supported")
         self._request.read_past.skip("tools")
         self._request.note_ignored()

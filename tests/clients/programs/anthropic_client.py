@@ -1,18 +1,28 @@
-"""anthropic: messages, plain and with the helper of streams, with thinking, and its own runner of tools."""
+"""anthropic: messages, plain and with the helper of streams, with thinking, and its own runner of
+tools."""
 
 import anthropic
 import loop
 from anthropic import beta_tool
 
 client = anthropic.Anthropic(base_url=loop.URL, api_key="none", max_retries=0)
-TOOLS = [{"name": name, "description": f"can {name}", "input_schema": schema} for name, schema in loop.SCHEMAS.items()]
+TOOLS = [
+    {"name": name, "description": f"can {name}", "input_schema": schema}
+    for name, schema in loop.SCHEMAS.items()
+]
 
 
 def messages(streamed, **more):
     tools, ids = loop.Tools(), []
     said = [{"role": "user", "content": loop.QUESTION}]
     for _ in range(loop.MAX_TURNS):
-        asked = {"model": "any", "max_tokens": 4000, "system": loop.SYSTEM, "messages": said, "tools": TOOLS} | more
+        asked = {
+            "model": "any",
+            "max_tokens": 4000,
+            "system": loop.SYSTEM,
+            "messages": said,
+            "tools": TOOLS,
+        } | more
         if streamed:
             with client.messages.stream(**asked) as stream:
                 events = list(stream)
@@ -22,7 +32,8 @@ def messages(streamed, **more):
             message = client.messages.create(**asked)
         assert message.id.startswith("msg_")
         loop.check_usage(
-            message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0), message.usage.output_tokens
+            message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0),
+            message.usage.output_tokens,
         )
         said.append({"role": "assistant", "content": message.content})
         calls = [block for block in message.content if block.type == "tool_use"]
@@ -33,7 +44,11 @@ def messages(streamed, **more):
             return
         ids += [call.id for call in calls]
         results = [
-            {"type": "tool_result", "tool_use_id": call.id, "content": tools.run(call.name, call.input)}
+            {
+                "type": "tool_result",
+                "tool_use_id": call.id,
+                "content": tools.run(call.name, call.input),
+            }
             for call in calls
         ]
         said.append({"role": "user", "content": results})
@@ -53,7 +68,11 @@ def runner(streamed):
         """Note."""
         return tools.note(text)
 
-    asked = {"model": "any", "max_tokens": 4000, "messages": [{"role": "user", "content": loop.QUESTION}]}
+    asked = {
+        "model": "any",
+        "max_tokens": 4000,
+        "messages": [{"role": "user", "content": loop.QUESTION}],
+    }
     if streamed:
         for stream in client.beta.messages.tool_runner(tools=[weigh, note], stream=True, **asked):
             for _ in stream:
@@ -67,5 +86,7 @@ def runner(streamed):
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 2000}}
 for streamed in (False, True):
     loop.case("messages", streamed, lambda streamed=streamed: messages(streamed))
-    loop.case("messages, thinking", streamed, lambda streamed=streamed: messages(streamed, **THINKING))
+    loop.case(
+        "messages, thinking", streamed, lambda streamed=streamed: messages(streamed, **THINKING)
+    )
     loop.case("tool_runner", streamed, lambda streamed=streamed: runner(streamed))

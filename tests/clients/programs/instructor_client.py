@@ -1,4 +1,5 @@
-"""instructor: an object of a class, whose first answer fails the class' own check, so that it is asked again."""
+"""instructor: an object of a class, whose first answer fails the class' own check, so that it is
+asked again."""
 
 from typing import Annotated
 
@@ -33,7 +34,9 @@ MESSAGES = [{"role": "system", "content": loop.SYSTEM}, {"role": "user", "conten
 
 
 def whole(mode):
-    person, answer = instructor.from_openai(client, mode=mode).chat.completions.create_with_completion(
+    person, answer = instructor.from_openai(
+        client, mode=mode
+    ).chat.completions.create_with_completion(
         model="any", messages=MESSAGES, response_model=Person, max_retries=2
     )
     assert (person.name, person.age, person.tags) == ("Ada", 7, ["x", 'y"z']), person

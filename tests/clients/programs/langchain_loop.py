@@ -7,7 +7,12 @@ from langchain_core.tools import StructuredTool
 
 def bound(model, tools, **more):
     made = [
-        StructuredTool(name=name, description=f"can {name}", args_schema=loop.SCHEMAS[name], func=getattr(tools, name))
+        StructuredTool(
+            name=name,
+            description=f"can {name}",
+            args_schema=loop.SCHEMAS[name],
+            func=getattr(tools, name),
+        )
         for name in loop.SCHEMAS
     ]
     return {tool.name: tool for tool in made}, model.bind_tools(made, **more)

@@ -1,4 +1,5 @@
-"""litellm: chat by its three providers for such servers; its own message goes back as it is, as agents built on it do."""
+"""litellm: chat by its three providers for such servers; its own message goes back as it is, as
+agents built on it do."""
 
 import json
 
@@ -8,24 +9,38 @@ import loop
 litellm.suppress_debug_info = True
 litellm.num_retries = 0
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in loop.SCHEMAS.items()
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in loop.SCHEMAS.items()
 ]
 
 
 def chat(model, base, streamed):
     tools, ids = loop.Tools(), []
-    messages = [{"role": "system", "content": loop.SYSTEM}, {"role": "user", "content": loop.QUESTION}]
+    messages = [
+        {"role": "system", "content": loop.SYSTEM},
+        {"role": "user", "content": loop.QUESTION},
+    ]
     for _ in range(loop.MAX_TURNS):
-        asked = {"model": model, "api_base": base, "api_key": "none", "messages": messages, "tools": TOOLS}
+        asked = {
+            "model": model,
+            "api_base": base,
+            "api_key": "none",
+            "messages": messages,
+            "tools": TOOLS,
+        }
         if streamed:
-            chunks = list(litellm.completion(stream=True, stream_options={"include_usage": True}, **asked))
+            chunks = list(
+                litellm.completion(stream=True, stream_options={"include_usage": True}, **asked)
+            )
             answer = litellm.stream_chunk_builder(chunks, messages=messages)
         else:
             answer = litellm.completion(**asked)
         [choice] = answer.choices
         calls = choice.message.tool_calls or ()
         assert choice.finish_reason == ("tool_calls" if calls else "stop"), choice.finish_reason
-        loop.check_usage(answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens)
+        loop.check_usage(
+            answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens
+        )
         messages.append(choice.message.model_dump())
         if not calls:
             loop.check_ids(ids)
@@ -34,7 +49,14 @@ def chat(model, base, streamed):
         for call in calls:
             ids.append(call.id)
             result = tools.run(call.function.name, json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "name": call.function.name, "content": result})
+            messages.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": call.id,
+                    "name": call.function.name,
+                    "content": result,
+                }
+            )
     raise AssertionError("it does not end")
 
 
@@ -47,5 +69,7 @@ for provider, base in (
         loop.case(
             f"{provider}/",
             streamed,
-            lambda provider=provider, base=base, streamed=streamed: chat(f"{provider}/any", base, streamed),
+            lambda provider=provider, base=base, streamed=streamed: chat(
+                f"{provider}/any", base, streamed
+            ),
         )

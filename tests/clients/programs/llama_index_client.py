@@ -33,13 +33,20 @@ def run(streamed):
         """Note it."""
         return tools.note(text)
 
-    made = {tool.metadata.name: tool for tool in (FunctionTool.from_defaults(weigh), FunctionTool.from_defaults(note))}
+    made = {
+        tool.metadata.name: tool
+        for tool in (FunctionTool.from_defaults(weigh), FunctionTool.from_defaults(note))
+    }
     history = [
         ChatMessage(role=MessageRole.SYSTEM, content=loop.SYSTEM),
         ChatMessage(role=MessageRole.USER, content=loop.QUESTION),
     ]
     for _ in range(loop.MAX_TURNS):
-        asked = {"tools": list(made.values()), "chat_history": history, "allow_parallel_tool_calls": True}
+        asked = {
+            "tools": list(made.values()),
+            "chat_history": history,
+            "allow_parallel_tool_calls": True,
+        }
         if streamed:
             *_, answer = model.stream_chat_with_tools(**asked)
         else:
@@ -57,7 +64,11 @@ def run(streamed):
             arguments = dict(call.tool_kwargs)
             result = str(getattr(tools, call.tool_name)(**arguments))
             history.append(
-                ChatMessage(role=MessageRole.TOOL, content=result, additional_kwargs={"tool_call_id": call.tool_id})
+                ChatMessage(
+                    role=MessageRole.TOOL,
+                    content=result,
+                    additional_kwargs={"tool_call_id": call.tool_id},
+                )
             )
     raise AssertionError("it does not end")
 

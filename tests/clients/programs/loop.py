@@ -1,6 +1,8 @@
-"""What the programs of all clients share: the tools, what must have been called, and a line for each case.
+"""What the programs of all clients share: the tools, what must have been called, and a line for
+each case.
 
-A program runs in an environment that has its client and nothing of ours: `PYTHON program.py URL`, URL without /v1.
+A program runs in an environment that has its client and nothing of ours: `PYTHON program.py URL`,
+URL without /v1.
 """
 
 import json
@@ -18,7 +20,10 @@ CALLS = [
 FINAL = "All done: "
 OPTIONS = {
     "type": "object",
-    "properties": {"unit": {"type": "string"}, "counts": {"type": "array", "items": {"type": "integer"}}},
+    "properties": {
+        "unit": {"type": "string"},
+        "counts": {"type": "array", "items": {"type": "integer"}},
+    },
     "required": ["unit", "counts"],
     "additionalProperties": False,
 }
@@ -61,7 +66,9 @@ class Tools:
         """The right calls were executed once each, and the last text has their results."""
         assert sorted(map(repr, self.called)) == sorted(map(repr, CALLS)), f"called {self.called}"
         assert FINAL in text, f"the last text is {text!r}"
-        assert all(result in text for result in ("Oslo=3", "Rome=0", "noted")), f"the last text is {text!r}"
+        assert all(result in text for result in ("Oslo=3", "Rome=0", "noted")), (
+            f"the last text is {text!r}"
+        )
 
 
 def check_ids(ids):
@@ -71,7 +78,9 @@ def check_ids(ids):
 
 def check_usage(prompt, completion, total=None):
     assert prompt and prompt > 20 and completion and completion > 5, f"usage: {prompt} {completion}"
-    assert total is None or total == prompt + completion, f"usage: {prompt} + {completion} is not {total}"
+    assert total is None or total == prompt + completion, (
+        f"usage: {prompt} + {completion} is not {total}"
+    )
 
 
 def case(name, streamed, function):
@@ -82,5 +91,11 @@ def case(name, streamed, function):
     except BaseException as error:
         where = traceback.format_exc().strip().splitlines()
         detail = f"{type(error).__name__}: {error}"[:600]
-        line = {"case": name, "streamed": streamed, "ok": False, "detail": detail, "trace": where[-14:]}
+        line = {
+            "case": name,
+            "streamed": streamed,
+            "ok": False,
+            "detail": detail,
+            "trace": where[-14:],
+        }
     print("\nCASE " + json.dumps(line), flush=True)  # Behind what a client has printed.

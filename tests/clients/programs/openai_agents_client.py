@@ -60,4 +60,6 @@ async def run(kind, streamed):
 
 for name, kind in (("responses", OpenAIResponsesModel), ("chat", OpenAIChatCompletionsModel)):
     for streamed in (False, True):
-        loop.case(name, streamed, lambda kind=kind, streamed=streamed: asyncio.run(run(kind, streamed)))
+        loop.case(
+            name, streamed, lambda kind=kind, streamed=streamed: asyncio.run(run(kind, streamed))
+        )

@@ -11,7 +11,8 @@ TOOLS = [
     for name, schema in loop.SCHEMAS.items()
 ]
 FLAT = [
-    {"type": "function", "name": name, "parameters": schema, "strict": True} for name, schema in loop.SCHEMAS.items()
+    {"type": "function", "name": name, "parameters": schema, "strict": True}
+    for name, schema in loop.SCHEMAS.items()
 ]
 
 
@@ -26,8 +27,12 @@ def added(chunks):
             for part in choice.delta.tool_calls or ():
                 if part.index == len(message["tool_calls"]):
                     function = {"name": part.function.name, "arguments": ""}
-                    message["tool_calls"].append({"id": part.id, "type": "function", "function": function})
-                message["tool_calls"][part.index]["function"]["arguments"] += part.function.arguments or ""
+                    message["tool_calls"].append(
+                        {"id": part.id, "type": "function", "function": function}
+                    )
+                message["tool_calls"][part.index]["function"]["arguments"] += (
+                    part.function.arguments or ""
+                )
     if not message["tool_calls"]:
         del message["tool_calls"]
     return message, reason, usage
@@ -35,7 +40,10 @@ def added(chunks):
 
 def chat(how):
     tools, ids = loop.Tools(), []
-    messages = [{"role": "system", "content": loop.SYSTEM}, {"role": "user", "content": loop.QUESTION}]
+    messages = [
+        {"role": "system", "content": loop.SYSTEM},
+        {"role": "user", "content": loop.QUESTION},
+    ]
     asked = {"model": "any", "tools": TOOLS}
     for _ in range(loop.MAX_TURNS):
         if how == "by hand":
@@ -90,12 +98,15 @@ def responses(streamed, chained):
         else:
             response = client.responses.create(**asked)
         assert response.status == "completed" and response.id.startswith("resp_")
-        loop.check_usage(response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens)
+        loop.check_usage(
+            response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens
+        )
         if chained:
             previous, items = response.id, []
         else:
             items = items + [
-                item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in response.output
+                item.model_dump(exclude_none=True, exclude={"parsed_arguments"})
+                for item in response.output
             ]
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
@@ -105,7 +116,10 @@ def responses(streamed, chained):
         for call in calls:
             ids.append(call.call_id)
             result = tools.run(call.name, json.loads(call.arguments))
-            items = [*items, {"type": "function_call_output", "call_id": call.call_id, "output": result}]
+            items = [
+                *items,
+                {"type": "function_call_output", "call_id": call.call_id, "output": result},
+            ]
     raise AssertionError("it does not end")
 
 

@@ -1,4 +1,5 @@
-"""pydantic-ai: an agent with system prompt and instructions, text and an object as its output, over three APIs."""
+"""pydantic-ai: an agent with system prompt and instructions, text and an object as its output, over
+three APIs."""
 
 import asyncio
 
@@ -26,12 +27,16 @@ def models():
     return {
         "chat": OpenAIChatModel("any", provider=openai),
         "responses": OpenAIResponsesModel("any", provider=openai),
-        "messages": AnthropicModel("any", provider=AnthropicProvider(base_url=loop.URL, api_key="none")),
+        "messages": AnthropicModel(
+            "any", provider=AnthropicProvider(base_url=loop.URL, api_key="none")
+        ),
     }
 
 
 def agent_of(model, tools, output):
-    agent = Agent(model, output_type=output, system_prompt=loop.SYSTEM, instructions="Be exact.", retries=0)
+    agent = Agent(
+        model, output_type=output, system_prompt=loop.SYSTEM, instructions="Be exact.", retries=0
+    )
 
     @agent.tool_plain
     def weigh(place: str, options: Options) -> str:
@@ -74,4 +79,8 @@ async def run(model, streamed, output):
 for name, model in models().items():
     for streamed in (False, True):
         for output, kind in ((str, ""), (Report, ", object")):
-            loop.case(name + kind, streamed, lambda m=model, s=streamed, o=output: asyncio.run(run(m, s, o)))
+            loop.case(
+                name + kind,
+                streamed,
+                lambda m=model, s=streamed, o=output: asyncio.run(run(m, s, o)),
+            )

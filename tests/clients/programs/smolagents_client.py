@@ -1,4 +1,5 @@
-"""smolagents: its agent that calls tools, which must call one in each step, the last for the answer."""
+"""smolagents: its agent that calls tools, which must call one in each step, the last for the
+answer."""
 
 import loop
 from smolagents import OpenAIServerModel, Tool, ToolCallingAgent
@@ -14,7 +15,13 @@ def tool_of(tools, name, inputs):
         def forward(self, text):
             return tools.note(text)
 
-    body = {"name": name, "description": f"can {name}", "inputs": inputs, "output_type": "string", "forward": forward}
+    body = {
+        "name": name,
+        "description": f"can {name}",
+        "inputs": inputs,
+        "output_type": "string",
+        "forward": forward,
+    }
     return type(name.title(), (Tool,), body | {"skip_forward_signature_validation": True})()
 
 
@@ -30,7 +37,9 @@ def run(streamed):
     )
     note = tool_of(tools, "note", {"text": {"type": "string", "description": "what"}})
     model = OpenAIServerModel(model_id="any", api_base=f"{loop.URL}/v1", api_key="none")
-    agent = ToolCallingAgent(tools=[weigh, note], model=model, stream_outputs=streamed, verbosity_level=0, max_steps=8)
+    agent = ToolCallingAgent(
+        tools=[weigh, note], model=model, stream_outputs=streamed, verbosity_level=0, max_steps=8
+    )
     result = agent.run(loop.QUESTION, return_full_result=True)
     assert result.state == "success", result.state
     tools.check(result.output)

@@ -1,7 +1,8 @@
-"""The expected state of every rank's engine, predicted from the plans and corrected by the results. Pure.
+"""The expected state of every rank's engine, predicted from the plans and corrected by the results.
+Pure.
 
-Rank 0's RankMirror keeps it, so that each plan carries the state that it expects (F20). Of the KV it has only the length of each
-row: rows and lengths determine the shapes in the collectives.
+Rank 0's RankMirror keeps it, so that each plan carries the state that it expects (F20). Of the KV
+it has only the length of each row: rows and lengths determine the shapes in the collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from trouper.protocol.ranks import Digest
 
 
 class ExpectedState:
-    """Rows in the order of admission, as arrays, so that a step costs the same for one row and for many."""
+    """Rows in the order of admission, as arrays, so that a step costs the same for one row and for
+    many."""
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.uint64)
@@ -28,7 +30,10 @@ class ExpectedState:
         self._embedded: set[RowId] = set()
         self._blocks = 0
         self._settled, self._order, self._tokens = -1, 0, 0
-        self._last: tuple[tuple[RowId, ...], np.ndarray[tuple[int], np.dtype[np.intp]]] = (), np.zeros(0, np.intp)
+        self._last: tuple[tuple[RowId, ...], np.ndarray[tuple[int], np.dtype[np.intp]]] = (
+            (),
+            np.zeros(0, np.intp),
+        )
         """Rows that decoded last, and their indices."""
 
     @property
@@ -65,15 +70,15 @@ class ExpectedState:
             self._prefill(chunk)
 
     def correct(self, stepped: Stepped) -> None:
-        """Correct the state by rank 0's result: accepted drafts, and the hashes of its state. Rows that were dropped meanwhile are
-        ignored."""
+        """Correct the state by rank 0's result: accepted drafts, and the hashes of its state. Rows
+        that were dropped meanwhile are ignored."""
         self._settled, self._order, self._tokens = stepped.step, stepped.order, stepped.tokens_hash
         if stepped.drafted:
             for row, tokens in Counter(stepped.rows).items():
                 if row in self._indices:
                     self._lengths[self._indices[row]] += tokens - 1
 
-    # -- what a plan changes -----------------------------------------------------------------------
+    # -- what a plan changes ----------------------------------------------------------------------
 
     def _keep_blocks(self, plan: Plan) -> None:
         if plan.evict:

@@ -1,7 +1,9 @@
-"""A follower: a rank that replays rank 0's plans with its own shard of model and cache. It decides nothing and serves no HTTP.
+"""A follower: a rank that replays rank 0's plans with its own shard of model and cache. It decides
+nothing and serves no HTTP.
 
-It waits on plans, reports its state and its failures to rank 0, and ends when rank 0 dismisses it or is lost. Its engine may
-then be blocked in a collective for ever, so `ended` is set outside the engine's thread, and the process ends by that.
+It waits on plans, reports its state and its failures to rank 0, and ends when rank 0 dismisses it
+or is lost. Its engine may then be blocked in a collective for ever, so `ended` is set outside the
+engine's thread, and the process ends by that.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import trio
 from trouper.actors.model_stepper import step_model
 from trouper.actors.ranks.follower_disk import FollowerDisk
 from trouper.actors.ranks.rank_handshake import HELLO_S, Invitation, join_leader
-from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, heartbeat_interval, send_heartbeats, wait_until_silent
+from trouper.actors.ranks.rank_heartbeat import (
+    HEARTBEAT_S,
+    heartbeat_interval,
+    send_heartbeats,
+    wait_until_silent,
+)
 from trouper.actors.ranks.rank_link import LAST_MESSAGES_S, LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.runtime.supervision import innermost
 from trouper.actors.runtime.worker_threads import run_on_thread
@@ -45,9 +52,11 @@ from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
 PLANS_AHEAD = 64
-"""Maximum number of plans that wait for a follower's engine. Plans without work need no collective, so rank 0 may be ahead."""
+"""Maximum number of plans that wait for a follower's engine. Plans without work need no collective,
+so rank 0 may be ahead."""
 LAST_WRITES_S = 2.0
-"""Maximum wait at the end for writes in flight to the disk. Rank 0 waits LEAVING_S for a follower, which must be longer."""
+"""Maximum wait at the end for writes in flight to the disk. Rank 0 waits LEAVING_S for a follower,
+which must be longer."""
 OUTBOX = 1024
 """Maximum number of messages that wait for rank 0. More are dropped."""
 
@@ -90,8 +99,9 @@ class Follower:
         return self.linked and self._post(LogRecord(level, text))
 
     async def run(self) -> None:
-        """Join the group, load the model, replay plans. Returns when rank 0 dismisses this rank. Raises `RankLost` or `ModelUnusable`;
-        `ended` is set before, since the exception may have to wait for an engine that never ends."""
+        """Join the group, load the model, replay plans. Returns when rank 0 dismisses this rank.
+        Raises `RankLost` or `ModelUnusable`; `ended` is set before, since the exception may have to
+        wait for an engine that never ends."""
         async with trio.open_nursery() as thread:
             await thread.start(self._engine.run)
             joined = await self._join()
@@ -119,7 +129,10 @@ class Follower:
                 stream = await trio.open_tcp_stream(invitation.host, invitation.port)
                 return await join_leader(stream, joined, self._settings, self._secret)
         except (OSError, LinkFailed, trio.TooSlowError) as error:
-            reason = f"rank 0 is not to be reached at {invitation.host}:{invitation.port} (--control-host): {error}"
+            reason = (
+                f"rank 0 is not to be reached at {invitation.host}:{invitation.port} "
+                f"(--control-host): {error}"
+            )
             raise self._end(reason) from error
 
     async def _follow(self, link: Link, joined: Joined) -> None:
@@ -139,7 +152,10 @@ class Follower:
                 assert isinstance(differs, RankDiffers)
                 await self._send_last(
                     StateMismatch(
-                        step=differs.step, field=differs.field, expected=differs.expected, found=differs.found
+                        step=differs.step,
+                        field=differs.field,
+                        expected=differs.expected,
+                        found=differs.found,
                     )
                 )
                 raise self._end(str(differs)) from None
@@ -149,7 +165,8 @@ class Follower:
                 raise self._end(reason, unusable=True) from None
             except* Exception as group:
                 crash = innermost(group)
-                with trio.move_on_after(HEARTBEAT_S):  # It may only follow from the loss of another rank.
+                # It may only follow from the loss of another rank.
+                with trio.move_on_after(HEARTBEAT_S):
                     await self.ended.wait()
                 if self.ended.is_set():
                     raise RankLost(self.reason) from None
@@ -181,10 +198,11 @@ class Follower:
         with trio.move_on_after(LAST_WRITES_S):
             await disk.ended.wait()
 
-    # -- messages of rank 0 ------------------------------------------------------------------------
+    # -- messages of rank 0 -----------------------------------------------------------------------
 
     async def _receive(self, link: Link, mirrored: PlanSender, background: trio.Nursery) -> None:
-        """Receive messages until rank 0 leaves. A full `mirrored` delays them all, and then rank 0's writes."""
+        """Receive messages until rank 0 leaves. A full `mirrored` delays them all, and then rank
+        0's writes."""
         with mirrored:
             while True:
                 try:
@@ -212,13 +230,16 @@ class Follower:
                     case Refused(reason=reason):
                         raise self._end(reason, unusable=True)
                     case _:
-                        raise self._end(f"rank 0 sent {type(message).__name__}, which is not for a follower")
+                        raise self._end(
+                            f"rank 0 sent {type(message).__name__}, which is not for a follower"
+                        )
         await trio.sleep(LEAVING_S / 2)
         self._end("")  # The engine waits for a collective that rank 0 never began.
 
     async def _compile(self, message: Compile) -> None:
-        """Compile a grammar before the plan that admits its row. The result stays in the tokenizer's cache; if it is evicted before the
-        plan comes, the engine's thread compiles it again."""
+        """Compile a grammar before the plan that admits its row. The result stays in the
+        tokenizer's cache; if it is evicted before the plan comes, the engine's thread compiles it
+        again."""
         assert self._tokenizer is not None, "a grammar came before this rank was ready"
         timeout_s, problem = self._settings.grammar_timeout_s, None
         try:
@@ -238,17 +259,20 @@ class Follower:
         await wait_until_silent(link, timeout_s, self._heartbeat_s)
         raise self._end(f"rank 0 is silent for {timeout_s:g} s (--rank-timeout-s)")
 
-    # -- messages to rank 0 ------------------------------------------------------------------------
+    # -- messages to rank 0 -----------------------------------------------------------------------
 
     async def _send(self, link: Link) -> None:
         async for frame in self._frames:
             try:
                 with trio.fail_after(self._settings.rank_timeout_s):
                     await link.send_frame(frame)
-            except LinkFailed:  # A last message may still wait to be received, and gives a better reason.
+            except LinkFailed:
+                # A last message may still wait to be received, and gives a better reason.
                 return
             except trio.TooSlowError:
-                raise self._end(f"rank 0 has not read for {self._settings.rank_timeout_s:g} s") from None
+                raise self._end(
+                    f"rank 0 has not read for {self._settings.rank_timeout_s:g} s"
+                ) from None
         self._sent.set()
 
     async def _take_answers(self, answers: trio.MemoryReceiveChannel[Stepped]) -> None:
@@ -260,14 +284,18 @@ class Follower:
             self._disk.close()
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._step, self._engine.memory(), self._disk.stats if self._disk is not None else None)
+        return Heartbeat(
+            self._step, self._engine.memory(), self._disk.stats if self._disk is not None else None
+        )
 
     def _report_directory(self) -> None:
-        """Report at once that the directory is in use, or no longer: rank 0 waits for the first report, and reads nothing while a disk
-        is detached."""
+        """Report at once that the directory is in use, or no longer: rank 0 waits for the first
+        report, and reads nothing while a disk is detached."""
         assert self._disk is not None
         stats, before = self._disk.stats, self._reported_directory
-        if stats is not None and (before is None or (stats.attached, stats.reason) != (before.attached, before.reason)):
+        if stats is not None and (
+            before is None or (stats.attached, stats.reason) != (before.attached, before.reason)
+        ):
             self._reported_directory = stats
             self._post(self._heartbeat())
 
@@ -279,7 +307,8 @@ class Follower:
         return True
 
     async def _send_last(self, message: Message) -> None:
-        """Send the last message, and wait until rank 0 has probably read it: a socket that is closed too early may discard it."""
+        """Send the last message, and wait until rank 0 has probably read it: a socket that is
+        closed too early may discard it."""
         self._post(message)
         self._outbox.close()
         with trio.move_on_after(LAST_MESSAGES_S, shield=True):
@@ -287,7 +316,8 @@ class Follower:
             await trio.sleep(HEARTBEAT_S)
 
     def _end(self, reason: str, *, unusable: bool = False) -> RankLost:
-        """End the follower. Only the first reason counts, since others follow from it. Returns the exception to raise."""
+        """End the follower. Only the first reason counts, since others follow from it. Returns the
+        exception to raise."""
         if not self.ended.is_set():
             self.reason, self.unusable = reason, unusable
             self.ended.set()

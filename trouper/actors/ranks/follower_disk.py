@@ -1,7 +1,8 @@
 """A follower's disk: an SSDWriter and a CacheJanitor for this rank's shard of each block.
 
-Rank 0 decides what is read, which of that becomes blocks, and what is written (`leader_disk` has the protocol). No failure here
-ends the rank: rank 0 gets an answer without blocks, or a refused write, and the blocks are computed again.
+Rank 0 decides what is read, which of that becomes blocks, and what is written (`leader_disk` has
+the protocol). No failure here ends the rank: rank 0 gets an answer without blocks, or a refused
+write, and the blocks are computed again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
 from trouper.actors.ssd_writer import directory_for, write_to_disk
 from trouper.protocol.blocks import BlockData
-from trouper.protocol.health import ActorStats, AdapterStats, DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.health import (
+    ActorStats,
+    AdapterStats,
+    DirectoryStats,
+    MemoryStatus,
+    SchedulerStats,
+)
 from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
 from trouper.protocol.model import MemoryStats, ModelCard
 from trouper.protocol.plans import Load, Plan, Stepped
@@ -57,12 +64,18 @@ class FollowerDisk:
         *,
         disk_writer: DiskWriter = write_to_disk,
     ) -> None:
-        """`report` sends a message to rank 0, or drops it. `directory_changed` is called when `stats` may have changed."""
+        """`report` sends a message to rank 0, or drops it. `directory_changed` is called when
+        `stats` may have changed."""
         self.directory = Relayed(DirectoryStats(), directory_changed)
         self.ended = trio.Event()
         """Set when the last order was carried out."""
         self._disk_writer = disk_writer
-        self._card, self._settings, self._read_memory, self._report = card, settings, read_memory, report
+        self._card, self._settings, self._read_memory, self._report = (
+            card,
+            settings,
+            read_memory,
+            report,
+        )
         self._orders, self._orders_in = trio.open_memory_channel[DiskOrder](ORDERS)
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
         self._scheduler = Watch(SchedulerStats())
@@ -73,9 +86,12 @@ class FollowerDisk:
         """Bytes of runs that wait to be written."""
         self._shed = 0
         self._reads: dict[int, tuple[BlockData, ...] | None] = {}
-        """Blocks that were read, by ticket, until a plan settles it; None while they are being read."""
+        """Blocks that were read, by ticket, until a plan settles it; None while they are being
+        read."""
         self._read_bytes = 0
-        self._capacity_bytes = card.cache_bytes if settings.cache_memory is None else settings.cache_memory
+        self._capacity_bytes = (
+            card.cache_bytes if settings.cache_memory is None else settings.cache_memory
+        )
         """Limit of `_read_bytes`: more could not become blocks at the same time."""
 
     @property
@@ -87,7 +103,8 @@ class FollowerDisk:
         return attrs.evolve(stats, shed_writes=stats.shed_writes + self._shed)
 
     async def run(self) -> None:
-        """Run until `close`, and then carry out the orders before it. Never raises, since the rank goes on without its disk."""
+        """Run until `close`, and then carry out the orders before it. Never raises, since the rank
+        goes on without its disk."""
         self._order(Announce())
         async with trio.open_nursery() as background:
             background.start_soon(self._take_news)
@@ -97,7 +114,9 @@ class FollowerDisk:
             self._orders_in.close()
             if writer.latest.state == "degraded":
                 reason = f"its writer has crashed too often: {writer.latest.last_error}"
-                self.directory.publish(attrs.evolve(self.directory.latest, attached=False, reason=reason))
+                self.directory.publish(
+                    attrs.evolve(self.directory.latest, attached=False, reason=reason)
+                )
             self._give_up()
             self.ended.set()
             background.cancel_scope.cancel(reason="the last order was carried out")
@@ -118,18 +137,25 @@ class FollowerDisk:
             settings=self._settings,
         )
         with self._tidying:
-            await supervise(janitor, Watch(ActorStats(name="CacheJanitor")), RestartLimit(), needed=False)
+            await supervise(
+                janitor, Watch(ActorStats(name="CacheJanitor")), RestartLimit(), needed=False
+            )
 
     async def _write(self) -> None:
-        edges = WriterEdges(orders=self._orders_in, news=self._news, stats=self.directory, scheduler=self._scheduler)
+        edges = WriterEdges(
+            orders=self._orders_in, news=self._news, stats=self.directory, scheduler=self._scheduler
+        )
         path = directory_for(self._card, self._settings)
         try:
-            await self._disk_writer(edges, path, cache_namespace(self._card, self._settings), self._settings)
+            await self._disk_writer(
+                edges, path, cache_namespace(self._card, self._settings), self._settings
+            )
         finally:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Answer all orders after a crash or at the end, since the writer may have forgotten them."""
+        """Answer all orders after a crash or at the end, since the writer may have forgotten
+        them."""
         for keys in list(self._underway):
             self._report_written(keys, refused=True)
         for ticket in list(self._reads):
@@ -142,23 +168,26 @@ class FollowerDisk:
             return False
         return True
 
-    # -- what rank 0 orders ------------------------------------------------------------------------
+    # -- what rank 0 orders -----------------------------------------------------------------------
 
     def fetch(self, fetch: Fetch) -> None:
-        """Read blocks for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket before."""
+        """Read blocks for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket
+        before."""
         self._reads[fetch.ticket] = None
         if not self._order(Read(fetch.ticket, fetch.blocks)):
             self._keep(nothing_read(fetch.ticket))
 
     def replay(self, plan: Plan) -> Plan:
-        """Return rank 0's plan with the bytes of this rank's shard, and take from it what concerns the disk."""
+        """Return rank 0's plan with the bytes of this rank's shard, and take from it what concerns
+        the disk."""
         if plan.load:
             plan = attrs.evolve(plan, load=tuple(map(self._with_payload, plan.load)))
         for ticket in plan.settled:
             self._read_bytes -= sum(block.nbytes for block in self._reads.pop(ticket, None) or ())
         if plan.persist_as is not None:
             self._runs[plan.step] = plan.persist_as
-        busy = bool(self._scheduler.latest.active_sequences)  # While it is, writes rest, and nothing is inspected.
+        # While it is, writes rest, and nothing is inspected.
+        busy = bool(self._scheduler.latest.active_sequences)
         if plan.has_work != busy:
             self._scheduler.publish(SchedulerStats(active_sequences=int(plan.has_work)))
         return plan
@@ -188,7 +217,7 @@ class FollowerDisk:
         if self._underway.pop(keys, None) is not None:
             self._report(WriteDone(keys, refused))
 
-    # -- what the writer reports -------------------------------------------------------------------
+    # -- what the writer reports ------------------------------------------------------------------
 
     async def _take_news(self) -> None:
         async for news in self._news_in:
@@ -204,7 +233,8 @@ class FollowerDisk:
 
     def _keep(self, loaded: Loaded) -> None:
         """Keep as many blocks as there is room for, and report their number."""
-        if self._reads.get(loaded.ticket, ()) is not None:  # Settled meanwhile, since rank 0 did not wait; or given up.
+        # Settled meanwhile, since rank 0 did not wait; or given up.
+        if self._reads.get(loaded.ticket, ()) is not None:
             return
         kept: list[BlockData] = []
         for block in loaded.blocks:

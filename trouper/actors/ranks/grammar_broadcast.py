@@ -1,5 +1,5 @@
-"""Grammars on all ranks: every rank compiles a grammar before a row that follows it is admitted, so that no engine's thread has to
-while the others wait in a collective."""
+"""Grammars on all ranks: every rank compiles a grammar before a row that follows it is admitted, so
+that no engine's thread has to while the others wait in a collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from trouper.protocol.link import Compile, Compiled
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 
 TIMEOUT_FACTOR = 2.0
-"""Time limit for followers, as a multiple of --grammar-timeout-s: one may be slower, and have other grammars to compile first."""
+"""Time limit for followers, as a multiple of --grammar-timeout-s: one may be slower, and have other
+grammars to compile first."""
 
 
 @attrs.define(eq=False)
@@ -42,7 +43,9 @@ class GrammarSpreader:
         """Return when all followers have compiled the grammar. Raises `RequestFailed`: 400 if one
         cannot, or takes too long; 503 if one cannot for the moment."""
         ticket = next(self._tickets)
-        pending = self._pending[ticket] = PendingGrammar(set(self._post_to_all(Compile(ticket, grammar))))
+        pending = self._pending[ticket] = PendingGrammar(
+            set(self._post_to_all(Compile(ticket, grammar)))
+        )
         try:
             with trio.move_on_after(self._limit_s) as limit:
                 if pending.missing:
@@ -51,14 +54,28 @@ class GrammarSpreader:
             del self._pending[ticket]
         if limit.cancelled_caught:
             late = ", ".join(map(str, sorted(pending.missing)))
-            pending.fault = f"rank {late} takes more than {self._limit_s:g} s to compile it (--grammar-timeout-s)"
+            pending.fault = (
+                f"rank {late} takes more than {self._limit_s:g} s to compile it "
+                "(--grammar-timeout-s)"
+            )
         if pending.fault and pending.passes:
             message = f"{grammar.param} could not be compiled: {pending.fault}"
             raise RequestFailed(
-                Problem(503, message, "server_error", grammar.param, code="system_shortage", retry_after_s=1)
+                Problem(
+                    503,
+                    message,
+                    "server_error",
+                    grammar.param,
+                    code="system_shortage",
+                    retry_after_s=1,
+                )
             )
         if pending.fault:
-            raise bad_request(f"{grammar.param} cannot be followed: {pending.fault}", grammar.param, "invalid_grammar")
+            raise bad_request(
+                f"{grammar.param} cannot be followed: {pending.fault}",
+                grammar.param,
+                "invalid_grammar",
+            )
 
     def take_answer(self, rank: int, message: Compiled) -> None:
         """Take a follower's answer. An answer after the deadline is dropped."""
@@ -66,6 +83,8 @@ class GrammarSpreader:
         if pending is not None:
             pending.missing.discard(rank)
             pending.passes = message.passes if not pending.fault else pending.passes
-            pending.fault = pending.fault or (f"rank {rank}: {message.fault}" if message.fault else "")
+            pending.fault = pending.fault or (
+                f"rank {rank}: {message.fault}" if message.fault else ""
+            )
             if not pending.missing or pending.fault:
                 pending.done.set()

@@ -1,4 +1,5 @@
-"""How rank 0 begins and ends with the other ranks: all join, all load, and all leave, or a lost rank ends the group."""
+"""How rank 0 begins and ends with the other ranks: all join, all load, and all leave, or a lost
+rank ends the group."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 
 async def gather_ranks(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Leader | None:
-    """Wait until all ranks have joined. None if this rank turns out to be the only one. Raises `SettingsInvalid`."""
+    """Wait until all ranks have joined. None if this rank turns out to be the only one. Raises
+    `SettingsInvalid`."""
     running = trio.CancelScope()
 
     async def run(*, task_status: trio.TaskStatus[bytes]) -> None:
@@ -26,7 +28,9 @@ async def gather_ranks(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> 
     try:
         invitation = await nursery.start(run)
     except OSError as error:
-        raise SettingsInvalid(f"--control-host: cannot listen there: {error.strerror or error}") from error
+        raise SettingsInvalid(
+            f"--control-host: cannot listen there: {error.strerror or error}"
+        ) from error
     joined = await or_rank_lost(engine.join(invitation), ranks)
     if joined.size == 1:
         ranks.joined.set()
@@ -37,8 +41,8 @@ async def gather_ranks(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> 
 
 
 async def or_rank_lost(work: Awaitable[T], ranks: Leader) -> T:
-    """Await work that all ranks do together before requests are served. When one rank is lost, the collective of the others
-    fails, too; then `RankLost` is raised, which names the lost rank."""
+    """Await work that all ranks do together before requests are served. When one rank is lost, the
+    collective of the others fails, too; then `RankLost` is raised, which names the lost rank."""
     try:
         return await work
     except (ModelUnusable, SettingsInvalid):

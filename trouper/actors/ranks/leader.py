@@ -1,8 +1,9 @@
-"""Rank 0's side of the group of ranks: its members, the messages to all of them, and the end of the group.
+"""Rank 0's side of the group of ranks: its members, the messages to all of them, and the end of the
+group.
 
-A collective that never ends cannot be cancelled, so every detection of a loss runs outside the engine: a connection that
-ends, missing heartbeats (`rank_heartbeat`), a step that takes too long, a follower that reports a failure. The first one gives
-the reason, and sets `lost`.
+A collective that never ends cannot be cancelled, so every detection of a loss runs outside the
+engine: a connection that ends, missing heartbeats (`rank_heartbeat`), a step that takes too long, a
+follower that reports a failure. The first one gives the reason, and sets `lost`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import attrs
 import trio
 
 from trouper.actors.ranks.grammar_broadcast import GrammarSpreader
-from trouper.actors.ranks.rank_handshake import Invitation, accept_follower, card_difference, reason_to_refuse
+from trouper.actors.ranks.rank_handshake import (
+    Invitation,
+    accept_follower,
+    card_difference,
+    reason_to_refuse,
+)
 from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, heartbeat_interval
 from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.ranks.rank_member import DiskReport, RankMember
@@ -34,14 +40,17 @@ CONNECT_S = 60.0
 LOADING_S = 60.0
 """Interval of reports about followers that are not ready."""
 DISK_REPORTS = 1024
-"""Maximum number of unread reports of followers about their disks. More are dropped; then no request waits for them, either."""
+"""Maximum number of unread reports of followers about their disks. More are dropped; then no
+request waits for them, either."""
 
 
 class Leader:
-    """The group as rank 0 sees it. `run` lasts for its whole life; every other method may be called meanwhile."""
+    """The group as rank 0 sees it. `run` lasts for its whole life; every other method may be called
+    meanwhile."""
 
     def __init__(self, settings: Settings, host: str = "127.0.0.1", secret: bytes = b"") -> None:
-        """`secret`: what all ranks have from their --rank-secret-file; empty: it is sent to them."""
+        """`secret`: what all ranks have from their --rank-secret-file; empty: it is sent to
+        them."""
         self.stats = Watch(RanksStats())
         self.joined = trio.Event()
         self.lost = trio.Event()
@@ -54,8 +63,11 @@ class Leader:
         self._secret = secret
         self._members: dict[int, RankMember] = {}
         self._changed = trio.Event()
-        self._disk_reports_in, self.disk_reports = trio.open_memory_channel[tuple[int, DiskReport]](DISK_REPORTS)
-        """Reports with the rank that sent them. Of directories only changes of whether they are in use."""
+        self._disk_reports_in, self.disk_reports = trio.open_memory_channel[tuple[int, DiskReport]](
+            DISK_REPORTS
+        )
+        """Reports with the rank that sent them. Of directories only changes of whether they are in
+        use."""
         self._unanswered: deque[tuple[Plan, float]] = deque()
         """Plans, and when each became the oldest one without an answer, or was sent."""
         self._answered = -1
@@ -67,7 +79,8 @@ class Leader:
         return self.stats.latest.lost
 
     async def run(self, *, task_status: trio.TaskStatus[bytes] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen; starts with the invitation. Raises OSError if the address is not one of this machine."""
+        """Listen; starts with the invitation. Raises OSError if the address is not one of this
+        machine."""
         listeners = await trio.open_tcp_listeners(0, host=self._host)
         port: int = listeners[0].socket.getsockname()[1]
         async with trio.open_nursery() as nursery:
@@ -81,7 +94,7 @@ class Leader:
         self._secret = self._own_secret or invitation.secret
         return invitation.encode()
 
-    # -- the members -------------------------------------------------------------------------------
+    # -- the members ------------------------------------------------------------------------------
 
     async def attend(self, stream: trio.abc.Stream) -> None:
         """Serve one connection to its end."""
@@ -122,7 +135,7 @@ class Leader:
     def take_compiled(self, rank: int, message: Compiled) -> None:
         self.grammars.take_answer(rank, message)
 
-    # -- start -------------------------------------------------------------------------------------
+    # -- start ------------------------------------------------------------------------------------
 
     async def gather(self, size: int) -> None:
         """Wait until all followers have connected. Returns also when the group is lost."""
@@ -130,18 +143,27 @@ class Leader:
         self.joined.set()
         if not self._own_secret:
             log.warning(
-                "whoever reaches the network between the ranks can join them: trust it, or give --rank-secret-file"
+                "whoever reaches the network between the ranks can join them: trust it, or give "
+                "--rank-secret-file"
             )
         with trio.move_on_after(CONNECT_S):
             await self._wait_until(lambda: len(self._members) == size - 1)
             return
         missing = ", ".join(str(rank) for rank in range(1, size) if rank not in self._members)
-        self.lose(f"rank {missing} did not connect to {self._host} within {CONNECT_S:g} s; see --control-host")
+        self.lose(
+            f"rank {missing} did not connect to {self._host} within {CONNECT_S:g} s; see "
+            "--control-host"
+        )
 
     async def all_ready(self, model: LoadedModel) -> LoadedModel:
-        """Wait until all ranks have loaded the same model. Its cache becomes as large as the smallest. Raises `RankLost`."""
-        await self._wait_until(lambda: all(member.card is not None for member in self._members.values()))
-        cards = {rank: member.card for rank, member in self._members.items() if member.card is not None}
+        """Wait until all ranks have loaded the same model. Its cache becomes as large as the
+        smallest. Raises `RankLost`."""
+        await self._wait_until(
+            lambda: all(member.card is not None for member in self._members.values())
+        )
+        cards = {
+            rank: member.card for rank, member in self._members.items() if member.card is not None
+        }
         for rank, card in cards.items():
             if difference := card_difference(model.card, card):
                 self.lose(f"rank {rank} {difference}", unusable=True)
@@ -155,12 +177,15 @@ class Leader:
         while not condition() and not self.lost.is_set():
             await self._changed.wait()
 
-    # -- plans -------------------------------------------------------------------------------------
+    # -- plans ------------------------------------------------------------------------------------
 
     def tell(self, plan: Plan) -> None:
-        """Send a plan to every follower, in order. Never waits: a follower that does not read is lost."""
+        """Send a plan to every follower, in order. Never waits: a follower that does not read is
+        lost."""
         if plan.load:  # Each rank has its own shard of it.
-            plan = attrs.evolve(plan, load=tuple(attrs.evolve(load, payload=()) for load in plan.load))
+            plan = attrs.evolve(
+                plan, load=tuple(attrs.evolve(load, payload=()) for load in plan.load)
+            )
         self._unanswered.append((plan, trio.current_time()))
         self._post_to_all(plan)
 
@@ -182,16 +207,19 @@ class Leader:
             member.post(frame)
         return frozenset(self._members)
 
-    # -- reports -----------------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------
 
     def directories(self) -> dict[int, DirectoryStats | None]:
         """Every follower's cache directory, by its rank; None until it has been read."""
         return {rank: member.directory for rank, member in sorted(self._members.items())}
 
     def memory(self, local: MemoryStats) -> MemoryStats:
-        """Memory of the fullest rank, since all ranks compute the same. Resident memory is always this process's own: that of another
-        process now and then would look like a burst."""
-        known = [local, *(member.memory for member in self._members.values() if member.memory is not None)]
+        """Memory of the fullest rank, since all ranks compute the same. Resident memory is always
+        this process's own: that of another process now and then would look like a burst."""
+        known = [
+            local,
+            *(member.memory for member in self._members.values() if member.memory is not None),
+        ]
         fullest = max(known, key=lambda stats: stats.active_bytes / max(1, stats.limit_bytes))
         shortest = max(known, key=lambda stats: SEVERITY.index(stats.pressure))
         return attrs.evolve(
@@ -202,8 +230,9 @@ class Leader:
         )
 
     async def watch(self) -> None:
-        """Publish the state of the group periodically, detect a step that takes too long, and report followers that do not get ready: one
-        whose file system hangs in the middle of a load sends heartbeats, and has no time limit."""
+        """Publish the state of the group periodically, detect a step that takes too long, and
+        report followers that do not get ready: one whose file system hangs in the middle of a load
+        sends heartbeats, and has no time limit."""
         report_at = trio.current_time() + LOADING_S
         while not self.lost.is_set():
             checked_at = trio.current_time()
@@ -215,13 +244,15 @@ class Leader:
             self._publish()
 
     def _report_loading(self) -> None:
-        ranks = [str(rank) for rank, member in sorted(self._members.items()) if member.state == "loading"]
+        ranks = [
+            str(rank) for rank, member in sorted(self._members.items()) if member.state == "loading"
+        ]
         if ranks:
             log.warning("still loading the model: rank %s", ", ".join(ranks))
 
     def _check_oldest_plan(self, checked_at: float) -> None:
-        """`checked_at`: time of the last check. One that comes late means that this process was suspended, and so was its step, which gets
-        the whole time limit again."""
+        """`checked_at`: time of the last check. One that comes late means that this process was
+        suspended, and so was its step, which gets the whole time limit again."""
         limit_s, now = self._settings.collective_timeout_s, trio.current_time()
         if self._unanswered and now - checked_at > max(limit_s / 2, 2 * self._heartbeat_s):
             self._unanswered[0] = self._unanswered[0][0], now
@@ -229,7 +260,8 @@ class Leader:
             steps = ", ".join(f"rank {stats.rank}: {stats.step}" for stats in self._stats().ranks)
             step = self._unanswered[0][0].step
             self.lose(
-                f"step {step} has not ended for {limit_s:g} s (--collective-timeout-s); the last steps done: {steps}"
+                f"step {step} has not ended for {limit_s:g} s (--collective-timeout-s); the last "
+                f"steps done: {steps}"
             )
 
     def _heartbeat(self) -> Heartbeat:
@@ -243,7 +275,7 @@ class Leader:
     def _publish(self) -> None:
         self.stats.publish(self._stats())
 
-    # -- end ---------------------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------------
 
     def lose(self, reason: str, *, unusable: bool = False) -> None:
         """End the group. Only the first reason counts, since others follow from it."""
@@ -252,14 +284,16 @@ class Leader:
             self.unusable = unusable
             self.stats.publish(attrs.evolve(self.stats.latest, lost=reason))
             self.lost.set()
-            for member in self._members.values():  # Otherwise the others would only see that rank 0 is gone, too.
+            # Otherwise the others would only see that rank 0 is gone, too.
+            for member in self._members.values():
                 if member.state not in ("left", "lost"):
                     member.post(encode(Leave(reason, unusable)))
             self.member_changed()
 
     async def crashed(self, error: BaseException) -> None:
-        """Report that rank 0's engine has raised, or the actors that steer it. A collective that fails only follows from the loss of a
-        rank, which the links report. Returns when the group is lost."""
+        """Report that rank 0's engine has raised, or the actors that steer it. A collective that
+        fails only follows from the loss of a rank, which the links report. Returns when the group
+        is lost."""
         with trio.move_on_after(HEARTBEAT_S):
             await self.lost.wait()
         if not self.lost.is_set():

@@ -1,20 +1,26 @@
-"""The disk tier over ranks: rank 0's relay between Scheduler and CacheJanitor on one side and every rank's SSDWriter on the other.
+"""The disk tier over ranks: rank 0's relay between Scheduler and CacheJanitor on one side and every
+rank's SSDWriter on the other.
 
-Each rank has a directory with its own shards of the blocks, so a block is on disk only if every rank has its shard. A read
-has these steps, and their order keeps that true without a rank having to wait for another's disk while it computes.
+Each rank has a directory with its own shards of the blocks, so a block is on disk only if every
+rank has its shard. A read has these steps, and their order keeps that true without a rank having to
+wait for another's disk while it computes.
 
-1. Scheduler orders a `Read`. It goes to the followers as `Fetch` before it goes to rank 0's own writer, so that all disks read at
-   the same time. Each link is in order, so a follower gets it before any plan that names its ticket.
-2. A follower reads its shards and *keeps* them in memory: only rank 0 decides whether they become blocks. It answers how many of the
-   blocks it has, which are always the first ones: blocks continue one another, and one without its predecessor is useless.
-3. When all have answered, or the time limit is over, the answer to Scheduler is what *every* rank has: the shortest of these
-   prefixes. The duration is that of the slowest rank, since that is what a load costs. A rank without an answer counts as having
-   nothing.
-4. Scheduler puts `Load`s into a plan. They name ticket and block; each rank inserts its own bytes (`FollowerDisk.replay`). A plan that
-   settles the ticket lets followers forget the remaining blocks.
+1. Scheduler orders a `Read`. It goes to the followers as `Fetch` before it goes to rank 0's own
+  writer, so that all disks read at the same time. Each link is in order, so a follower gets it
+  before any plan that names its ticket.
+2. A follower reads its shards and *keeps* them in memory: only rank 0 decides whether they become
+  blocks. It answers how many of the blocks it has, which are always the first ones: blocks continue
+  one another, and one without its predecessor is useless.
+3. When all have answered, or the time limit is over, the answer to Scheduler is what *every* rank
+  has: the shortest of these prefixes. The duration is that of the slowest rank, since that is what
+  a load costs. A rank without an answer counts as having nothing.
+4. Scheduler puts `Load`s into a plan. They name ticket and block; each rank inserts its own bytes
+  (`FollowerDisk.replay`). A plan that settles the ticket lets followers forget the remaining
+  blocks.
 
-A rank that was late is not asked again for PAUSE_S, and the tier is detached for that time: a slow disk may cost blocks, never a
-request. For writes the same rule holds: a run is on disk when every rank has written its part, and refused when one has not.
+A rank that was late is not asked again for PAUSE_S, and the tier is detached for that time: a slow
+disk may cost blocks, never a request. For writes the same rule holds: a run is on disk when every
+rank has written its part, and refused when one has not.
 """
 
 from __future__ import annotations
@@ -36,7 +42,16 @@ from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Relayed
-from trouper.protocol.work import Catalogue, DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Write, Written
+from trouper.protocol.work import (
+    Catalogue,
+    DiskNews,
+    DiskOrder,
+    Loaded,
+    Read,
+    RemovedFromDisk,
+    Write,
+    Written,
+)
 
 log = logging.getLogger("trouper.writer")
 ANSWER_S = 10.0
@@ -50,7 +65,8 @@ WRITTEN_S = 600.0
 KNOWN_S = 5.0
 """Maximum wait at the start until all followers have read their directories."""
 WRITER_ORDERS = 64
-"""Orders that wait for rank 0's writer. Without this room followers would get a read only when that writer has nothing before it."""
+"""Orders that wait for rank 0's writer. Without this room followers would get a read only when that
+writer has nothing before it."""
 
 
 class FollowerDisks(Protocol):
@@ -64,7 +80,8 @@ class FollowerDisks(Protocol):
 
 
 class LeaderDisk:
-    """The relay. `edges`: the statistics that it publishes are those of rank 0's directory, attached only while every rank's is."""
+    """The relay. `edges`: the statistics that it publishes are those of rank 0's directory,
+    attached only while every rank's is."""
 
     def __init__(
         self,
@@ -102,7 +119,10 @@ class LeaderDisk:
                     stats=self._writer_stats,
                     scheduler=self._edges.scheduler,
                 )
-                path, namespace = directory_for(self._card, self._settings), cache_namespace(self._card, self._settings)
+                path, namespace = (
+                    directory_for(self._card, self._settings),
+                    cache_namespace(self._card, self._settings),
+                )
                 with writer_news:
                     await self._disk_writer(edges, path, namespace, self._settings)
             reads.cancel_scope.cancel(reason="nobody waits for a read any more")
@@ -127,8 +147,11 @@ class LeaderDisk:
 
     # -- orders ----------------------------------------------------------------------------------
 
-    async def _relay_orders(self, writer_orders: trio.MemorySendChannel[DiskOrder], reads: trio.Nursery) -> None:
-        """Relay orders until they end. A full `writer_orders` sheds: a request that waits for a read is only answered from here."""
+    async def _relay_orders(
+        self, writer_orders: trio.MemorySendChannel[DiskOrder], reads: trio.Nursery
+    ) -> None:
+        """Relay orders until they end. A full `writer_orders` sheds: a request that waits for a
+        read is only answered from here."""
         with writer_orders:
             async for order in self._edges.orders:
                 match order:
@@ -141,11 +164,15 @@ class LeaderDisk:
                         reads.start_soon(self._answer_read, order)
                     case Write():
                         await self._give_up_old_writes()
-                        self._pending_write(tuple(block.key for block in order.blocks)).nbytes = order.nbytes
+                        self._pending_write(
+                            tuple(block.key for block in order.blocks)
+                        ).nbytes = order.nbytes
                     case _:
                         pass
                 if not offer(writer_orders, order) and isinstance(order, Write):
-                    await self._take_written(0, tuple(block.key for block in order.blocks), refused=True)
+                    await self._take_written(
+                        0, tuple(block.key for block in order.blocks), refused=True
+                    )
 
     async def _answer_read(self, read: Read) -> None:
         """Wait for all ranks, and answer with the blocks that every rank has."""
@@ -160,7 +187,13 @@ class LeaderDisk:
         self._silent += silent
         self._publish()
         await self._send(
-            Loaded(ticket=read.ticket, blocks=blocks, nbytes=pending.nbytes, seconds=pending.seconds, must_settle=True)
+            Loaded(
+                ticket=read.ticket,
+                blocks=blocks,
+                nbytes=pending.nbytes,
+                seconds=pending.seconds,
+                must_settle=True,
+            )
         )
         if waiting.cancelled_caught and silent:
             log.warning("rank %d: no answer to a read within %.0f s", silent[0], limit_s)
@@ -175,7 +208,7 @@ class LeaderDisk:
         nbytes = tokens * self._card.kv.token_bytes + snapshots * self._card.kv.snapshot_bytes
         return ANSWER_S + nbytes / SLOWEST_BYTES_PER_S
 
-    # -- answers of the ranks ----------------------------------------------------------------------
+    # -- answers of the ranks ---------------------------------------------------------------------
 
     async def _relay_news(self, writer_news: trio.MemoryReceiveChannel[DiskNews]) -> None:
         async for news in writer_news:
@@ -214,17 +247,25 @@ class LeaderDisk:
     def _take_fetched(self, rank: int, fetched: Fetched) -> None:
         pending = self._reads.get(fetched.ticket)
         if pending is not None and rank in pending.missing:
-            pending.shortest = fetched.blocks if pending.shortest is None else min(pending.shortest, fetched.blocks)
+            pending.shortest = (
+                fetched.blocks
+                if pending.shortest is None
+                else min(pending.shortest, fetched.blocks)
+            )
             pending.answer(rank, fetched.seconds)
 
     def _pending_write(self, keys: tuple[bytes, ...]) -> PendingWrite:
-        """Find a write, or begin it: a follower's answer may come before rank 0's order, since its engine may be ahead."""
+        """Find a write, or begin it: a follower's answer may come before rank 0's order, since its
+        engine may be ahead."""
         if keys not in self._writes:
-            self._writes[keys] = PendingWrite({0, *self._followers.directories()}, trio.current_time())
+            self._writes[keys] = PendingWrite(
+                {0, *self._followers.directories()}, trio.current_time()
+            )
         return self._writes[keys]
 
     async def _take_written(self, rank: int, keys: tuple[bytes, ...], *, refused: bool) -> None:
-        """Take one rank's answer to a write. A run counts as written when every rank has written it."""
+        """Take one rank's answer to a write. A run counts as written when every rank has written
+        it."""
         write = self._pending_write(keys)
         write.missing.discard(rank)
         write.refused |= refused
@@ -233,14 +274,17 @@ class LeaderDisk:
             await self._send(Written(keys, write.nbytes or 0, write.refused))
 
     async def _give_up_old_writes(self) -> None:
-        """Give up writes that a rank did not answer, or that rank 0 never ordered, within WRITTEN_S."""
+        """Give up writes that a rank did not answer, or that rank 0 never ordered, within
+        WRITTEN_S."""
         since = trio.current_time() - WRITTEN_S
-        for keys, write in [(keys, write) for keys, write in self._writes.items() if write.since < since]:
+        for keys, write in [
+            (keys, write) for keys, write in self._writes.items() if write.since < since
+        ]:
             del self._writes[keys]
             if write.nbytes is not None:
                 await self._send(Written(keys, write.nbytes, refused=True))
 
-    # -- statistics --------------------------------------------------------------------------------
+    # -- statistics -------------------------------------------------------------------------------
 
     def _publish(self) -> None:
         stats = attrs.evolve(self._writer_stats.latest, lacking=self._lacking)
@@ -249,7 +293,8 @@ class LeaderDisk:
         self._edges.stats.publish(stats)
 
     def _why_detached(self) -> str:
-        """Reason why the disk tier is detached although rank 0's directory is in use; "" if it is attached."""
+        """Reason why the disk tier is detached although rank 0's directory is in use; "" if it is
+        attached."""
         if self._silent:
             return f"rank {self._silent[0]}: its disk did not answer"
         for rank, stats in self._followers.directories().items():

@@ -1,4 +1,5 @@
-"""Reads and writes that the disks of several ranks carry out, until every rank has answered. `leader_disk` has the protocol."""
+"""Reads and writes that the disks of several ranks carry out, until every rank has answered.
+`leader_disk` has the protocol."""
 
 from __future__ import annotations
 

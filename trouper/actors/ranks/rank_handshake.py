@@ -1,25 +1,30 @@
-"""The handshake: how a follower joins the group of ranks, and what it must have in common with rank 0.
+"""The handshake: how a follower joins the group of ranks, and what it must have in common with rank
+0.
 
 The order of its steps matters, since each protects the next.
 
-1. *Invitation.* Rank 0 listens, and sends its address to all ranks through the group itself, by a collective. Whoever
-   reaches MLX's ring can be part of that. So the secret is in a file of each rank (--rank-secret-file), which `trouper
-   launch` makes on one machine. Without it the invitation has a new secret, and the ring's network must be trusted.
-2. *Authentication* (`Link.authenticate`), in both directions and before a message is parsed: anybody may connect to the port, and a
-   comparison of 32 bytes is safer to expose than a decoder.
-3. *Hello.* The follower sends its rank, its version of the wire format, those of the packages that compute, and its flags. The version
-   is compared first, since the other fields mean the same only if it is equal; then the rank, which must be free; then the
-   flags. This comes before any
-   weights are read, so that a wrong flag costs seconds and not the minutes of a load.
-4. *Refusal.* A mismatch is answered with `Refused`, so that both processes end with the same reason. A new start would fail in the
-   same way, so the group is marked unusable and the launcher does not try again.
-5. *Heartbeats.* From here on both ends detect the loss of the other. This comes before the load, which may take longer than
-   `--rank-timeout-s`.
-6. *Ready.* The follower has loaded its shard and sends its model card. Rank 0 compares the cards when the last one has come. The
-   cache of all ranks becomes as large as the smallest, since blocks are stored and evicted on all ranks alike.
-7. *Plans.* The first one follows the last `Ready`. So every rank starts with the same empty state and receives every plan in the
-   same order, from which rank 0 predicts the state of all. For the same reason nobody can join later: a rank that lost its
-   connection has missed plans. The group ends then, and the launcher starts all ranks again.
+1. *Invitation.* Rank 0 listens, and sends its address to all ranks through the group itself, by a
+  collective. Whoever reaches MLX's ring can be part of that. So the secret is in a file of each
+  rank (--rank-secret-file), which `trouper launch` makes on one machine. Without it the invitation
+  has a new secret, and the ring's network must be trusted.
+2. *Authentication* (`Link.authenticate`), in both directions and before a message is parsed:
+  anybody may connect to the port, and a comparison of 32 bytes is safer to expose than a decoder.
+3. *Hello.* The follower sends its rank, its version of the wire format, those of the packages that
+  compute, and its flags. The version is compared first, since the other fields mean the same only
+  if it is equal; then the rank, which must be free; then the flags. This comes before any weights
+  are read, so that a wrong flag costs seconds and not the minutes of a load.
+4. *Refusal.* A mismatch is answered with `Refused`, so that both processes end with the same
+  reason. A new start would fail in the same way, so the group is marked unusable and the launcher
+  does not try again.
+5. *Heartbeats.* From here on both ends detect the loss of the other. This comes before the load,
+  which may take longer than `--rank-timeout-s`.
+6. *Ready.* The follower has loaded its shard and sends its model card. Rank 0 compares the cards
+  when the last one has come. The cache of all ranks becomes as large as the smallest, since blocks
+  are stored and evicted on all ranks alike.
+7. *Plans.* The first one follows the last `Ready`. So every rank starts with the same empty state
+  and receives every plan in the same order, from which rank 0 predicts the state of all. For the
+  same reason nobody can join later: a rank that lost its connection has missed plans. The group
+  ends then, and the launcher starts all ranks again.
 """
 
 from __future__ import annotations
@@ -44,18 +49,27 @@ HELLO_S = 5.0
 SECRET_BYTES = 32
 Secret = bytes
 """What ranks prove to each other that they have; empty: it comes with the invitation."""
-MAY_DIFFER = ("model", "draft_model", "adapter_path", "ssd_cache_dir", "control_host", "rank_secret_file")
+MAY_DIFFER = (
+    "model",
+    "draft_model",
+    "adapter_path",
+    "ssd_cache_dir",
+    "control_host",
+    "rank_secret_file",
+)
 """Settings that depend on the machine. The files that they name are compared by their content."""
 PACKAGES = ("mlx", "mlx-lm")
-"""Packages of which another version computes other numbers, from which ranks would sample other tokens."""
+"""Packages of which another version computes other numbers, from which ranks would sample other
+tokens."""
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
-"""Fields of the model cards that must be equal. The fingerprint is not one of them, since it names a rank's own shard; the engines
-have compared the files while they loaded."""
+"""Fields of the model cards that must be equal. The fingerprint is not one of them, since it names
+a rank's own shard; the engines have compared the files while they loaded."""
 
 
 @attrs.frozen
 class Invitation:
-    """Address of rank 0, and the secret by which ranks authenticate each other, unless they have it."""
+    """Address of rank 0, and the secret by which ranks authenticate each other, unless they have
+    it."""
 
     host: str
     port: int
@@ -93,24 +107,31 @@ def _version(name: str) -> str:
         return "none"
 
 
-# -- a follower ----------------------------------------------------------------------------------------
+# -- a follower ----------------------------------------------------------------------------------
 
 
-async def join_leader(stream: trio.abc.Stream, joined: Joined, settings: Settings, own: Secret = b"") -> Link:
-    """Authenticate to rank 0 and send `Hello`. `own`: the secret that this rank has. Raises `LinkFailed`."""
+async def join_leader(
+    stream: trio.abc.Stream, joined: Joined, settings: Settings, own: Secret = b""
+) -> Link:
+    """Authenticate to rank 0 and send `Hello`. `own`: the secret that this rank has. Raises
+    `LinkFailed`."""
     invited = Invitation.decode(joined.invitation).secret
     if bool(own) == bool(invited):
         here, there = ("this rank", "rank 0") if own else ("rank 0", "this rank")
         raise LinkFailed(f"{here} has a --rank-secret-file, {there} has none: give it to all ranks")
     link = await Link.authenticate(stream, own or invited, "follower")
     hello = Hello(
-        rank=joined.rank, size=joined.size, version=VERSION, flags=shared_flags(settings), versions=versions()
+        rank=joined.rank,
+        size=joined.size,
+        version=VERSION,
+        flags=shared_flags(settings),
+        versions=versions(),
     )
     await link.send(hello)
     return link
 
 
-# -- rank 0 --------------------------------------------------------------------------------------------
+# -- rank 0 --------------------------------------------------------------------------------------
 
 
 async def accept_follower(stream: trio.abc.Stream, secret: bytes) -> tuple[Link, Hello]:
@@ -127,23 +148,34 @@ async def accept_follower(stream: trio.abc.Stream, secret: bytes) -> tuple[Link,
 
 
 def reason_to_refuse(hello: Hello, settings: Settings, ranks: Container[int]) -> str:
-    """Reason why a follower cannot join the group; "" if it can. `ranks`: the ranks that have joined."""
+    """Reason why a follower cannot join the group; "" if it can. `ranks`: the ranks that have
+    joined."""
     ours, theirs = dict(shared_flags(settings)), dict(hello.flags)
     if hello.version != VERSION or ours.keys() != theirs.keys():
-        return f"rank {hello.rank} runs another version of Trouper: install the same on all machines"
+        return (
+            f"rank {hello.rank} runs another version of Trouper: install the same on all machines"
+        )
     if hello.rank in ranks:
         return f"two processes are rank {hello.rank}"
     if differ := _difference(versions(), dict(hello.versions)):
         name, here, there = differ
-        return f"rank {hello.rank} has {name} {there}, rank 0 has {here}: install the same on all machines"
+        return (
+            f"rank {hello.rank} has {name} {there}, rank 0 has {here}: install the same on all "
+            "machines"
+        )
     if differ := _difference(ours.items(), theirs):
         name, here, there = differ
         flag = "--" + name.replace("_", "-")
-        return f"rank {hello.rank} has {flag} {there}, rank 0 has {here}: start all ranks with the same flags"
+        return (
+            f"rank {hello.rank} has {flag} {there}, rank 0 has {here}: start all ranks with the "
+            "same flags"
+        )
     return ""
 
 
-def _difference(ours: Iterable[tuple[str, str]], theirs: Mapping[str, str]) -> tuple[str, str, str] | None:
+def _difference(
+    ours: Iterable[tuple[str, str]], theirs: Mapping[str, str]
+) -> tuple[str, str, str] | None:
     """Return the name of the first difference, and its two values."""
     pairs = ((name, here, theirs.get(name, "none")) for name, here in ours)
     return next((pair for pair in pairs if pair[1] != pair[2]), None)
@@ -153,5 +185,8 @@ def card_difference(ours: ModelCard, theirs: ModelCard) -> str:
     """Difference of a follower's model to rank 0's; "" if they are the same model."""
     for name in SAME_OF_CARDS:
         if getattr(ours, name) != getattr(theirs, name):
-            return f"has loaded another model: its {name} is {getattr(theirs, name)}, rank 0's {getattr(ours, name)}"
+            return (
+                f"has loaded another model: its {name} is {getattr(theirs, name)}, rank 0's "
+                f"{getattr(ours, name)}"
+            )
     return ""

@@ -1,8 +1,10 @@
-"""The control link: an authenticated connection between rank 0 and a follower that carries messages, and its failures.
+"""The control link: an authenticated connection between rank 0 and a follower that carries
+messages, and its failures.
 
-Both ends have the secret from the group itself (`rank_handshake.Invitation`). Each end sends a nonce, and an HMAC of both
-nonces and its role under the secret; it parses no message before the HMAC of the other end was verified. The role is part
-of the HMAC, so that an HMAC sent back to its sender (a reflection attack) does not authenticate.
+Both ends have the secret from the group itself (`rank_handshake.Invitation`). Each end sends a
+nonce, and an HMAC of both nonces and its role under the secret; it parses no message before the
+HMAC of the other end was verified. The role is part of the HMAC, so that an HMAC sent back to its
+sender (a reflection attack) does not authenticate.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ LEAVING_S = 5.0
 
 
 class LinkFailed(Exception):
-    """The connection ended, or the other end does not belong to this group. The message says which."""
+    """The connection ended, or the other end does not belong to this group. The message says
+    which."""
 
 
 class RankLost(Exception):
@@ -47,13 +50,16 @@ class Link:
 
     @classmethod
     async def authenticate(cls, stream: trio.abc.Stream, secret: bytes, role: Role) -> Self:
-        """Authenticate a stream. Raises `LinkFailed` if the other end does not have the secret. The caller limits the duration."""
+        """Authenticate a stream. Raises `LinkFailed` if the other end does not have the secret. The
+        caller limits the duration."""
         nonce = secrets.token_bytes(PROOF_BYTES)
         link = cls(stream)
         await link._write(nonce)
         peer_nonce = await link._read(PROOF_BYTES)
         await link._write(_proof(secret, role, nonce, peer_nonce))
-        if not hmac.compare_digest(await link._read(PROOF_BYTES), _proof(secret, OTHER[role], peer_nonce, nonce)):
+        if not hmac.compare_digest(
+            await link._read(PROOF_BYTES), _proof(secret, OTHER[role], peer_nonce, nonce)
+        ):
             raise LinkFailed("who connected is not of this group")
         return link
 
@@ -87,7 +93,9 @@ class Link:
         """Read exactly `nbytes` bytes."""
         while len(self._received) < nbytes:
             try:
-                received = await self._stream.receive_some(max(READ_BYTES, nbytes - len(self._received)))
+                received = await self._stream.receive_some(
+                    max(READ_BYTES, nbytes - len(self._received))
+                )
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise LinkFailed("its connection ended") from error
             if not received:

@@ -1,7 +1,8 @@
 """A member of the group of ranks: rank 0's end of one follower's connection.
 
-A member owns the connection, the messages that wait for it, and what the follower last reported: its state, step, memory
-and cache directory. It finds out by itself that the follower is lost; what follows from that is decided by the leader.
+A member owns the connection, the messages that wait for it, and what the follower last reported:
+its state, step, memory and cache directory. It finds out by itself that the follower is lost; what
+follows from that is decided by the leader.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
 OUTBOX = 256
-"""Maximum number of messages that wait for one follower. A follower that reads never has so many."""
+"""Maximum number of messages that wait for one follower. A follower that reads never has so
+many."""
 DiskReport = Fetched | WriteDone | Missing | DirectoryStats
 """A follower's message about its disk."""
 
@@ -51,7 +53,8 @@ class Group(Protocol):
 
 
 class RankMember:
-    """One follower, from its `Hello` on. `timeout_s`: time after which a silent follower is lost, or one that does not read."""
+    """One follower, from its `Hello` on. `timeout_s`: time after which a silent follower is lost,
+    or one that does not read."""
 
     def __init__(self, rank: int, link: Link, group: Group, timeout_s: float) -> None:
         self.rank = rank
@@ -127,10 +130,11 @@ class RankMember:
             except trio.TooSlowError:
                 self._end(f"it has not read for {self._timeout_s:g} s (--rank-timeout-s)")
                 return
-            except LinkFailed:  # A last message may still wait to be received, and gives a better reason.
+            except LinkFailed:
+                # A last message may still wait to be received, and gives a better reason.
                 return
 
-    # -- messages of the follower ------------------------------------------------------------------
+    # -- messages of the follower -----------------------------------------------------------------
 
     async def _receive(self) -> None:
         while True:
@@ -156,7 +160,9 @@ class RankMember:
     def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
         before, self.directory = self.directory, heartbeat.directory
         self.step, self.memory = heartbeat.step, heartbeat.memory
-        if heartbeat.directory is not None and _in_use(heartbeat.directory) != (before and _in_use(before)):
+        if heartbeat.directory is not None and _in_use(heartbeat.directory) != (
+            before and _in_use(before)
+        ):
             self._group.take_disk_report(self.rank, heartbeat.directory)
 
     def _take_failure(self, message: LoadFailed | Crashed | StateMismatch) -> None:
@@ -167,7 +173,8 @@ class RankMember:
                 self._group.lose(f"rank {self.rank} crashed: {reason}")
             case StateMismatch():
                 self._group.lose(
-                    f"rank {self.rank} differs at step {message.step}: its {message.field} are not what the plan "
+                    f"rank {self.rank} differs at step {message.step}: its {message.field} are not "
+                    "what the plan "
                     f"expects ({message.found:016x}, not {message.expected:016x})"
                 )
 

@@ -1,1 +1,2 @@
-"""Surroundings of the actors: submissions and answers, channels, supervision, several models at once."""
+"""Surroundings of the actors: submissions and answers, channels, supervision, several models at
+once."""

@@ -1,4 +1,5 @@
-"""Memory for LoRA adapters that are loaded while a model serves: planned before anything is loaded, and kept from rows and cached blocks."""
+"""Memory for LoRA adapters that are loaded while a model serves: planned before anything is loaded,
+and kept from rows and cached blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from trouper.protocol.watch import Watch
 
 @attrs.frozen(eq=False)
 class AdapterRoom:
-    """Belongs to one loaded model. It publishes to `adapters`, at which admission by bytes looks."""
+    """Belongs to one loaded model. It publishes to `adapters`, at which admission by bytes
+    looks."""
 
     card: ModelCard
     settings: Settings
@@ -30,7 +32,8 @@ class AdapterRoom:
         return self.card.base_weights_bytes + self.adapters.latest.held_bytes
 
     def require(self, name: str, plan: AdapterPlan) -> None:
-        """Check that an adapter fits beside the weights and one step. Raises `RequestFailed` (507)."""
+        """Check that an adapter fits beside the weights and one step. Raises `RequestFailed`
+        (507)."""
         memory = self.memory.latest
         if not memory.limit_bytes or not plan.loading_bytes:
             return
@@ -46,15 +49,18 @@ class AdapterRoom:
         if plan.loading_bytes >= free:
             limit = int(memory.limit_bytes * fraction)
             raise insufficient(
-                f"the adapter {name!r} needs {_mb(plan.loading_bytes)} while it is loaded, {_mb(plan.added_bytes)} of it for good, and "
-                f"{_mb(free)} of {_mb(limit)} (--memory-fraction) are left beside the weights and one step: unload another adapter or "
+                f"the adapter {name!r} needs {_mb(plan.loading_bytes)} while it is loaded, "
+                f"{_mb(plan.added_bytes)} of it for good, and "
+                f"{_mb(free)} of {_mb(limit)} (--memory-fraction) are left beside the weights and "
+                "one step: unload another adapter or "
                 "model, or give one of a lower rank"
             )
 
     @contextmanager
     def reserved(self, name: str, plan: AdapterPlan) -> Iterator[None]:
-        """Keep the memory of an adapter from rows while it is loaded; it is held afterwards, unless that raises. Raises `RequestFailed` (507)
-        instead of `OutOfDeviceMemory`: other programs may use what was planned."""
+        """Keep the memory of an adapter from rows while it is loaded; it is held afterwards, unless
+        that raises. Raises `RequestFailed` (507) instead of `OutOfDeviceMemory`: other programs may
+        use what was planned."""
         before = self.adapters.latest
         self.adapters.publish(attrs.evolve(before, reserved_bytes=plan.loading_bytes))
         try:
@@ -64,8 +70,10 @@ class AdapterRoom:
             if not isinstance(error, OutOfDeviceMemory):
                 raise
             raise insufficient(
-                f"the device had no memory for the adapter {name!r}, which needs {_mb(plan.loading_bytes)} while it is loaded, though so much "
-                f"was planned: other programs use it; try again when they have ended, or unload another adapter or model ({error})"
+                f"the device had no memory for the adapter {name!r}, which needs "
+                f"{_mb(plan.loading_bytes)} while it is loaded, though so much "
+                "was planned: other programs use it; try again when they have ended, or unload "
+                f"another adapter or model ({error})"
             ) from error
         self.left(plan.total_bytes)
 
@@ -76,7 +84,9 @@ class AdapterRoom:
 
 def insufficient(message: str) -> RequestFailed:
     """The 507 for an adapter that does not fit."""
-    return RequestFailed(Problem(507, message, "server_error", "lora_path", code="insufficient_memory"))
+    return RequestFailed(
+        Problem(507, message, "server_error", "lora_path", code="insufficient_memory")
+    )
 
 
 def _mb(nbytes: int) -> str:

@@ -1,4 +1,5 @@
-"""The LoRA adapters of a loaded model: those that requests may name now, and how many requests have each."""
+"""The LoRA adapters of a loaded model: those that requests may name now, and how many requests have
+each."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class AdapterTable:
         self._cards[card.name] = card
 
     async def remove(self, name: str) -> None:
-        """Refuse further requests with this adapter, and wait until those that have it have ended."""
+        """Refuse further requests with this adapter, and wait until those that have it have
+        ended."""
         self._cards.pop(name, None)
         self.unloaded = with_unloaded(self.unloaded, name)
         while self._running[name]:

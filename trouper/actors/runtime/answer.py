@@ -15,7 +15,17 @@ from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.closing import ClosesAtEnd
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
-from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Reply, Scored, Started, TokenLogprobs
+from trouper.protocol.replies import (
+    Accepted,
+    Delta,
+    Embedded,
+    Failed,
+    Finished,
+    Reply,
+    Scored,
+    Started,
+    TokenLogprobs,
+)
 
 Ended = Callable[[RequestRecord], None]
 CANCELLED = Problem(499, "the request was cancelled", "request_cancelled", code="cancelled")
@@ -24,10 +34,11 @@ CANCELLED = Problem(499, "the request was cancelled", "request_cancelled", code=
 
 @attrs.define(eq=False)
 class Answer(ClosesAtEnd):
-    """The client's end of one request. Closing it (or leaving its `with`) aborts the request: the row ends within one step.
+    """The client's end of one request. Closing it (or leaving its `with`) aborts the request: the
+    row ends within one step.
 
-    An answer enforces its time limits (time_limits.py): meeting one raises `RequestFailed` with the limit's code. The caller may add
-    timeouts.
+    An answer enforces its time limits (time_limits.py): meeting one raises `RequestFailed` with the
+    limit's code. The caller may add timeouts.
     """
 
     request_id: str
@@ -66,7 +77,8 @@ class Answer(ClosesAtEnd):
         return self._limits.phase in ("preparation", "queue")
 
     async def wait_accepted(self) -> None:
-        """Wait until the request is in the queue. Must be called first, and once. Raises `RequestFailed` (400, 429, 503)."""
+        """Wait until the request is in the queue. Must be called first, and once. Raises
+        `RequestFailed` (400, 429, 503)."""
         with self.ends_with_failure():
             match await self.receive_reply():
                 case Accepted() as accepted:
@@ -89,7 +101,8 @@ class Answer(ClosesAtEnd):
             raise
 
     async def next(self) -> Delta | Finished:
-        """The next Delta, or the end, which is returned again by further calls. Raises `RequestFailed`. Safe to cancel."""
+        """The next Delta, or the end, which is returned again by further calls. Raises
+        `RequestFailed`. Safe to cancel."""
         while self.finished is None:
             reply = await self.receive_reply()
             match reply:
@@ -115,7 +128,8 @@ class Answer(ClosesAtEnd):
         return self.finished
 
     async def wait_next(self) -> None:
-        """Wait until a reply has arrived besides that the request has started, and leave it to `next`. Safe to cancel."""
+        """Wait until a reply has arrived besides that the request has started, and leave it to
+        `next`. Safe to cancel."""
         while self.finished is None and not self._unread:
             reply = await self.receive_reply()
             if isinstance(reply, Started):
@@ -124,7 +138,8 @@ class Answer(ClosesAtEnd):
                 self._unread.appendleft(reply)
 
     def next_nowait(self) -> Delta | None:
-        """A Delta that already arrived, else None. It lets a writer combine several Deltas, and is never a terminal event."""
+        """A Delta that already arrived, else None. It lets a writer combine several Deltas, and is
+        never a terminal event."""
         if self.finished is None:
             with suppress(trio.EndOfChannel, trio.ClosedResourceError):
                 self._receive_waiting()
@@ -132,8 +147,8 @@ class Answer(ClosesAtEnd):
         return deltas[0] if deltas else None
 
     def take_deltas(self, limit: int, now: float) -> list[Delta]:
-        """The Deltas that already arrived at an answer that is followed, at most `limit`. `now`: trio.current_time(), of which one look
-        does for all streams."""
+        """The Deltas that already arrived at an answer that is followed, at most `limit`. `now`:
+        trio.current_time(), of which one look does for all streams."""
         unread = self._unread
         # `list[Delta]()` would take as long as the rest of this, for each token of each stream.
         deltas: list[Delta] = []
@@ -155,7 +170,8 @@ class Answer(ClosesAtEnd):
 
     @property
     def has_other(self) -> bool:
-        """Whether `next` has something else than a Delta, once all of these were taken: another reply, or that the answer was cancelled."""
+        """Whether `next` has something else than a Delta, once all of these were taken: another
+        reply, or that the answer was cancelled."""
         return bool(self._unread) or self._cancelled
 
     @property
@@ -164,8 +180,9 @@ class Answer(ClosesAtEnd):
         return self._limits.next_deadline().at
 
     def follow(self, follower: Callable[[], None] | None) -> None:
-        """Call `follower` with each reply that arrives, in the sender's task: it neither blocks nor raises. None: nobody. For a
-        reader that takes what has arrived without waiting, such as one of many streams."""
+        """Call `follower` with each reply that arrives, in the sender's task: it neither blocks nor
+        raises. None: nobody. For a reader that takes what has arrived without waiting, such as one
+        of many streams."""
         self._arrivals.follower = None
         if follower is None:
             return
@@ -187,7 +204,8 @@ class Answer(ClosesAtEnd):
         return piece
 
     def close(self) -> None:
-        """Abort the request, if it has not ended. Synchronous and idempotent; an abort cannot be lost."""
+        """Abort the request, if it has not ended. Synchronous and idempotent; an abort cannot be
+        lost."""
         ended, self._ended = self._ended, None
         last = None if ended is None else self._read_rest()
         self._arrivals.follower = None
@@ -196,7 +214,8 @@ class Answer(ClosesAtEnd):
             ended(self._record(last))
 
     def cancel(self) -> None:
-        """Abort the request from another task. The reader of the answer gets the code `cancelled`."""
+        """Abort the request from another task. The reader of the answer gets the code
+        `cancelled`."""
         if self.finished is None:
             self._cancelled = True
             self.problem = self.problem or CANCELLED
@@ -205,7 +224,7 @@ class Answer(ClosesAtEnd):
             if follower is not None:
                 follower()
 
-    # -- progress and end --------------------------------------------------------------------------
+    # -- progress and end -------------------------------------------------------------------------
 
     def _start(self, started: Started) -> None:
         self._note_start(started)
@@ -226,7 +245,8 @@ class Answer(ClosesAtEnd):
         return RequestFailed(problem)
 
     def _read_rest(self) -> Finished | Failed | None:
-        """Read the remaining replies for the record, so that a slow reader does not make the recorded answer shorter than it was."""
+        """Read the remaining replies for the record, so that a slow reader does not make the
+        recorded answer shorter than it was."""
         last: Finished | Failed | None = None
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             while True:
@@ -264,13 +284,20 @@ class Answer(ClosesAtEnd):
         end = self.finished or unread
         problem = self.problem or (end.problem if isinstance(end, Failed) else None)
         if problem is not None:
-            kind: Reason = "abort" if problem is CANCELLED else "error" if self.accepted.prompt_tokens else "refused"
+            kind: Reason = (
+                "abort"
+                if problem is CANCELLED
+                else "error"
+                if self.accepted.prompt_tokens
+                else "refused"
+            )
             return kind, problem.code or problem.type
         return (end.reason, "") if isinstance(end, Finished) else ("abort", "")
 
     async def receive_reply(self) -> Reply:
-        """The next reply. A reply that has already arrived is not late: its reader was slow, and only the limit of the whole request
-        applies. Nor is a request late that made progress since the deadline was set."""
+        """The next reply. A reply that has already arrived is not late: its reader was slow, and
+        only the limit of the whole request applies. Nor is a request late that made progress since
+        the deadline was set."""
         passed = -inf
         try:
             self._receive_waiting()
@@ -285,7 +312,9 @@ class Answer(ClosesAtEnd):
                     return await self._replies.receive()
                 passed, deadline = deadline.at, self._limits.next_deadline()
         except trio.EndOfChannel:
-            raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
+            raise AssertionError(
+                f"{self.request_id}: the owner left without a terminal event"
+            ) from None
         except trio.ClosedResourceError:
             if not self._cancelled:
                 raise

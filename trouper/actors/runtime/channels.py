@@ -40,11 +40,13 @@ class Channels:
     def stats(self) -> tuple[ChannelStats, ...]:
         self.note_peaks()
         return tuple(
-            _stats(name, self._edges[name], opened, self._peaks[name]) for name, opened in self._opened.items()
+            _stats(name, self._edges[name], opened, self._peaks[name])
+            for name, opened in self._opened.items()
         )
 
     def note_peaks(self) -> None:
-        """Record the current fill of all channels. It costs the submitter of a request some microseconds."""
+        """Record the current fill of all channels. It costs the submitter of a request some
+        microseconds."""
         for name, opened in self._opened.items():
             self._peaks[name] = max(self._peaks[name], opened.statistics().current_buffer_used)
 

@@ -1,4 +1,5 @@
-"""The queue of SSDWriter's orders: reads come before writes, since requests wait for them, and writes rest while rows decode."""
+"""The queue of SSDWriter's orders: reads come before writes, since requests wait for them, and
+writes rest while rows decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Supervision of SSDWriter: nobody waits for what a crash made it forget, and a server whose writer has crashed too often goes on without a disk."""
+"""Supervision of SSDWriter: nobody waits for what a crash made it forget, and a server whose writer
+has crashed too often goes on without a disk."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from trouper.protocol.work import DiskNews, DiskOrder, OrdersForgotten
 
 @attrs.frozen(kw_only=True, eq=False)
 class WriterSupervision:
-    """`orders` and `news`: the channels of the writer. `stats`: state of the actor; `directory`: of its directory."""
+    """`orders` and `news`: the channels of the writer. `stats`: state of the actor; `directory`: of
+    its directory."""
 
     orders: trio.MemoryReceiveChannel[DiskOrder]
     news: trio.MemorySendChannel[DiskNews]
@@ -38,7 +40,9 @@ class WriterSupervision:
         if self.stats.latest.state == "degraded":
             self.orders.close()  # Further orders are refused at once.
             reason = f"its writer has crashed too often: {self.stats.latest.last_error}"
-            self.directory.publish(attrs.evolve(self.directory.latest, attached=False, reason=reason))
+            self.directory.publish(
+                attrs.evolve(self.directory.latest, attached=False, reason=reason)
+            )
             await self._forget()
 
     async def _forget(self) -> None:

@@ -1,4 +1,5 @@
-"""The worker thread on which SSDWriter uses the file system. Tests replace it by one that takes virtual time or fails."""
+"""The worker thread on which SSDWriter uses the file system. Tests replace it by one that takes
+virtual time or fails."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ LAST_WORK_S = 2.0
 
 
 class DiskThread:
-    """One thread at a time, with a limiter of its own: a slow disk takes no thread from tokenizing or from another model's disk."""
+    """One thread at a time, with a limiter of its own: a slow disk takes no thread from tokenizing
+    or from another model's disk."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(1)
@@ -34,7 +36,8 @@ class DiskThread:
             try:
                 return work()
             finally:
-                with suppress(trio.RunFinishedError):  # Abandoned, and the program has gone on without it.
+                # Abandoned, and the program has gone on without it.
+                with suppress(trio.RunFinishedError):
                     token.run_sync_soon(ended.set)
 
         try:

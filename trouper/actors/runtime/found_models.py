@@ -1,4 +1,5 @@
-"""The models that --models-from finds: they are served like those of --model, and loaded when a request names them."""
+"""The models that --models-from finds: they are served like those of --model, and loaded when a
+request names them."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ Scan = Callable[[], Awaitable[Sequence[ScannedModel]]]
 
 
 async def keep_found(manager: ModelManager, scan: Scan, ttl_s: float) -> None:
-    """Add the models that scans find, and drop those whose files have vanished once they are not loaded. Runs until cancelled; a scan
-    that fails is logged, and what the last one found stays."""
+    """Add the models that scans find, and drop those whose files have vanished once they are not
+    loaded. Runs until cancelled; a scan that fails is logged, and what the last one found stays."""
     last = ""
     while True:
         try:
@@ -65,8 +66,8 @@ def _update(manager: ModelManager, scanned: Sequence[ScannedModel], ttl_s: float
 
 
 def _renew(model: ManagedModel, found: ScannedModel) -> None:
-    """Note what a scan says of a model that is known. Where the hub's cache has a new commit, its directory is another one, from which the
-    model is loaded the next time."""
+    """Note what a scan says of a model that is known. Where the hub's cache has a new commit, its
+    directory is another one, from which the model is loaded the next time."""
     model.files, model.created = found.files, found.files.created_at
     if model.state in AWAY and model.settings.model != (directory := str(found.files.directory)):
         model.settings = attrs.evolve(model.settings, model=directory)
@@ -74,7 +75,8 @@ def _renew(model: ManagedModel, found: ScannedModel) -> None:
 
 
 def _managed(found: ScannedModel, base: Settings, ttl_s: float) -> ManagedModel:
-    """The model with the settings of the default model, as far as they are not about that model itself."""
+    """The model with the settings of the default model, as far as they are not about that model
+    itself."""
     speculation = "auto" if base.speculation in ("draft_model", "mtp") else base.speculation
     settings = attrs.evolve(
         base,

@@ -1,4 +1,5 @@
-"""Fill in the middle: the tokens of a prompt that has a prefix, a suffix and other files. Pure, for any thread."""
+"""Fill in the middle: the tokens of a prompt that has a prefix, a suffix and other files. Pure, for
+any thread."""
 
 from __future__ import annotations
 
@@ -15,16 +16,22 @@ SNIPPET = "\n\n--- snippet ---\n\n"
 
 
 def infill_of(prompt: InfillPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokenize the prompt: first what the tokenizer puts before any text, then the other files, then prefix and suffix in the order of the
-    model's family. Raises `RequestFailed` (400) if the vocabulary has no tokens for it."""
+    """Tokenize the prompt: first what the tokenizer puts before any text, then the other files,
+    then prefix and suffix in the order of the model's family. Raises `RequestFailed` (400) if the
+    vocabulary has no tokens for it."""
     marks = tokenizer.infill
     if marks is None:
         message = (
-            "this model's vocabulary has no tokens to fill in the middle: serve a model that was trained for it, "
+            "this model's vocabulary has no tokens to fill in the middle: serve a model that was "
+            "trained for it, "
             "such as Qwen2.5-Coder, or leave suffix out"
         )
         raise bad_request(message, "suffix", "infill_not_supported")
-    prefix = prompt.prefix if isinstance(prompt.prefix, tuple) else tokenizer.encode(prompt.prefix, special=False)
+    prefix = (
+        prompt.prefix
+        if isinstance(prompt.prefix, tuple)
+        else tokenizer.encode(prompt.prefix, special=False)
+    )
     suffix = continued(prompt.suffix, tokenizer)
     if marks.middle is None:
         parts = (marks.suffix, *suffix, marks.prefix, *prefix)
@@ -45,7 +52,10 @@ def continued(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     tokens = tokenizer.encode(text, special=False)
     if b"".join(map(tokenizer.token_bytes, tokens)) != b" " + text.encode():
         return tokens
-    anchor, anchored = tokenizer.encode("\n", special=False), tokenizer.encode("\n" + text, special=False)
+    anchor, anchored = (
+        tokenizer.encode("\n", special=False),
+        tokenizer.encode("\n" + text, special=False),
+    )
     return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else tokens
 
 

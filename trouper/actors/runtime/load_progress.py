@@ -6,7 +6,8 @@ from trouper.protocol.loading import Loading, LoadWatch
 
 
 class LoadProgress:
-    """The latest progress of each model. Engines' threads write, anybody reads: each value replaces the one before."""
+    """The latest progress of each model. Engines' threads write, anybody reads: each value replaces
+    the one before."""
 
     def __init__(self) -> None:
         self._latest: dict[str | None, Loading] = {}

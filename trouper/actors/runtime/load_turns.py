@@ -1,8 +1,10 @@
-"""Turns of loading: models are loaded one after another, but not behind one whose files do not answer.
+"""Turns of loading: models are loaded one after another, but not behind one whose files do not
+answer.
 
-A dead network mount, or a FIFO in the place of a file, hangs in the middle of a load, and nothing can interrupt the thread. So a load that
-says nothing for SILENT_S gives its turn to the others; its weights count as loaded, since it may yet go on. After STALLED_S requests for
-it are refused by name, until it says something again.
+A dead network mount, or a FIFO in the place of a file, hangs in the middle of a load, and nothing
+can interrupt the thread. So a load that says nothing for SILENT_S gives its turn to the others; its
+weights count as loaded, since it may yet go on. After STALLED_S requests for it are refused by
+name, until it says something again.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from trouper.protocol.problems import Problem
 log = logging.getLogger("trouper.models")
 LOOK_S = 1.0
 SILENT_S = 15.0
-"""Time without progress after which others load beside this model. Most files take less than a second to be opened and read."""
+"""Time without progress after which others load beside this model. Most files take less than a
+second to be opened and read."""
 STALLED_S = 120.0
-"""Time without progress after which requests for the model are refused. Kernels of a large model take up to a minute to compile."""
+"""Time without progress after which requests for the model are refused. Kernels of a large model
+take up to a minute to compile."""
 
 
 class LoadTurns:
@@ -44,7 +48,8 @@ class LoadTurns:
             self._turn.release_on_behalf_of(holder)
 
     async def watched(self, model: ManagedModel, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model in its turn, which ends early if nothing is heard of it. Raises what `load` raises."""
+        """Load a model in its turn, which ends early if nothing is heard of it. Raises what `load`
+        raises."""
         failed: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, model)
@@ -75,7 +80,9 @@ class LoadTurns:
     def _note(self, model: ManagedModel, problem: Problem | None) -> None:
         if (problem is None) != (model.problem is None):
             model.problem = problem
-            log.warning("%s", f"{model.names[0]} goes on loading" if problem is None else problem.message)
+            log.warning(
+                "%s", f"{model.names[0]} goes on loading" if problem is None else problem.message
+            )
             self._changed()
 
 
@@ -84,4 +91,6 @@ def _stalled(model: ManagedModel) -> Problem:
         f"{model.names[0]} is being loaded and has made no progress for {STALLED_S:g} s: its files "
         f"({model.settings.model}) may be on a file system that does not answer"
     )
-    return Problem(503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30)
+    return Problem(
+        503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30
+    )

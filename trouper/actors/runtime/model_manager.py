@@ -1,8 +1,10 @@
-"""The model manager serves several models: one graph of six actors for each loaded model, within a bound on their weights.
+"""The model manager serves several models: one graph of six actors for each loaded model, within a
+bound on their weights.
 
-Nothing is shared between the graphs, so one model's requests never wait in another's queue or batch. A model is
-loaded when it is first requested, if necessary after the least recently used idle models were unloaded. Each user of a
-model holds a `Lease` on it, and a leased model is never unloaded: a request for one does not end another's.
+Nothing is shared between the graphs, so one model's requests never wait in another's queue or
+batch. A model is loaded when it is first requested, if necessary after the least recently used idle
+models were unloaded. Each user of a model holds a `Lease` on it, and a leased model is never
+unloaded: a request for one does not end another's.
 """
 
 from __future__ import annotations
@@ -45,13 +47,16 @@ log = logging.getLogger("trouper.models")
 UNLOAD_S = 5.0
 """Maximum wait for an idle graph to finish its writes to disk."""
 RETRY_S = 60.0
-"""Time until a model that could not be loaded is tried again, since each try may unload another model."""
+"""Time until a model that could not be loaded is tried again, since each try may unload another
+model."""
 
 
 class StartGraph(Protocol):
     """Load a model and run its graph until it was drained."""
 
-    def __call__(self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]) -> Awaitable[None]: ...
+    def __call__(
+        self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]
+    ) -> Awaitable[None]: ...
 
 
 class ModelManager:
@@ -79,7 +84,8 @@ class ModelManager:
         return tuple(entry_of(model, held, self.limits, self._progress) for model in self.models)
 
     async def lease(self, name: str | None) -> Lease:
-        """Wait until the model is loaded, or has room to be loaded (--queue-timeout-s), and return a lease on it."""
+        """Wait until the model is loaded, or has room to be loaded (--queue-timeout-s), and return
+        a lease on it."""
         model = self.find(name)
         model.leases += 1
         model.waiting += 1
@@ -103,8 +109,13 @@ class ModelManager:
                 await self.changed.wait()
             self.refuse_if_draining()
             if model.state == "unloading" and trio.current_time() >= give_up_at:
-                message = f"{model.names[0]} is being unloaded, and its requests have not ended for {limit_s:g} s"
-                raise RequestFailed(Problem(503, message, "server_error", "model", "queue_timeout", retry_after_s=5))
+                message = (
+                    f"{model.names[0]} is being unloaded, and its requests have not ended for "
+                    f"{limit_s:g} s"
+                )
+                raise RequestFailed(
+                    Problem(503, message, "server_error", "model", "queue_timeout", retry_after_s=5)
+                )
             if model.problem is not None:
                 raise RequestFailed(model.problem)
 
@@ -132,8 +143,8 @@ class ModelManager:
     # -- loading ---------------------------------------------------------------------------------
 
     def _request_load(self, model: ManagedModel) -> None:
-        """Start loading in a separate task, which continues when the client aborts, and has none of its context variables. Raises the
-        problem of the last attempt if that was recent."""
+        """Start loading in a separate task, which continues when the client aborts, and has none of
+        its context variables. Raises the problem of the last attempt if that was recent."""
         if model.state == "loading" and model.problem is not None:
             raise RequestFailed(model.problem)
         if model.state not in AWAY:
@@ -158,11 +169,16 @@ class ModelManager:
     def _note_problem(self, model: ManagedModel, error: Exception) -> None:
         traceback = None if isinstance(error, ModelUnusable) else error
         model.problem = load_problem(error)
-        log.warning("%s cannot be loaded: %s", model.names[0], model.problem.message, exc_info=traceback)
-        model.unusable_until = trio.current_time() + (RETRY_S if model.problem.retry_after_s is None else 0)
+        log.warning(
+            "%s cannot be loaded: %s", model.names[0], model.problem.message, exc_info=traceback
+        )
+        model.unusable_until = trio.current_time() + (
+            RETRY_S if model.problem.retry_after_s is None else 0
+        )
 
     async def load(self, model: ManagedModel) -> None:
-        """Load a model in its turn. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
+        """Load a model in its turn. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no
+        room for it."""
         if len(self.models) > 1:
             model.weights_bytes = await self.measured(model)
         await load_in_turn(self, model, partial(self._load_now, model))
@@ -170,8 +186,12 @@ class ModelManager:
     async def _load_now(self, model: ManagedModel) -> None:
         model.state, model.ended = "loading", trio.Event()
         model.runtime = await self._started(model)
-        model.weights_bytes, model.created = model.runtime.model.weights_bytes, model.runtime.model.created
-        if model.files is None:  # The id of one that was found is its directory, which is nobody's name for it.
+        model.weights_bytes, model.created = (
+            model.runtime.model.weights_bytes,
+            model.runtime.model.created,
+        )
+        # The id of one that was found is its directory, which is nobody's name for it.
+        if model.files is None:
             model.names = tuple(dict.fromkeys([*model.names, encodable(model.runtime.model.id)]))
         model.state, model.used_at = "ready", trio.current_time()
 
@@ -187,7 +207,8 @@ class ModelManager:
         return runtime
 
     async def _run(self, model: ManagedModel, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        """Run the graph of a model. Raises `ActorFailed` if it is the only model, since then nothing is left to serve."""
+        """Run the graph of a model. Raises `ActorFailed` if it is the only model, since then
+        nothing is left to serve."""
         try:
             await self._start(model.settings, task_status=task_status)
         except* ActorFailed as failed:
@@ -195,19 +216,28 @@ class ModelManager:
                 raise
             log.warning("%s ends, the other models go on: %s", model.names[0], innermost(failed))
             model.problem = Problem(
-                503, "the model crashed too often", "server_error", "model", code="model_failed", retry_after_s=60
+                503,
+                "the model crashed too often",
+                "server_error",
+                "model",
+                code="model_failed",
+                retry_after_s=60,
             )
             model.unusable_until = trio.current_time() + RETRY_S
         finally:
             model.runtime = None
-            # If it could not be loaded, the reason is noted first: until then nobody is to try again.
+            # If it could not be loaded, the reason is noted first: until then nobody is to try
+            # again.
             if model.state != "loading":
                 model.state, model.away_as = model.away_as, "unloaded"
             model.ended.set()
             self.notify()
 
-    async def unload(self, model: ManagedModel, after: Away = "unloaded", *, at_once: bool = False) -> None:
-        """End the graph of a model, which has then written its blocks to disk and freed its memory. `at_once`: end its requests, too."""
+    async def unload(
+        self, model: ManagedModel, after: Away = "unloaded", *, at_once: bool = False
+    ) -> None:
+        """End the graph of a model, which has then written its blocks to disk and freed its memory.
+        `at_once`: end its requests, too."""
         assert model.runtime is not None, "it is ready"
         model.state, model.away_as = "unloading", after
         ended = model.ended  # The next load has an event of its own.
@@ -218,7 +248,8 @@ class ModelManager:
         self.notify()
 
     async def load_what_fits(self) -> None:
-        """Load the models after the first, in order, as long as no other must be unloaded for them."""
+        """Load the models after the first, in order, as long as no other must be unloaded for
+        them."""
         for model in self.models[1:]:
             model.weights_bytes = await self._measured_or_none(model)
             if model.state == "unloaded" and model.weights_bytes and has_room_now(self, model):
@@ -239,7 +270,8 @@ class ModelManager:
             raise unforeseen(error) from error
 
     async def _measured_or_none(self, model: ManagedModel) -> int:
-        """Bytes of a model's weights; 0 if it cannot be loaded, in which case a request for it gets the reason."""
+        """Bytes of a model's weights; 0 if it cannot be loaded, in which case a request for it gets
+        the reason."""
         try:
             return await self.measured(model)
         except ModelUnusable as unusable:
@@ -280,16 +312,24 @@ async def run_model_manager(
     scan: Scan | None = None,
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
-    """Load the first model, return the model manager to the starter, load the others that fit; end when it was drained. `default_name`: of the model
-    whose settings name none; `options`: by what settings name; `progress`: what `start` notes. Raises `ModelUnusable`, `SettingsInvalid`."""
+    """Load the first model, return the model manager to the starter, load the others that fit; end
+    when it was drained. `default_name`: of the model whose settings name none; `options`: by what
+    settings name; `progress`: what `start` notes. Raises `ModelUnusable`, `SettingsInvalid`."""
     require_names([each.model or default_name for each in settings], aliases)
     async with trio.open_nursery() as nursery:
         models = [
-            managed(each, names_of(each.model or default_name, aliases, default=index == 0), ttl_s, options or {})
+            managed(
+                each,
+                names_of(each.model or default_name, aliases, default=index == 0),
+                ttl_s,
+                options or {},
+            )
             for index, each in enumerate(settings)
         ]
         limits = LoadLimits(budget_bytes, max_models)
-        manager = ModelManager(nursery, models, start, measure, limits=limits, progress=progress or LoadProgress())
+        manager = ModelManager(
+            nursery, models, start, measure, limits=limits, progress=progress or LoadProgress()
+        )
         await manager.load(models[0])
         task_status.started(manager)
         nursery.start_soon(manager.load_what_fits)

@@ -1,4 +1,5 @@
-"""The state of a managed model, what fits beside others, and which model is unloaded when another one needs its memory: the least recently used idle one."""
+"""The state of a managed model, what fits beside others, and which model is unloaded when another
+one needs its memory: the least recently used idle one."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class ManagedModel:
     files: ModelFiles | None = None
     """What the model's files say; None for a model that --model names."""
     unloaded_adapters: tuple[str, ...] = ()
-    """Names of LoRA adapters that were unloaded. They outlast the graph, which goes when the model sleeps."""
+    """Names of LoRA adapters that were unloaded. They outlast the graph, which goes when the model
+    sleeps."""
     ended: trio.Event = attrs.field(factory=trio.Event)
     """Set when the model's graph has ended."""
     is_silent: bool = False
@@ -91,46 +93,65 @@ def managed(
 ) -> ManagedModel:
     """The state of a model that --model names. `ttl_s`: that of models whose options name none."""
     own = options.get(settings.model or "", DEFAULT_OPTIONS)
-    return ManagedModel(settings, names, pinned=own.pinned, ttl_s=ttl_s if own.ttl_s is None else own.ttl_s)
+    return ManagedModel(
+        settings, names, pinned=own.pinned, ttl_s=ttl_s if own.ttl_s is None else own.ttl_s
+    )
 
 
 def has_room(others: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> bool:
-    """Whether a model fits beside others. A single model may be of any size; loading fails if the machine has no room."""
+    """Whether a model fits beside others. A single model may be of any size; loading fails if the
+    machine has no room."""
     if limits.max_models is not None and len(others) >= limits.max_models:
         return False
-    return not others or sum(other.weights_bytes for other in others) + new.weights_bytes <= limits.weights_bytes
+    return (
+        not others
+        or sum(other.weights_bytes for other in others) + new.weights_bytes <= limits.weights_bytes
+    )
 
 
 def loaded(models: Sequence[ManagedModel]) -> list[ManagedModel]:
-    """The models whose weights are in memory, those among them that are being unloaded; and those that others load beside."""
+    """The models whose weights are in memory, those among them that are being unloaded; and those
+    that others load beside."""
     return [model for model in models if model.runtime is not None or model.is_silent]
 
 
 def lacking_room(models: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:
     """Why a model would not fit although all idle ones made room; "" if it would."""
-    return _lack([model for model in loaded(models) if model is not new and not model.is_idle], new, limits)
+    return _lack(
+        [model for model in loaded(models) if model is not new and not model.is_idle], new, limits
+    )
 
 
-def lacking_after_pinned(models: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:
-    """Why a model would not fit although all that are not pinned made room; "" if it would. It names no other model: clients read it, and
-    models that their keys may not use do not exist for them."""
+def lacking_after_pinned(
+    models: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits
+) -> str:
+    """Why a model would not fit although all that are not pinned made room; "" if it would. It
+    names no other model: clients read it, and models that their keys may not use do not exist for
+    them."""
     held = [model for model in loaded(models) if model is not new and model.is_kept]
     return _lack(held, new, limits, holders="pinned models")
 
 
-def _lack(held: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits, holders: str = "") -> str:
+def _lack(
+    held: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits, holders: str = ""
+) -> str:
     if has_room(held, new, limits):
         return ""
     used = sum(model.weights_bytes for model in held)
-    holders = holders or ", ".join(f"{model.names[0]} ({'pinned' if model.pinned else 'in use'})" for model in held)
+    holders = holders or ", ".join(
+        f"{model.names[0]} ({'pinned' if model.pinned else 'in use'})" for model in held
+    )
     if limits.max_models is not None and len(held) >= limits.max_models:
         return (
-            f"{new.names[0]} would be one more than {limits.max_models} loaded models (--max-loaded-models): {holders}"
+            f"{new.names[0]} would be one more than {limits.max_models} loaded models "
+            f"(--max-loaded-models): {holders}"
         )
     free = max(0, limits.weights_bytes - used)
     return (
-        f"{new.names[0]} needs {new.weights_bytes / 1e9:.2f} GB for its weights, and {free / 1e9:.2f} of "
-        f"{limits.weights_bytes / 1e9:.2f} GB (--model-memory) are left beside {holders}, which would have to be unloaded"
+        f"{new.names[0]} needs {new.weights_bytes / 1e9:.2f} GB for its weights, and "
+        f"{free / 1e9:.2f} of "
+        f"{limits.weights_bytes / 1e9:.2f} GB (--model-memory) are left beside {holders}, which "
+        "would have to be unloaded"
     )
 
 
@@ -140,7 +161,9 @@ def next_to_unload(models: Sequence[ManagedModel]) -> ManagedModel | None:
     return min(idle, key=lambda model: model.used_at) if idle else None
 
 
-def fits_now(models: Sequence[ManagedModel], model: ManagedModel, limits: LoadLimits) -> bool | None:
+def fits_now(
+    models: Sequence[ManagedModel], model: ManagedModel, limits: LoadLimits
+) -> bool | None:
     """Whether a model could be loaded without disturbing others. None: its size is unknown."""
     return None if not model.weights_bytes else not lacking_room(models, model, limits)
 
@@ -151,27 +174,43 @@ def entry_of(
     """A model as clients may request it, beside those that are loaded."""
     adapters = adapters_of(model.settings.adapter)
     return ModelEntry(
-        model.names, model.state, model.runtime, model.waiting, model.problem,
-        pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, created=model.created,
+        model.names,
+        model.state,
+        model.runtime,
+        model.waiting,
+        model.problem,
+        pinned=model.pinned,
+        ttl_s=model.ttl_s,
+        weights_bytes=model.weights_bytes,
+        created=model.created,
         progress=progress.of(model.settings.model) if model.state == "loading" else None,
-        adapters=tuple(adapters), adapter_directories=tuple(adapters.values()),
-        unloaded_adapters=model.unloaded_adapters, files=model.files,
+        adapters=tuple(adapters),
+        adapter_directories=tuple(adapters.values()),
+        unloaded_adapters=model.unloaded_adapters,
+        files=model.files,
         fits=partial(fits_now, held, model, limits),
-    )  # fmt: skip
+    )
 
 
 def unforeseen(error: Exception) -> ModelUnusable:
-    """What to say of an exception that nobody foresaw: any code of an architecture, and any bytes of a file, may have raised it."""
+    """What to say of an exception that nobody foresaw: any code of an architecture, and any bytes
+    of a file, may have raised it."""
     cause = innermost(error)
     return ModelUnusable(f"{type(cause).__name__}: {cause}")
 
 
 def load_problem(error: Exception) -> Problem:
-    """Why a model cannot be loaded. With `retry_after_s` the reason passes, and the next request may try again."""
+    """Why a model cannot be loaded. With `retry_after_s` the reason passes, and the next request
+    may try again."""
     unusable = error if isinstance(error, ModelUnusable) else unforeseen(error)
     status, retry_after_s = (503, 1) if lacked_resources(innermost(error)) else (500, None)
     return Problem(
-        status, encodable(str(unusable)), "server_error", "model", code="model_unusable", retry_after_s=retry_after_s
+        status,
+        encodable(str(unusable)),
+        "server_error",
+        "model",
+        code="model_unusable",
+        retry_after_s=retry_after_s,
     )
 
 

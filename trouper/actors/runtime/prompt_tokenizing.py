@@ -1,4 +1,5 @@
-"""Tokenize a prompt at a bounded cost: a prompt that cannot fit is refused before it is tokenized. Pure, for any thread."""
+"""Tokenize a prompt at a bounded cost: a prompt that cannot fit is refused before it is tokenized.
+Pure, for any thread."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from trouper.protocol.requests import ChatPrompt, InfillPrompt, Prompt, TextProm
 from trouper.protocol.settings import Settings
 
 LONG_TEXT = 20_000
-"""Characters and other parts of a prompt beyond which tokenizing leaves the event loop: about 5 ms of it."""
+"""Characters and other parts of a prompt beyond which tokenizing leaves the event loop: about 5 ms
+of it."""
 LONG_LANE = 200_000
 """Characters of a prompt beyond which it is tokenized in the slow lane."""
 MIN_CHARACTERS = 16
@@ -21,8 +23,8 @@ MIN_CHARACTERS = 16
 TOKEN_CHARACTERS = 16
 """Characters of a token, of which few have more."""
 PROBED_CHARACTERS = 8
-"""Characters per available token in the probe: the beginning of a long text, tokenized to see whether the whole can fit. English has
-about four characters a token."""
+"""Characters per available token in the probe: the beginning of a long text, tokenized to see
+whether the whole can fit. English has about four characters a token."""
 PROBE_MARGIN = 1.02
 """Tolerance of the probe: cutting a text may add a few tokens at the cut."""
 Check = Callable[[str, Tokenizer, int, str], None]
@@ -35,8 +37,8 @@ def max_prompt_tokens_of(card: ModelCard, settings: Settings) -> int:
 
 
 def max_characters(tokens: int, tokenizer: Tokenizer) -> int:
-    """Upper bound of the characters that this many tokens cover. Twice the longest token, since some tokenizers drop the blanks between
-    words."""
+    """Upper bound of the characters that this many tokens cover. Twice the longest token, since
+    some tokenizers drop the blanks between words."""
     return tokens * max(2 * tokenizer.longest_token, MIN_CHARACTERS)
 
 
@@ -79,10 +81,12 @@ def characters_of(prompt: Prompt) -> int:
             return sum(len(leaf) for leaf in _leaves(prompt.messages) if isinstance(leaf, str))
 
 
-def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Check | None = None) -> tuple[int, ...]:
-    """Tokenize a prompt. Raises `RequestFailed` (400), also for a text that certainly has more than `max_tokens` tokens; the caller checks
-    the exact count.
-    `check`: how the length of a text is checked; default `check_length`."""
+def tokens_of(
+    prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Check | None = None
+) -> tuple[int, ...]:
+    """Tokenize a prompt. Raises `RequestFailed` (400), also for a text that certainly has more than
+    `max_tokens` tokens; the caller checks the exact count. `check`: how the length of a text is
+    checked; default `check_length`."""
     check = check or check_length
     match prompt:
         case TokenPrompt(tokens=tokens):
@@ -98,7 +102,9 @@ def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Chec
         case ChatPrompt(messages=messages, template_kwargs=kwargs):
             if not tokenizer.has_chat_template:
                 raise bad_request(
-                    "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
+                    "this model has no chat template; use /v1/completions",
+                    "messages",
+                    "no_chat_template",
                 )
             check_text((messages, kwargs), "messages")
             rendered = tokenizer.render_chat(messages, kwargs)
@@ -109,13 +115,18 @@ def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Chec
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Check a text's length. Raises `RequestFailed` (400) for certainly more than `max_tokens` tokens, after tokenizing its beginning at most."""
+    """Check a text's length. Raises `RequestFailed` (400) for certainly more than `max_tokens`
+    tokens, after tokenizing its beginning at most."""
     check_characters(text, tokenizer, max_tokens, param)
     probed = max_tokens * PROBED_CHARACTERS
     if len(text) > max(2 * probed, LONG_TEXT):
         found = len(tokenizer.encode(text[:probed]))
         if found > max_tokens * PROBE_MARGIN + 8:
-            raise _too_long(f"the first {probed} of {len(text)} characters are {found} tokens", max_tokens, param)
+            raise _too_long(
+                f"the first {probed} of {len(text)} characters are {found} tokens",
+                max_tokens,
+                param,
+            )
 
 
 def infill_text(prompt: InfillPrompt) -> str:
@@ -125,28 +136,37 @@ def infill_text(prompt: InfillPrompt) -> str:
 
 
 def check_characters(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Raises `RequestFailed` (400) for a text with more characters than `max_tokens` tokens can cover."""
+    """Raises `RequestFailed` (400) for a text with more characters than `max_tokens` tokens can
+    cover."""
     bound = max_characters(max_tokens, tokenizer)
     if len(text) > bound:
         raise _too_long(
-            f"it has {len(text)} characters, more than the {bound} that so many tokens can stand for", max_tokens, param
+            f"it has {len(text)} characters, more than the {bound} that so many tokens can stand "
+            "for",
+            max_tokens,
+            param,
         )
 
 
 def _too_long(how: str, max_tokens: int, param: str) -> RequestFailed:
-    message = f"the prompt may have {max_tokens} tokens (the model's context, --max-prompt-tokens, --max-kv-size), and {how}: shorten it"
+    message = (
+        f"the prompt may have {max_tokens} tokens (the model's context, --max-prompt-tokens, "
+        f"--max-kv-size), and {how}: shorten it"
+    )
     return bad_request(message, param, "context_length_exceeded")
 
 
 def check_text(value: object, param: str) -> None:
-    r"""JSON's "\ud800" makes a string that is no text and that crashes tokenizers: a user's mistake, not a bug. Raises
-    `RequestFailed` (400)."""
+    r"""JSON's "\ud800" makes a string that is no text and that crashes tokenizers: a user's
+    mistake, not a bug. Raises `RequestFailed` (400)."""
     for leaf in _leaves(value):
         if isinstance(leaf, str) and not leaf.isascii():
             try:
                 leaf.encode()
             except UnicodeEncodeError:
-                raise bad_request("half of a surrogate pair is no text", param, "invalid_text") from None
+                raise bad_request(
+                    "half of a surrogate pair is no text", param, "invalid_text"
+                ) from None
 
 
 def _leaves(value: object) -> Iterator[object]:

@@ -13,7 +13,12 @@ from trouper.actors.runtime.adapter_room import AdapterRoom
 from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.actors.runtime.answer import Answer, Ended
 from trouper.actors.runtime.channels import Channels
-from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short, lane_of_text, tokens_of
+from trouper.actors.runtime.prompt_tokenizing import (
+    check_characters,
+    is_short,
+    lane_of_text,
+    tokens_of,
+)
 from trouper.actors.runtime.submission import Admit, Submission, open_submission
 from trouper.actors.runtime.time_limits import TimeLimits, default_timeouts
 from trouper.actors.runtime.watches import Health, Leaving, Watches
@@ -67,29 +72,48 @@ class Runtime:
     def _make_room(self) -> AdapterRoom:
         return AdapterRoom(self.model, self.settings, self._watches.memory, self._watches.adapters)
 
-    async def submit(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
-        """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
-        called exactly once, however it ends, also if it is refused. `admit` is asked once its prompt is tokenized."""
+    async def submit(
+        self, request: Generate, ended: Ended | None = None, admit: Admit | None = None
+    ) -> Answer:
+        """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503)
+        before that. `ended` is called exactly once, however it ends, also if it is refused. `admit`
+        is asked once its prompt is tokenized."""
         answer = await self.send(request, ended, admit)
         await answer.wait_accepted()
         return answer
 
-    async def send(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
-        """Send a request as `submit` does, but do not wait until it is in the queue: `Answer.wait_accepted` does. For requests that belong
-        together: while the engine works, the queue is filled once a step, so requests that wait for one another come one a step."""
+    async def send(
+        self, request: Generate, ended: Ended | None = None, admit: Admit | None = None
+    ) -> Answer:
+        """Send a request as `submit` does, but do not wait until it is in the queue:
+        `Answer.wait_accepted` does. For requests that belong together: while the engine works, the
+        queue is filled once a step, so requests that wait for one another come one a step."""
         invalid = None
         try:
             check_bounds(request)
         except RequestFailed as refused:  # Nothing but the id of such a request is read.
-            invalid, request = refused.problem, Generate(request_id=request.request_id, prompt=TokenPrompt(()))
+            invalid, request = (
+                refused.problem,
+                Generate(request_id=request.request_id, prompt=TokenPrompt(())),
+            )
         if (adapter := self._adapters.begin(request.adapter)) is not None:
-            request = attrs.evolve(request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint))
+            request = attrs.evolve(
+                request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint)
+            )
         submission, replies = open_submission(request, self.settings, admit)
-        if adapter is not None:  # Not when the answer ends: a plan may admit the row of a client that has left.
+        # Not when the answer ends: a plan may admit the row of a client that has left.
+        if adapter is not None:
             submission.arrivals.when_let_go = partial(self._adapters.end, adapter.name)
         timeouts = request.timeouts or default_timeouts(self.settings)
         limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
-        answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended, arrivals=submission.arrivals)
+        answer = Answer(
+            request.request_id,
+            Accepted((), 0),
+            replies,
+            limits,
+            ended=ended,
+            arrivals=submission.arrivals,
+        )
         with answer.ends_with_failure():
             if invalid is not None:
                 submission.close()
@@ -115,10 +139,13 @@ class Runtime:
         """Bytes of the model's weights, and of the adapters that it has now."""
         return self._room.weights_bytes
 
-    async def load_adapter(self, name: str, directory: str, make_room: MakeRoom | None = None) -> AdapterCard:
-        """Load a LoRA adapter; requests that run are not disturbed. Goes on when cancelled. `make_room` is awaited with the bytes that it
-        adds, before anything is loaded. Raises `ModelUnusable`, and `RequestFailed`: 400 for a name that an adapter has, 507 for one that does
-        not fit into memory."""
+    async def load_adapter(
+        self, name: str, directory: str, make_room: MakeRoom | None = None
+    ) -> AdapterCard:
+        """Load a LoRA adapter; requests that run are not disturbed. Goes on when cancelled.
+        `make_room` is awaited with the bytes that it adds, before anything is loaded. Raises
+        `ModelUnusable`, and `RequestFailed`: 400 for a name that an adapter has, 507 for one that
+        does not fit into memory."""
         with trio.CancelScope(shield=True):
             async with self._adapters.changing:
                 if self._adapters.card(name) is not None:
@@ -133,8 +160,8 @@ class Runtime:
         return card
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter: new requests with it are refused at once, and those that run end first. Goes on when cancelled. Raises
-        `RequestFailed` (404)."""
+        """Unload a LoRA adapter: new requests with it are refused at once, and those that run end
+        first. Goes on when cancelled. Raises `RequestFailed` (404)."""
         with trio.CancelScope(shield=True):
             async with self._adapters.changing:
                 if self._adapters.card(name) is None:
@@ -143,8 +170,9 @@ class Runtime:
                 self._room.left(await self._engine.unload_adapter(name))
 
     async def tokens(self, prompt: Prompt, tenant: str = "") -> tuple[int, ...]:
-        """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. `tenant`: as
-        of `Generate`. Raises `RequestFailed` (400, 429, 503)."""
+        """Tokenize a prompt without answering it. The prompt may be longer than the context, within
+        the bound on characters. `tenant`: as of `Generate`. Raises `RequestFailed` (400, 429,
+        503)."""
         limit = self.model.context_length
         if is_short(prompt):
             return tokens_of(prompt, self.tokenizer, limit, check_characters)
@@ -152,7 +180,8 @@ class Runtime:
             return await self._lanes.run(tokens_of, prompt, self.tokenizer, limit, check_characters)
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:
-        """Send a submission to the intake. An undelivered one is closed here. A full inbox means that the intake is behind."""
+        """Send a submission to the intake. An undelivered one is closed here. A full inbox means
+        that the intake is behind."""
         deadline = answer._limits.next_deadline()
         try:
             if self.draining:
@@ -189,14 +218,15 @@ class Runtime:
         return self._channels.stats()
 
     def view_batch(self) -> BatchStats:
-        """The batch as of the last view. A view is only made while there is a viewer, so call this again within two seconds, or the
-        view is dropped."""
+        """The batch as of the last view. A view is only made while there is a viewer, so call this
+        again within two seconds, or the view is dropped."""
         self._watches.last_viewed_at.publish(trio.current_time())
         return self._watches.batch.latest
 
     async def drain(self, timeout_s: float, leaving: Leaving = "") -> bool:
-        """Refuse new requests (503), let the admitted ones finish, then end. `leaving`: the server goes on without this model. False: the time ran out and the remaining
-        requests got an error event. Either way every actor has ended when this returns."""
+        """Refuse new requests (503), let the admitted ones finish, then end. `leaving`: the server
+        goes on without this model. False: the time ran out and the remaining requests got an error
+        event. Either way every actor has ended when this returns."""
         self.draining, self.leaving = True, leaving
         self._watches.draining.publish(True)
         self._requests.close()

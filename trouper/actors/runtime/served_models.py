@@ -1,4 +1,5 @@
-"""The models that clients may request, as the HTTP server sees them: entries, and leases on loaded ones."""
+"""The models that clients may request, as the HTTP server sees them: entries, and leases on loaded
+ones."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class ModelEntry:
     weights_bytes: int = 0
     """Bytes of the weights in memory; 0 while they are unknown."""
     created: int = 0
-    """Unix time of its config; 0 while it is unknown: it was never loaded, nor were its files read."""
+    """Unix time of its config; 0 while it is unknown: it was never loaded, nor were its files
+    read."""
     progress: Loading | None = None
     """Progress of loading, while the model is loaded."""
     adapters: tuple[str, ...] = ()
@@ -68,13 +70,14 @@ class ModelEntry:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it could be loaded now without disturbing others; None while its size is unknown. It is computed when asked for: requests
-        look through the entries for names."""
+        """Whether it could be loaded now without disturbing others; None while its size is unknown.
+        It is computed when asked for: requests look through the entries for names."""
         return self._fits()
 
     @property
     def is_unused(self) -> bool:
-        """Whether --models-from has found the model and nobody uses it, nor has pinned it or tried to load it in vain."""
+        """Whether --models-from has found the model and nobody uses it, nor has pinned it or tried
+        to load it in vain."""
         if self.files is None or self.state != "unloaded":
             return False
         return not (self.waiting or self.pinned or self.problem)
@@ -93,7 +96,8 @@ class Models(Protocol):
 
     @property
     def control(self) -> ModelControl | None:
-        """Loads and unloads models on demand; None: the only model is that of an embedding program."""
+        """Loads and unloads models on demand; None: the only model is that of an embedding
+        program."""
 
     def entries(self) -> Sequence[ModelEntry]:
         """All models that clients may request, the default first."""
@@ -103,7 +107,8 @@ class Models(Protocol):
 
 
 class OneModel:
-    """A runtime that the caller started, as the only model. Raises `SettingsInvalid` for a name without effect."""
+    """A runtime that the caller started, as the only model. Raises `SettingsInvalid` for a name
+    without effect."""
 
     def __init__(self, runtime: Runtime, aliases: Sequence[str] = ()) -> None:
         require_names((runtime.model.id,), aliases)
@@ -129,11 +134,15 @@ class OneModel:
         return None
 
     def entries(self) -> Sequence[ModelEntry]:
-        adapters, unloaded = tuple(card.name for card in self._runtime.adapters), self._runtime.unloaded_adapters
+        adapters, unloaded = (
+            tuple(card.name for card in self._runtime.adapters),
+            self._runtime.unloaded_adapters,
+        )
         if (adapters, unloaded) != (
             self._entry.adapters,
             self._entry.unloaded_adapters,
-        ):  # Each request looks some times.
+        ):
+            # Each request looks some times.
             self._entry = attrs.evolve(self._entry, adapters=adapters, unloaded_adapters=unloaded)
         return (self._entry,)
 
@@ -153,7 +162,10 @@ def named(model: str | None, entries: Sequence[ModelEntry]) -> ModelEntry:
 
 def model_not_found(model: str, entries: Sequence[ModelEntry]) -> RequestFailed:
     served = ", ".join(repr(entry.names[0]) for entry in entries)
-    message = f"the model {quoted(model)} is not served here; {served} {'is' if len(entries) == 1 else 'are'}"
+    message = (
+        f"the model {quoted(model)} is not served here; {served} "
+        f"{'is' if len(entries) == 1 else 'are'}"
+    )
     if not entries:
         message = "no model is served here that this API key may use (models in --api-key-file)"
     return RequestFailed(Problem(404, message, "invalid_request_error", "model", "model_not_found"))

@@ -1,4 +1,5 @@
-"""A request in flight, with the channel of its replies. A client aborts the request by closing that channel."""
+"""A request in flight, with the channel of its replies. A client aborts the request by closing that
+channel."""
 
 from __future__ import annotations
 
@@ -21,15 +22,18 @@ class Arrivals:
     """Beside a reply channel: what both of its ends know of replies that have arrived."""
 
     follower: Callable[[], None] | None = None
-    """Called when a reply has arrived, if no task waits for it. Called in the sender's task, so it neither blocks nor raises. None as soon
-    as the client closes the channel."""
+    """Called when a reply has arrived, if no task waits for it. Called in the sender's task, so it
+    neither blocks nor raises. None as soon as the client closes the channel."""
     unread: deque[Reply] = attrs.field(factory=deque)
-    """Replies that the client reads before those in the channel. While it follows, all of them: the channel, which could wake a task,
-    would cost each token as much as the rest of its way to the client."""
+    """Replies that the client reads before those in the channel. While it follows, all of them: the
+    channel, which could wake a task, would cost each token as much as the rest of its way to the
+    client."""
     taken: bool = False
-    """Whether a Delta was sent since `Submission.aborted` was last asked: then the channel is open, and need not be looked at."""
+    """Whether a Delta was sent since `Submission.aborted` was last asked: then the channel is open,
+    and need not be looked at."""
     when_let_go: Callable[[], None] | None = None
-    """Called once when the owner lets go of the request. A client may have left long before: until then a plan may have its row."""
+    """Called once when the owner lets go of the request. A client may have left long before: until
+    then a plan may have its row."""
 
     def let_go(self) -> None:
         """The owner has no more to do with the request."""
@@ -39,14 +43,16 @@ class Arrivals:
 
 
 Admit = Callable[[int, int, bool], int]
-"""Decides whether a request may enter the queue, given the tokens of its prompt, the most of its answer, and whether the request named that
-length. Returns the most tokens that the answer may have; raises `RequestFailed`."""
+"""Decides whether a request may enter the queue, given the tokens of its prompt, the most of its
+answer, and whether the request named that length. Returns the most tokens that the answer may have;
+raises `RequestFailed`."""
 
 
 @attrs.frozen(eq=False)
 class Submission:
-    """A request and the sending end of its replies. The actor that holds it is its owner: it sends exactly one terminal event,
-    then closes the channel. What RequestIntake prepares is added by `attrs.evolve`, and makes it a `PreparedRequest`."""
+    """A request and the sending end of its replies. The actor that holds it is its owner: it sends
+    exactly one terminal event, then closes the channel. What RequestIntake prepares is added by
+    `attrs.evolve`, and makes it a `PreparedRequest`."""
 
     request: Generate
     replies: trio.MemorySendChannel[Reply]
@@ -73,16 +79,17 @@ class Submission:
 
     @property
     def aborted(self) -> bool:
-        """Whether the client has closed the channel. The scheduler asks for every row after each step's results, from which Deltas
-        come; between the two no client runs, so it need not look at the channels that took one."""
+        """Whether the client has closed the channel. The scheduler asks for every row after each
+        step's results, from which Deltas come; between the two no client runs, so it need not look
+        at the channels that took one."""
         if self.arrivals.taken:
             self.arrivals.taken = False
             return False
         return self.replies.statistics().open_receive_channels == 0
 
     def reply(self, event: Reply) -> bool:
-        """Send a reply. False once the request is aborted. Never blocks: the channel has room for a whole answer, and WouldBlock is a
-        bug."""
+        """Send a reply. False once the request is aborted. Never blocks: the channel has room for a
+        whole answer, and WouldBlock is a bug."""
         arrivals = self.arrivals
         if (follower := arrivals.follower) is not None:
             arrivals.unread.append(event)
@@ -103,12 +110,14 @@ class Submission:
         self.progress.publish(progress)
 
     def end(self, event: Reply) -> None:
-        """Send the terminal event, then close. Synchronous, so that it completes even in cancelled cleanup."""
+        """Send the terminal event, then close. Synchronous, so that it completes even in cancelled
+        cleanup."""
         self.reply(event)
         self.close()
 
     def close(self) -> None:
-        """Close the channel after the terminal event, or when the request was aborted, and let go of the request."""
+        """Close the channel after the terminal event, or when the request was aborted, and let go
+        of the request."""
         self.replies.close()
         self.arrivals.let_go()
 
@@ -119,7 +128,8 @@ class Submission:
 def open_submission(
     request: Generate, settings: Settings, admit: Admit | None = None
 ) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
-    """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and the other replies."""
+    """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and
+    the other replies."""
     max_tokens = request.max_tokens or settings.max_kv_size or 2**31
     replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
     return Submission(request, replies, admit=admit), answer

@@ -24,7 +24,8 @@ ENDS_OF_CHANNELS = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedReso
 
 @attrs.frozen
 class RestartLimit:
-    """Limit of restarts: at most `max_crashes` crashes in `within_s`; each restart waits twice as long as the one before."""
+    """Limit of restarts: at most `max_crashes` crashes in `within_s`; each restart waits twice as
+    long as the one before."""
 
     max_crashes: int = 3
     within_s: float = 60.0
@@ -33,8 +34,9 @@ class RestartLimit:
 
 @attrs.define
 class CrashCount:
-    """The crashes that count towards a limit. A crash is explained, and does not count any more, when one of its suspects is
-    convicted: then it cannot recur, since that content is refused. Pure."""
+    """The crashes that count towards a limit. A crash is explained, and does not count any more,
+    when one of its suspects is convicted: then it cannot recur, since that content is refused.
+    Pure."""
 
     limit: RestartLimit
     _counted: list[tuple[float, frozenset[Content]]] = attrs.field(factory=list)
@@ -69,8 +71,9 @@ async def supervise(
     needed: bool,
     judge: Judge = lambda _: UNEXPLAINED,
 ) -> None:
-    """Run an actor until it returns, and restart it after a crash. After too many crashes `ActorFailed` is raised if the actor is
-    `needed`; otherwise the server continues without it, in the state "degraded"."""
+    """Run an actor until it returns, and restart it after a crash. After too many crashes
+    `ActorFailed` is raised if the actor is `needed`; otherwise the server continues without it, in
+    the state "degraded"."""
     crashes = CrashCount(limit)
     while True:
         stats.publish(attrs.evolve(stats.latest, state="running"))
@@ -87,19 +90,26 @@ async def supervise(
     stats.publish(attrs.evolve(stats.latest, state="failed" if needed else "degraded"))
     if needed:
         last, name = stats.latest.last_error, stats.latest.name
-        raise ActorFailed(f"{name} crashed {len(crashes)} times within {limit.within_s:g} s, at last with {last}")
+        raise ActorFailed(
+            f"{name} crashed {len(crashes)} times within {limit.within_s:g} s, at last with {last}"
+        )
 
 
 def note_crash(cause: BaseException, stats: Watch[ActorStats], judge: Judge) -> Verdict:
-    """Log and publish a crash. Nothing may keep a reference to the exception: its traceback holds frames of the engine, and with them all the rows' KV."""
+    """Log and publish a crash. Nothing may keep a reference to the exception: its traceback holds
+    frames of the engine, and with them all the rows' KV."""
     text = f"{type(cause).__name__}: {cause}"
     log.error("%s crashed: %s", stats.latest.name, text, exc_info=cause)
-    stats.publish(attrs.evolve(stats.latest, state="restarting", restarts=stats.latest.restarts + 1, last_error=text))
+    stats.publish(
+        attrs.evolve(
+            stats.latest, state="restarting", restarts=stats.latest.restarts + 1, last_error=text
+        )
+    )
     return judge(cause)
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The first real exception inside nested groups; not the end of a channel, if there is another one, since that is how
-    the other actors observe the crash."""
+    """The first real exception inside nested groups; not the end of a channel, if there is another
+    one, since that is how the other actors observe the crash."""
     found = list(leaves(error))
     return next((leaf for leaf in found if not isinstance(leaf, ENDS_OF_CHANNELS)), found[0])

@@ -1,4 +1,5 @@
-"""Time limits of a request: until it has a row, between chunks of its prefill, between tokens, and for the whole request."""
+"""Time limits of a request: until it has a row, between chunks of its prefill, between tokens, and
+for the whole request."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
 Phase = Literal["preparation", "queue", "prefill", "decode"]
-Code = Literal["preparation_timeout", "queue_timeout", "first_token_timeout", "token_timeout", "request_timeout"]
+Code = Literal[
+    "preparation_timeout",
+    "queue_timeout",
+    "first_token_timeout",
+    "token_timeout",
+    "request_timeout",
+]
 
 
 class Deadline(NamedTuple):
@@ -40,7 +47,13 @@ class Deadline(NamedTuple):
         }[self.code]
         is_early = self.code in ("preparation_timeout", "queue_timeout")
         status, retry_after_s = (503, 1) if is_early else (504, None)
-        return Problem(status, f"{message} ({self.flag})", "timeout_error", code=self.code, retry_after_s=retry_after_s)
+        return Problem(
+            status,
+            f"{message} ({self.flag})",
+            "timeout_error",
+            code=self.code,
+            retry_after_s=retry_after_s,
+        )
 
 
 @attrs.define
@@ -52,7 +65,9 @@ class TimeLimits:
     """trio.current_time() at submission."""
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
     phase: Phase = "preparation"
-    _phase_began: float = attrs.field(default=attrs.Factory(lambda self: self.began, takes_self=True))
+    _phase_began: float = attrs.field(
+        default=attrs.Factory(lambda self: self.began, takes_self=True)
+    )
 
     def enter(self, phase: Phase, now: float) -> None:
         """Begin a phase, or the wait for the next token, at trio.current_time() `now`. The time in
@@ -60,8 +75,9 @@ class TimeLimits:
         self.phase, self._phase_began = phase, now
 
     def next_deadline(self, *, reply_waits: bool = False) -> Deadline:
-        """The limit that comes first, unless there is progress before it. `reply_waits`: a reply has arrived in time and its reader
-        was slow, so that only the limit of the whole request applies."""
+        """The limit that comes first, unless there is progress before it. `reply_waits`: a reply
+        has arrived in time and its reader was slow, so that only the limit of the whole request
+        applies."""
         limits = self.timeouts
         request = _deadline(self.began, limits.request_s, "request_timeout", "--request-timeout-s")
         if reply_waits:
@@ -70,9 +86,16 @@ class TimeLimits:
             case "preparation" | "queue":
                 phase = self._until_row()
             case "prefill":
-                phase = _deadline(self._since, limits.first_token_s, "first_token_timeout", "--first-token-timeout-s")
+                phase = _deadline(
+                    self._since,
+                    limits.first_token_s,
+                    "first_token_timeout",
+                    "--first-token-timeout-s",
+                )
             case "decode":
-                phase = _deadline(self._since, limits.between_tokens_s, "token_timeout", "--token-timeout-s")
+                phase = _deadline(
+                    self._since, limits.between_tokens_s, "token_timeout", "--token-timeout-s"
+                )
         return min(phase, request, key=lambda deadline: deadline.at)
 
     def _until_row(self) -> Deadline:
@@ -83,14 +106,17 @@ class TimeLimits:
             waited = f"the request waited {seconds:g} s for {reason or 'the server to take it in'}"
         else:
             code, prepared_s = "queue_timeout", self._phase_began - self.began
-            share = f", {prepared_s:.0f} s of which it was being prepared" if prepared_s >= 1 else ""
+            share = (
+                f", {prepared_s:.0f} s of which it was being prepared" if prepared_s >= 1 else ""
+            )
             waited = f"the request was given no row within {seconds:g} s{share}"
         limit = _deadline(self._since, seconds, code, "--queue-timeout-s")
         return limit._replace(waited=waited)
 
     @property
     def _since(self) -> float:
-        """Time from which the limit of the phase counts: the last chunk counts as the last reply does."""
+        """Time from which the limit of the phase counts: the last chunk counts as the last reply
+        does."""
         progress = self.progress.latest
         began = self.began if self.phase in ("preparation", "queue") else self._phase_began
         return trio.current_time() if progress.preempted else max(began, progress.at)

@@ -26,7 +26,8 @@ STUCK_FACTOR = 10
 
 Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "unloading", "failed", "lost"]
 Leaving = Literal["", "unloaded", "asleep"]
-"""State that a model will have when its graph has ended, while the server goes on; "": it does not end, or the server does, too."""
+"""State that a model will have when its graph has ended, while the server goes on; "": it does not
+end, or the server does, too."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,9 +68,12 @@ class Watches:
     """Published by the `Runtime`, before an adapter is loaded."""
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
-    """Whether the graph was told to end: the requests that it ends then did nothing wrong, nor did the engine. Published by the `Runtime`."""
+    """Whether the graph was told to end: the requests that it ends then did nothing wrong, nor did
+    the engine. Published by the `Runtime`."""
     intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
-    group: Watch[ActorStats] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
+    group: Watch[ActorStats] = attrs.field(
+        factory=lambda: _actor("Scheduler+RankMirror+ModelStepper")
+    )
     janitor: Watch[ActorStats] = attrs.field(factory=lambda: _actor("CacheJanitor"))
     writer: Watch[ActorStats] = attrs.field(factory=lambda: _actor("SSDWriter"))
 
@@ -77,7 +81,10 @@ class Watches:
         status, detail = self._status(draining=draining)
         if leaving and status in ("draining", "ok"):
             doing = "put to sleep" if leaving == "asleep" else "unloaded"
-            status, detail = "unloading", f"the model is being {doing}; a request for it waits, and loads it again"
+            status, detail = (
+                "unloading",
+                f"the model is being {doing}; a request for it waits, and loads it again",
+            )
         return Health(
             status=status,
             detail=detail,
@@ -85,7 +92,9 @@ class Watches:
             memory=self.memory.latest,
             adapters=self.adapters.latest,
             directory=self.directory.latest,
-            actors=tuple(watch.latest for watch in (self.intake, self.group, self.janitor, self.writer)),
+            actors=tuple(
+                watch.latest for watch in (self.intake, self.group, self.janitor, self.writer)
+            ),
             ranks=self.ranks.latest,
         )
 
@@ -103,5 +112,7 @@ class Watches:
         if since is not None:
             waited = trio.current_time() - since
             stuck = waited > STUCK_FACTOR * self.settings.stall_timeout_s
-            return ("stuck" if stuck else "stalled"), f"the engine has not finished a step for {waited:.0f} s"
+            return (
+                "stuck" if stuck else "stalled"
+            ), f"the engine has not finished a step for {waited:.0f} s"
         return "ok", ""

@@ -60,10 +60,21 @@ class FairLane:
     """The turns of one lane. Clients take turns; those of one client are first come, first
     served."""
 
-    def __init__(self, size: LaneSize, max_waiting: int, max_of_client: float, too_many: Callable[[], Problem]) -> None:
+    def __init__(
+        self,
+        size: LaneSize,
+        max_waiting: int,
+        max_of_client: float,
+        too_many: Callable[[], Problem],
+    ) -> None:
         """`max_waiting`: tickets that may wait, and `max_of_client` those of one client; `too_many`
         is the refusal of the latter."""
-        self._size, self._max_waiting, self._max_of_client, self._too_many = size, max_waiting, max_of_client, too_many
+        self._size, self._max_waiting, self._max_of_client, self._too_many = (
+            size,
+            max_waiting,
+            max_of_client,
+            too_many,
+        )
         self._waiting: dict[str, deque[Ticket]] = {}
         """Tickets by client, in the order of the clients' turns. No queue is empty."""
         self._at_work: Counter[str] = Counter()
@@ -104,7 +115,10 @@ class FairLane:
             self._refuse(ticket, self._too_many())
         elif self.waiting > self._max_waiting:
             longest = max(reversed(self._waiting.values()), key=len)
-            self._refuse(queue[-1] if len(queue) == len(longest) else longest[-1], queue_full(self._max_waiting))
+            self._refuse(
+                queue[-1] if len(queue) == len(longest) else longest[-1],
+                queue_full(self._max_waiting),
+            )
 
     def _refuse(self, ticket: Ticket, problem: Problem) -> None:
         self._remove(ticket)
@@ -125,7 +139,8 @@ class FairLane:
             self._at_work[ticket.client] -= 1
             self._at_work += Counter()  # Forgets clients without a turn.
             if queue := self._waiting.pop(ticket.client, None):
-                self._waiting[ticket.client] = queue  # Behind all others, which may have come later.
+                # Behind all others, which may have come later.
+                self._waiting[ticket.client] = queue
             self._call()
 
     def _call(self) -> None:
@@ -140,7 +155,10 @@ class FairLane:
 
     def _next(self) -> str | None:
         """Return the client whose turn is next."""
-        return next((client for client in self._waiting if self._at_work[client] < self._size.of_client), None)
+        return next(
+            (client for client in self._waiting if self._at_work[client] < self._size.of_client),
+            None,
+        )
 
 
 class Lanes:
@@ -151,7 +169,10 @@ class Lanes:
         share = max(1, max_waiting // GRAMMAR_SHARE)
         self._lanes = {
             lane: FairLane(
-                size, max_waiting, share if size.of_client < inf else inf, lambda: grammars_full(share, GRAMMAR_SHARE)
+                size,
+                max_waiting,
+                share if size.of_client < inf else inf,
+                lambda: grammars_full(share, GRAMMAR_SHARE),
             )
             for lane, size in SIZES.items()
         }
@@ -161,5 +182,6 @@ class Lanes:
         return self._lanes[lane]
 
     async def run(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its result, and ends by itself."""
+        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its
+        result, and ends by itself."""
         return await run_on_thread(partial(work, *arguments), self._threads)

@@ -24,7 +24,8 @@ class WriterEdges:
     stats: Watch[DirectoryStats]
     scheduler: Watch[SchedulerStats]
     reads_in_parts: bool = False
-    """Whether the blocks of each run are sent as soon as they are read. Other ranks' disks are compared by whole answers."""
+    """Whether the blocks of each run are sent as soon as they are read. Other ranks' disks are
+    compared by whole answers."""
 
 
 DiskWriter: TypeAlias = Callable[[WriterEdges, Path | None, str, Settings], Awaitable[None]]

@@ -1,10 +1,12 @@
-"""Admission: which waiting sequences enter the batch, and how much of their prompts comes from the cache.
+"""Admission: which waiting sequences enter the batch, and how much of their prompts comes from the
+cache.
 
-A lookup has a fixed order. A request that is scored or embedded needs its whole prompt computed, so it bypasses the cache. A
-sequence that already waits for a primary or for the disk keeps waiting. Then the tree is matched; if more tokens are only on
-disk than a primary computes, the disk is asked, once, since it needs no step of the engine. Only then the sequence may wait for
-a primary, if that saves more than it costs. In all other cases it is admitted with what was found. A later sequence may
-overtake one that waits.
+A lookup has a fixed order. A request that is scored or embedded needs its whole prompt computed, so
+it bypasses the cache. A sequence that already waits for a primary or for the disk keeps waiting.
+Then the tree is matched; if more tokens are only on disk than a primary computes, the disk is
+asked, once, since it needs no step of the engine. Only then the sequence may wait for a primary, if
+that saves more than it costs. In all other cases it is admitted with what was found. A later
+sequence may overtake one that waits.
 """
 
 from __future__ import annotations
@@ -51,24 +53,32 @@ class Admission:
     shares: TenantShares
     yielding: BatchYielding = attrs.field(init=False)
     handled: Sequence | None = attrs.field(default=None, init=False)
-    """The sequence that is being admitted: should that crash, it is the suspect, and not the rows of the plans in flight."""
+    """The sequence that is being admitted: should that crash, it is the suspect, and not the rows
+    of the plans in flight."""
 
     @yielding.default
     def _make_yielding(self) -> BatchYielding:
         return BatchYielding(self.kv_memory.preemption, self.counters, self.settings)
 
     def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
-        """Admit as many sequences as there are free rows and memory. The first that does not fit ends it: a long prompt would wait for
-        ever if shorter ones overtook it. One whose tenant has its share of rows does not end it. `under_pressure`: the device's memory is nearly full. `idle`: no plan is in
-        flight."""
+        """Admit as many sequences as there are free rows and memory. The first that does not fit
+        ends it: a long prompt would wait for ever if shorter ones overtook it. One whose tenant has
+        its share of rows does not end it. `under_pressure`: the device's memory is nearly full.
+        `idle`: no plan is in flight."""
         if not self.queue:
             return ()
         prefilling = len(self.batch.prefilling)
         free = free_rows(
-            self.batch.num_rows, prefilling, self.settings.rows, self.settings.prefill_batch_size, under_pressure
+            self.batch.num_rows,
+            prefilling,
+            self.settings.rows,
+            self.settings.prefill_batch_size,
+            under_pressure,
         )
         admits: list[Admit] = []
-        for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
+        for sequence in (
+            self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ()
+        ):
             if len(admits) == free or not self.yielding.admits(sequence, now):
                 break
             if not (self.shares.admits(sequence) or sequence.standing.isolated):
@@ -92,7 +102,9 @@ class Admission:
     def _look_up(self, sequence: Sequence) -> Found | None:
         """Look a sequence up in the cache. None while it waits."""
         request = sequence.request
-        if (request.prompt_logprobs is not None and not sequence.num_output_tokens) or request.embed:
+        if (
+            request.prompt_logprobs is not None and not sequence.num_output_tokens
+        ) or request.embed:
             return self.cache.nothing(sequence.chain)
         if not sequence.is_ready:
             return None
@@ -109,9 +121,13 @@ class Admission:
         return None
 
     def _reads(self, sequence: Sequence, found: Found) -> bool:
-        """Order a read from disk, once, if that brings more than the primary. While a suspect waits nobody else runs, so it does not
-        wait for a disk, which may hang."""
-        if sequence.read is not None or found.missing_tokens <= found.gain or sequence.standing.suspect:
+        """Order a read from disk, once, if that brings more than the primary. While a suspect waits
+        nobody else runs, so it does not wait for a disk, which may hang."""
+        if (
+            sequence.read is not None
+            or found.missing_tokens <= found.gain
+            or sequence.standing.suspect
+        ):
             return False
         if found.tokens + found.missing_tokens < self.card.min_restored_tokens:
             return False
@@ -127,13 +143,19 @@ class Admission:
             return found.until
         pause = max(found.tokens, primary.last_boundary(found.until))
         gain = found.until - pause
-        if gain * self.queue.count_sharing(sequence, found.until, -(-worth // max(1, gain))) >= worth:
+        if (
+            gain * self.queue.count_sharing(sequence, found.until, -(-worth // max(1, gain)))
+            >= worth
+        ):
             return found.until
         return pause if pause > found.tokens else None
 
     def _worth_waiting(self) -> int:
         """Number of tokens whose prefill takes as long as the pass that waiting may cost."""
-        return max(self.settings.block_size, int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate))
+        return max(
+            self.settings.block_size,
+            int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate),
+        )
 
     def _enter(self, sequence: Sequence, found: Found, now: float) -> Admit:
         self.batch.add(sequence)
@@ -144,7 +166,9 @@ class Admission:
             sequence.client.report(Progress(now))
         else:
             sequence.start(found.tokens, now)
-            self.counters.add(total_cached_tokens=found.tokens, total_prompt_tokens=sequence.num_prompt_tokens)
+            self.counters.add(
+                total_cached_tokens=found.tokens, total_prompt_tokens=sequence.num_prompt_tokens
+            )
         return self._projection(sequence, restore)
 
     def _projection(self, sequence: Sequence, restore: Restore | None) -> Admit:
@@ -171,12 +195,16 @@ class Admission:
         )
 
     def choose_proposers(self, sequence: Sequence) -> None:
-        """Choose what drafts for a sequence before it enters, since rows of a batch in which one drafts take more memory. Let a draft
-        model rest where the row would be longer than its context."""
-        if sequence.records is not UNCHOSEN:  # Chosen once: a sequence may wait for memory through many plans.
+        """Choose what drafts for a sequence before it enters, since rows of a batch in which one
+        drafts take more memory. Let a draft model rest where the row would be longer than its
+        context."""
+        # Chosen once: a sequence may wait for memory through many plans.
+        if sequence.records is not UNCHOSEN:
             return
         sequence.records = self.speculation.records(self._proposers(sequence))
-        if (record := sequence.records.get("draft_model")) is not None and self.card.draft_context is not None:
+        if (
+            record := sequence.records.get("draft_model")
+        ) is not None and self.card.draft_context is not None:
             longest = sequence.num_prompt_tokens + sequence.max_tokens - 1
             record.undrafted = max(0, longest - self.card.draft_context)
 

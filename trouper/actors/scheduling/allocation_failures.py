@@ -1,10 +1,13 @@
-"""Steps for which the device had no memory, and the bound on rows and cached blocks that follows. Pure; the caller passes the time.
+"""Steps for which the device had no memory, and the bound on rows and cached blocks that follows.
+Pure; the caller passes the time.
 
-The limit of the memory budget is an estimate, and other processes take memory of the same device. A step that finds none fails, and the
-engine restarts. No request is to blame for that: all resume, within half of the bytes that rows and cached blocks had. If that is
-still too much it is halved again, until a row runs alone. A row for which there is no memory twice although it ran alone is answered
-503; then the bound said nothing about the others, and ends. The same content, which a client or a batch sends again, runs alone for a while,
-so that it costs no other row a token, and is answered 503 at once if that fails.
+The limit of the memory budget is an estimate, and other processes take memory of the same device. A
+step that finds none fails, and the engine restarts. No request is to blame for that: all resume,
+within half of the bytes that rows and cached blocks had. If that is still too much it is halved
+again, until a row runs alone. A row for which there is no memory twice although it ran alone is
+answered 503; then the bound said nothing about the others, and ends. The same content, which a
+client or a batch sends again, runs alone for a while, so that it costs no other row a token, and is
+answered 503 at once if that fails.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from trouper.actors.scheduling.crash_attribution import Contents, Involved, Stan
 from trouper.protocol.problems import Problem
 
 BOUND_S = 300.0
-"""Time for which a bound holds after the last failure, and for which a content that found no memory alone runs alone."""
+"""Time for which a bound holds after the last failure, and for which a content that found no memory
+alone runs alone."""
 
 
 @attrs.define(eq=False)
@@ -34,8 +38,9 @@ class AllocationFailures:
     """Contents that found no memory although they ran alone."""
 
     def failed(self, involved: Sequence[Involved], used_bytes: int, now: float) -> bool:
-        """A step of these rows found no memory, while rows and cached blocks had `used_bytes`. Returns whether something is done about
-        it; if not, the failure counts as a crash of the engine."""
+        """A step of these rows found no memory, while rows and cached blocks had `used_bytes`.
+        Returns whether something is done about it; if not, the failure counts as a crash of the
+        engine."""
         if not involved:
             return False
         lone = involved[0].standing if len(involved) == 1 else None
@@ -57,11 +62,13 @@ class AllocationFailures:
         return self.bound_bytes or 0
 
     def runs_alone(self, standing: Standing, now: float) -> bool:
-        """Whether a request shares no step with others, since its content found no memory a short time ago, although it ran alone."""
+        """Whether a request shares no step with others, since its content found no memory a short
+        time ago, although it ran alone."""
         return self._too_large.has(standing.content, now)
 
     def refuses(self, standing: Standing) -> bool:
-        """Whether the device had no memory for this row alone. Asked once for each row that was carried over."""
+        """Whether the device had no memory for this row alone. Asked once for each row that was
+        carried over."""
         if standing is not self._refused:
             return False
         self._refused = None
@@ -70,7 +77,8 @@ class AllocationFailures:
 
 def no_memory(tokens: int) -> Problem:
     message = (
-        f"the device had no memory for a step of this request alone, which has {tokens} tokens: other programs use it, or it is too "
+        f"the device had no memory for a step of this request alone, which has {tokens} tokens: "
+        "other programs use it, or it is too "
         "small for --prefill-step-size; try again when they have ended, or with fewer tokens"
     )
     return Problem(503, message, "server_error", None, "out_of_memory", retry_after_s=30)

@@ -1,4 +1,5 @@
-"""The output of one sequence: text of its tokens, stop strings, log-probabilities, and the decision that the answer ends."""
+"""The output of one sequence: text of its tokens, stop strings, log-probabilities, and the decision
+that the answer ends."""
 
 from __future__ import annotations
 
@@ -34,18 +35,25 @@ class AnswerOutput:
     num_tokens: int = 0
     """Number of output tokens."""
     stream_interval: int = 1
-    """Number of tokens in each Delta but the first, which has one, and the last. As in vLLM (--stream-interval)."""
+    """Number of tokens in each Delta but the first, which has one, and the last. As in vLLM
+    (--stream-interval)."""
     _unsent: list[Delta] = attrs.field(factory=list)
     """What waits to be joined into one Delta."""
 
     @classmethod
-    def of(cls, client: PreparedRequest, tokenizer: Tokenizer, stream_interval: int = 1) -> AnswerOutput:
+    def of(
+        cls, client: PreparedRequest, tokenizer: Tokenizer, stream_interval: int = 1
+    ) -> AnswerOutput:
         request = client.request
-        ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
+        ends = frozenset(request.stop_token_ids) | (
+            frozenset() if request.ignore_eos else tokenizer.eos_token_ids
+        )
         if request.grammar is not None and tokenizer.grammar_end is not None:
             ends |= {tokenizer.grammar_end}
         text = TextStream(request.stop)
-        return cls(client, tokenizer, text, ends, client.max_tokens, stream_interval=stream_interval)
+        return cls(
+            client, tokenizer, text, ends, client.max_tokens, stream_interval=stream_interval
+        )
 
     def append(self, token: int, logprobs: TokenLogprobs | None, now: float) -> Finished | None:
         """Send a token. Returns the `Finished` that it caused, after the last text was sent."""
@@ -53,7 +61,10 @@ class AnswerOutput:
         if count == 1:
             self._begin(now)
         if token in self.ends:
-            named = token in self.client.request.stop_token_ids and token not in self.tokenizer.eos_token_ids
+            named = (
+                token in self.client.request.stop_token_ids
+                and token not in self.tokenizer.eos_token_ids
+            )
             return self._end("stop", Delta("", (token,), (), now), token if named else None)
         push, may_stop = self.text.push, count > self.client.request.min_tokens
         text = push(self.tokenizer.token_bytes(token), may_stop=may_stop)
@@ -87,7 +98,8 @@ class AnswerOutput:
         if self.num_tokens == 1 or len(self._unsent) >= self.stream_interval:
             self.flush()
         else:
-            self.client.report(Progress(delta.at))  # The limit between tokens counts from each of them.
+            # The limit between tokens counts from each of them.
+            self.client.report(Progress(delta.at))
 
     def flush(self) -> None:
         """Send what waits to be joined. The answer ends, or an error ends it."""
@@ -97,8 +109,9 @@ class AnswerOutput:
             self.client.reply(delta)
 
     def fail(self, problem: Problem) -> None:
-        """Send the terminal event. Text that cannot be sent any more does not keep it back: this may be the answer whose text has crashed the
-        scheduler, which ends now and has others to hand over."""
+        """Send the terminal event. Text that cannot be sent any more does not keep it back: this
+        may be the answer whose text has crashed the scheduler, which ends now and has others to
+        hand over."""
         try:
             self.flush()
         except Exception:

@@ -1,4 +1,5 @@
-"""The batch view: a snapshot of the batch for viewers. It costs two comparisons a step while there is no viewer."""
+"""The batch view: a snapshot of the batch for viewers. It costs two comparisons a step while there
+is no viewer."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ LATENCIES_KEPT = 512
 
 @attrs.define(eq=False)
 class BatchView:
-    """Answers each view once, after the current step: rows are copied as often as a viewer views them, however fast the steps are."""
+    """Answers each view once, after the current step: rows are copied as often as a viewer views
+    them, however fast the steps are."""
 
     _last_viewed_at: Watch[float]
     _batch: Watch[BatchStats]
@@ -35,7 +37,9 @@ class BatchView:
     @property
     def _watched(self) -> bool:
         """Whether there is a viewer. It is False for nearly all of a server's life."""
-        return self._batch.latest is not NOTHING_SHOWN or self._last_viewed_at.latest > self._answered
+        return (
+            self._batch.latest is not NOTHING_SHOWN or self._last_viewed_at.latest > self._answered
+        )
 
     def stepped(self, now: float, *, decoded: bool, produced: bool) -> None:
         """Observe a step whose tokens were committed. `decoded`: whether rows decoded in it."""
@@ -49,18 +53,24 @@ class BatchView:
             self._tokens_at = now
 
     def show(self, rows: Collection[Sequence], queue: Iterable[Sequence], now: float) -> None:
-        """Publish the view if one is due. Called after each step, and before the scheduler becomes idle."""
+        """Publish the view if one is due. Called after each step, and before the scheduler becomes
+        idle."""
         if not self._watched:
             return
         look, viewed = self._last_viewed_at.latest, self._last_viewed_at.latest > self._answered
         self._answered = look
         if now - look > VIEW_S:
             self._batch.publish(NOTHING_SHOWN)
-        elif viewed or (self._batch.latest.rows and not rows):  # An idle scheduler would leave ended rows in the view.
+        elif viewed or (self._batch.latest.rows and not rows):
+            # An idle scheduler would leave ended rows in the view.
             self._batch.publish(self._stats(rows, queue, now))
 
-    def _stats(self, rows: Collection[Sequence], queue: Iterable[Sequence], now: float) -> BatchStats:
-        shown = tuple(map(_stats_of, (*rows, *(sequence for sequence in queue if sequence.started))))
+    def _stats(
+        self, rows: Collection[Sequence], queue: Iterable[Sequence], now: float
+    ) -> BatchStats:
+        shown = tuple(
+            map(_stats_of, (*rows, *(sequence for sequence in queue if sequence.started)))
+        )
         return BatchStats(
             at=now,
             rows=shown,
@@ -77,7 +87,10 @@ def _stats_of(sequence: Sequence) -> RowStats:
         request_id=sequence.request.request_id,
         prompt_tokens=sequence.num_prompt_tokens,
         cached_tokens=sequence.num_cached_tokens,
-        prefilled_tokens=min(sequence.num_prompt_tokens, sequence.num_prefill_tokens - sequence.num_unscheduled_tokens),
+        prefilled_tokens=min(
+            sequence.num_prompt_tokens,
+            sequence.num_prefill_tokens - sequence.num_unscheduled_tokens,
+        ),
         generated_tokens=sequence.num_output_tokens,
         max_tokens=sequence.max_tokens,
         since=sequence.since,
@@ -98,7 +111,8 @@ def _state_of(sequence: Sequence) -> RowState:
 
 
 def _restored(sequence: Sequence) -> tuple[int, int]:
-    """Number of tokens that a sequence without a row has from disk, or that its new row has, and number of those that it needs."""
+    """Number of tokens that a sequence without a row has from disk, or that its new row has, and
+    number of those that it needs."""
     if sequence.state is State.PREFILLING:
         return sequence.num_computed_tokens, sequence.num_prefill_tokens
     read = sequence.read if sequence.state is State.WAITING_FOR_DISK else None

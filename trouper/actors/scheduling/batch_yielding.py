@@ -1,12 +1,14 @@
-"""Requests of batches yield to others: while these run or wait, batches keep `--batch-min-rows` rows, and the rest of theirs are preempted.
+"""Requests of batches yield to others: while these run or wait, batches keep `--batch-min-rows`
+rows, and the rest of theirs are preempted.
 
-Each row that decodes makes a step longer on devices where rows cost time, so it is paid by every stream beside it. Rows are preempted the
-youngest first, are stored as any row that leaves, and enter again once no other request was there for RESUME_S: a client that asks
-again at once does not preempt them again.
+Each row that decodes makes a step longer on devices where rows cost time, so it is paid by every
+stream beside it. Rows are preempted the youngest first, are stored as any row that leaves, and
+enter again once no other request was there for RESUME_S: a client that asks again at once does not
+preempt them again.
 
-Batches go on all the same. The rows that they keep go on in every step. Where others need all rows, batches have none; then, after
-`--priority-max-wait-s` without one, the request of a batch that waits longest is overdue, as one of a client would be, and keeps its row to
-its end.
+Batches go on all the same. The rows that they keep go on in every step. Where others need all rows,
+batches have none; then, after `--priority-max-wait-s` without one, the request of a batch that
+waits longest is overdue, as one of a client would be, and keeps its row to its end.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ class BatchYielding:
     _others_at: float = -inf
     """Time of the last plan at which other requests ran or waited."""
     _ran_at: float = inf
-    """Time of the last plan at which a request of a batch ran, or at which one began to wait; inf: none is there."""
+    """Time of the last plan at which a request of a batch ran, or at which one began to wait; inf:
+    none is there."""
 
     def yield_rows(self, now: float) -> None:
-        """Preempt rows of batches, or let a request of a batch become overdue. Comes first in a plan."""
+        """Preempt rows of batches, or let a request of a batch become overdue. Comes first in a
+        plan."""
         rows, others = self._rows()
         if others or self.preemption.queue.has_others:
             self._others_at = now
@@ -59,9 +63,14 @@ class BatchYielding:
         return rows, len(rows) < len(running)
 
     def _preempt(self, rows: list[Sequence], now: float) -> None:
-        """Preempt rows beyond those that batches keep. One more, if another request waits for a row and all are in use. One that waits
-        for a prefix or for the disk would not take the row, and the batch would return to it in the same plan, in each step."""
-        excess, queue, batch = len(rows) - self.settings.batch_min_rows, self.preemption.queue, self.preemption.batch
+        """Preempt rows beyond those that batches keep. One more, if another request waits for a row
+        and all are in use. One that waits for a prefix or for the disk would not take the row, and
+        the batch would return to it in the same plan, in each step."""
+        excess, queue, batch = (
+            len(rows) - self.settings.batch_min_rows,
+            self.preemption.queue,
+            self.preemption.batch,
+        )
         if batch.num_rows - max(0, excess) >= self.settings.rows and queue.others_may_enter:
             excess = max(0, excess) + 1
         if excess <= 0:
@@ -72,7 +81,8 @@ class BatchYielding:
             self.counters.add(preemptions=1)
 
     def _mark_overdue(self, now: float, *, runs: bool) -> None:
-        """Let the first waiting request of a batch become overdue if none of them ran for --priority-max-wait-s."""
+        """Let the first waiting request of a batch become overdue if none of them ran for
+        --priority-max-wait-s."""
         first = self.preemption.queue.first_of_batches
         if runs or first is None:
             self._ran_at = now if runs else inf
@@ -82,5 +92,6 @@ class BatchYielding:
 
 
 def _may_leave(row: Sequence) -> bool:
-    """Whether a row may be preempted: not one that waited too long, is isolated after a crash, or would begin anew."""
+    """Whether a row may be preempted: not one that waited too long, is isolated after a crash, or
+    would begin anew."""
     return not (row.overdue or row.standing.isolated or row.request.embed)

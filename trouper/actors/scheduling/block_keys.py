@@ -1,4 +1,5 @@
-"""Keys of blocks: a hash of each block's tokens and of its parent's key, as in vLLM's prefix caching."""
+"""Keys of blocks: a hash of each block's tokens and of its parent's key, as in vLLM's prefix
+caching."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def token_bytes(tokens: Iterable[int]) -> bytes:
 
 
 class Chain:
-    """The tokens of one text, and the keys of its full blocks. A key is computed once, at its first lookup (F7)."""
+    """The tokens of one text, and the keys of its full blocks. A key is computed once, at its first
+    lookup (F7)."""
 
     def __init__(self, root: Node, tokens: bytes, block_size: int, digest: Digest = sha256) -> None:
         self.root, self.tokens = root, bytearray(tokens)

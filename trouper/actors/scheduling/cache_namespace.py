@@ -15,7 +15,8 @@ SEPARATOR = b"\xff"
 
 
 def cache_namespace(card: ModelCard, settings: Settings) -> str:
-    """Namespace of a model's blocks (F9): weights, adapter and dtype are in the card's fingerprint."""
+    """Namespace of a model's blocks (F9): weights, adapter and dtype are in the card's
+    fingerprint."""
     parts = {
         "format": str(FORMAT),
         "fingerprint": card.fingerprint or card.id,
@@ -30,7 +31,8 @@ def cache_namespace(card: ModelCard, settings: Settings) -> str:
 
 
 def root_of(salt: str, scope: CacheScope) -> bytes:
-    """What the key of a prefix tree's root is made of, beside the namespace: different for each pair of scope and salt."""
+    """What the key of a prefix tree's root is made of, beside the namespace: different for each
+    pair of scope and salt."""
     if scope == NO_SCOPE:
         return salt.encode()
     parts = scope.group, scope.adapter, salt

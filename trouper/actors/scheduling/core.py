@@ -1,8 +1,9 @@
 """The core of the scheduler: it decides, and neither waits nor sends. No Trio, no MLX.
 
-`schedule(now)` composes the next plan, `update(stepped, now)` takes the answer of the oldest plan that has none. Between the two the
-caller brings requests (`enqueue`), news of the disk (`hear`) and the end of requests (`close`), and calls `drop_aborted`. Clients are
-told through their `PreparedRequest`, which never blocks. Time is the caller's.
+`schedule(now)` composes the next plan, `update(stepped, now)` takes the answer of the oldest plan
+that has none. Between the two the caller brings requests (`enqueue`), news of the disk (`hear`) and
+the end of requests (`close`), and calls `drop_aborted`. Clients are told through their
+`PreparedRequest`, which never blocks. Time is the caller's.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ from trouper.protocol.work import DiskNews
 
 
 class Core:
-    """Sequences, and what is known of the plans that are not answered. `recovery` takes the sequences that are left when the
-    scheduler crashes, and gives them to the next one; None: they end with this one."""
+    """Sequences, and what is known of the plans that are not answered. `recovery` takes the
+    sequences that are left when the scheduler crashes, and gives them to the next one; None: they
+    end with this one."""
 
     def __init__(
         self,
@@ -75,7 +77,12 @@ class Core:
         self._cache = PrefixCache.of(model.card, namespace, settings, latest.cache)
         self._cache.saves = settings.blocks_dir is not None
         self.disk = DiskTier(
-            disk.send, watches.directory, disk.known, self._cache, lambda: self._now, answer_s=disk.answer_s
+            disk.send,
+            watches.directory,
+            disk.known,
+            self._cache,
+            lambda: self._now,
+            answer_s=disk.answer_s,
         )
         stats = attrs.evolve(latest.speculation, reason=model.card.no_drafts)
         self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, stats)
@@ -89,30 +96,61 @@ class Core:
         self._queue = WaitingQueue(self._shares, self._settings.priority_max_wait_s)
         self._batch = RunningBatch(self._counters, self._shares)
         self._preemption = Preemption(queue=self._queue, batch=self._batch)
-        self._budget = MemoryBudget.of(model.card, self._settings, self._watches, self._recovery.allocations)
+        self._budget = MemoryBudget.of(
+            model.card, self._settings, self._watches, self._recovery.allocations
+        )
         self._kv_memory = KvMemory(
-            budget=self._budget, batch=self._batch, cache=self._cache, preemption=self._preemption,
-            counters=self._counters,
-        )  # fmt: skip
-        admission = Admission(
-            queue=self._queue, batch=self._batch, cache=self._cache, disk=self.disk, blame=self._recovery.blame,
-            kv_memory=self._kv_memory, prefill_budget=self._prefill_budget, speculation=self._speculation, counters=self._counters,
-            card=model.card, settings=self._settings, shares=self._shares,
-        )  # fmt: skip
-        self._handover = CrashHandover(
-            recovery=self._recovery, queue=self._queue, batch=self._batch, cache=self._cache, counters=self._counters,
+            budget=self._budget,
+            batch=self._batch,
+            cache=self._cache,
             preemption=self._preemption,
-        )  # fmt: skip
+            counters=self._counters,
+        )
+        admission = Admission(
+            queue=self._queue,
+            batch=self._batch,
+            cache=self._cache,
+            disk=self.disk,
+            blame=self._recovery.blame,
+            kv_memory=self._kv_memory,
+            prefill_budget=self._prefill_budget,
+            speculation=self._speculation,
+            counters=self._counters,
+            card=model.card,
+            settings=self._settings,
+            shares=self._shares,
+        )
+        self._handover = CrashHandover(
+            recovery=self._recovery,
+            queue=self._queue,
+            batch=self._batch,
+            cache=self._cache,
+            counters=self._counters,
+            preemption=self._preemption,
+        )
         self._commit = ResultCommit(
-            queue=self._queue, batch=self._batch, cache=self._cache, handover=self._handover, counters=self._counters
+            queue=self._queue,
+            batch=self._batch,
+            cache=self._cache,
+            handover=self._handover,
+            counters=self._counters,
         )
         self._composer = PlanComposer(
-            admission=admission, batch=self._batch, cache=self._cache, disk=self.disk, kv_memory=self._kv_memory,
-            commit=self._commit, shares=self._shares,
-            reclaiming=RowReclaiming(self._shares, self._preemption, self._counters), prefill_budget=self._prefill_budget, speculation=self._speculation,
-            memory=self._watches.memory, settings=self._settings,
-            prefill_together=model.card.capabilities.allows("prefill_together"), chunk_step=model.card.chunk_step,
-        )  # fmt: skip
+            admission=admission,
+            batch=self._batch,
+            cache=self._cache,
+            disk=self.disk,
+            kv_memory=self._kv_memory,
+            commit=self._commit,
+            shares=self._shares,
+            reclaiming=RowReclaiming(self._shares, self._preemption, self._counters),
+            prefill_budget=self._prefill_budget,
+            speculation=self._speculation,
+            memory=self._watches.memory,
+            settings=self._settings,
+            prefill_together=model.card.capabilities.allows("prefill_together"),
+            chunk_step=model.card.chunk_step,
+        )
 
     @property
     def accepts(self) -> bool:
@@ -141,8 +179,8 @@ class Core:
         self._handover.take_up(now)
 
     def proof(self, now: float) -> tuple[Plan, ...]:
-        """Plans to send before any sequence is tried: a token of a prompt that is nobody's. If the engine cannot do that, no request
-        is to blame for what comes. `proved` takes each answer."""
+        """Plans to send before any sequence is tried: a token of a prompt that is nobody's. If the
+        engine cannot do that, no request is to blame for what comes. `proved` takes each answer."""
         self._proving, self._now = True, now
         row, prompt = self._batch.next_id(), np.zeros(1, "<i4").tobytes()
         admit = Admit(row, prompt, Sampling(temperature=0))
@@ -161,14 +199,17 @@ class Core:
     # -- requests --------------------------------------------------------------------------------
 
     def enqueue(self, client: PreparedRequest, now: float) -> None:
-        """Queue a request, or refuse it: its content crashes the engine, the queue is full, or memory can never hold its prompt."""
+        """Queue a request, or refuse it: its content crashes the engine, the queue is full, or
+        memory can never hold its prompt."""
         self._counters.add(total_requests=1)
         blame, interval = self._recovery.blame, self._settings.stream_interval
         with answered(client, self._counters):
             tokens = token_bytes(client.prompt)
             chain = self._cache.chain(tokens, client.request.cache_salt, client.request.cache_scope)
             standing = self._recovery.standing(client, tokens, now)
-            sequence = Sequence.of(client, standing, self._tokenizer, chain, now, stream_interval=interval)
+            sequence = Sequence.of(
+                client, standing, self._tokenizer, chain, now, stream_interval=interval
+            )
         if blame.refuses(standing, now):
             self._handover.refuse(sequence, now)
             return
@@ -194,8 +235,9 @@ class Core:
         self._composer.loads += self.disk.hear(news)
 
     def drop_aborted(self, now: float) -> None:
-        """Drop requests whose client closed the reply channel, within one step: queued, prefilling or decoding (D4). A suspect is
-        tried to its end, since a client that leaves early could otherwise crash the engine as often as it likes."""
+        """Drop requests whose client closed the reply channel, within one step: queued, prefilling
+        or decoding (D4). A suspect is tried to its end, since a client that leaves early could
+        otherwise crash the engine as often as it likes."""
         self._now = now
         aborted = self._queue.remove_aborted()
         for sequence in aborted:
@@ -224,25 +266,35 @@ class Core:
             self.fail_all(self._end_problem())
             return
         self._handover.leave(
-            self._unanswered, self._commit.handled, self._composer.admission.handled,
-            proving=self._proving, closed=not self._open, problem=self._end_problem(),
-            used_bytes=self._kv_memory.row_bytes + self._cache.bytes, now=now,
-        )  # fmt: skip
+            self._unanswered,
+            self._commit.handled,
+            self._composer.admission.handled,
+            proving=self._proving,
+            closed=not self._open,
+            problem=self._end_problem(),
+            used_bytes=self._kv_memory.row_bytes + self._cache.bytes,
+            now=now,
+        )
         self.publish()
 
     def _end_problem(self) -> Problem:
-        """Problem of the requests that remain at the end: 503 if the server is leaving, 500 if the engine crashed."""
+        """Problem of the requests that remain at the end: 503 if the server is leaving, 500 if the
+        engine crashed."""
         if lost := self._watches.ranks.latest.lost:
             return rank_lost(lost)
         message = "the engine stopped before the answer was complete"
-        status, retry_s = (503, 1) if self._watches.draining.latest or not self._open else (500, None)
-        return Problem(status, message, "server_error", None, code="engine_stopped", retry_after_s=retry_s)
+        status, retry_s = (
+            (503, 1) if self._watches.draining.latest or not self._open else (500, None)
+        )
+        return Problem(
+            status, message, "server_error", None, code="engine_stopped", retry_after_s=retry_s
+        )
 
     # -- plans -----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Plan | None:
-        """The next plan, to be sent at once; None while two are not answered, or while there is nothing to do. One empty plan
-        flushes the last that had work."""
+        """The next plan, to be sent at once; None while two are not answered, or while there is
+        nothing to do. One empty plan flushes the last that had work."""
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None
@@ -262,7 +314,8 @@ class Core:
         self._counters.stalled(since)
 
     def update(self, stepped: Stepped, now: float) -> None:
-        """Take the answer to the oldest plan that has none: sequences get their tokens, and clients theirs."""
+        """Take the answer to the oldest plan that has none: sequences get their tokens, and clients
+        theirs."""
         self._now = now
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
@@ -279,7 +332,9 @@ class Core:
         self._batch_view.stepped(now, decoded=bool(plan.decode), produced=bool(stepped.rows))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         self._step_statistics.stepped(stepped, now, decoding=decoding, tokens=committed + prefilled)
-        self._counters.add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
+        self._counters.add(
+            steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled
+        )
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:
         """Learn from the results of drafts."""

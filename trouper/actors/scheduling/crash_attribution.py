@@ -1,14 +1,17 @@
-"""Attribution of crashes to requests: suspects, trials and the quarantine. Pure; the caller passes the time.
+"""Attribution of crashes to requests: suspects, trials and the quarantine. Pure; the caller passes
+the time.
 
-After a crash it is not known which row of the crashed step was the cause, so all of them are *suspects*, those with new work
-in it (prefill, first decode) first. After the restart each suspect is *tried*: its work shares no step with other rows until
-it is beyond the place of the crash. A second crash then has one possible cause, which is *convicted*: its content goes into
-the quarantine, and the same content is refused until that has expired. All other suspects are cleared at once, and whoever
-passes its trial is acquitted.
+After a crash it is not known which row of the crashed step was the cause, so all of them are
+*suspects*, those with new work in it (prefill, first decode) first. After the restart each suspect
+is *tried*: its work shares no step with other rows until it is beyond the place of the crash. A
+second crash then has one possible cause, which is *convicted*: its content goes into the
+quarantine, and the same content is refused until that has expired. All other suspects are cleared
+at once, and whoever passes its trial is acquitted.
 
-A crash that happens only in company (everybody has passed alone) must not loop. When it comes again, the contents that had
-new work in both crashes run alone for their whole life; if there are none, or that did not help, all rows do so for a while.
-So each repetition either convicts, or isolates more than the one before: there are finitely many.
+A crash that happens only in company (everybody has passed alone) must not loop. When it comes
+again, the contents that had new work in both crashes run alone for their whole life; if there are
+none, or that did not help, all rows do so for a while. So each repetition either convicts, or
+isolates more than the one before: there are finitely many.
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ from trouper.actors.scheduling.crash_cause import Cause
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 
 Content = NewType("Content", bytes)
-"""Digest of a prompt's tokens and of what shapes its computation: equal for a request that is sent again."""
+"""Digest of a prompt's tokens and of what shapes its computation: equal for a request that is sent
+again."""
 QUARANTINE_S = 3600.0
 """Time for which a convicted content is refused."""
 MAX_CONTENTS = 1024
 """Maximum number of contents in each list; the oldest are forgotten."""
 SUSPICION_S = 600.0
-"""Time for which a content of a crashed step is remembered as a suspect, also when its answer is complete already. It is tried
-when a request with it arrives."""
+"""Time for which a content of a crashed step is remembered as a suspect, also when its answer is
+complete already. It is tried when a request with it arrives."""
 APART_S = 60.0
 """Time for which all rows run alone the first time. Each further time takes twice as long."""
 MAX_APART_S = 3600.0
@@ -39,13 +43,16 @@ MAX_APART_S = 3600.0
 
 @attrs.define(eq=False)
 class Standing:
-    """State of one request in the attribution of crashes. It stays with the request over restarts."""
+    """State of one request in the attribution of crashes. It stays with the request over
+    restarts."""
 
     content: Content
     draws: bytes
-    """Digest of what else the output tokens follow from: equal contents with equal draws have the same output."""
+    """Digest of what else the output tokens follow from: equal contents with equal draws have the
+    same output."""
     suspect: bool = False
-    """The request was in a crashed step: its work shares no step with others until it has passed."""
+    """The request was in a crashed step: its work shares no step with others until it has
+    passed."""
     alone: bool = False
     """The request shares no step for its whole life."""
     passes_at: int = 1
@@ -74,8 +81,8 @@ class Verdict:
     """Effect of a crash on the limit of restarts."""
 
     counts: bool = True
-    """Whether the crash counts towards the limit. It does not if it was explained, or if rows were isolated in a way that was not
-    tried before."""
+    """Whether the crash counts towards the limit. It does not if it was explained, or if rows were
+    isolated in a way that was not tried before."""
     suspects: frozenset[Content] = frozenset()
     convicted: Content | None = None
     """Crashes with this content among their suspects are explained, and do not count any more."""
@@ -85,7 +92,8 @@ UNEXPLAINED = Verdict()
 
 
 class Contents:
-    """Contents that are remembered for a time. The number is bounded, and the oldest are forgotten first."""
+    """Contents that are remembered for a time. The number is bounded, and the oldest are forgotten
+    first."""
 
     def __init__(self, ttl_s: float, max_size: int = MAX_CONTENTS) -> None:
         self._ttl_s, self._max_size = ttl_s, max_size
@@ -137,7 +145,8 @@ class InCompany:
 
 
 class Blame:
-    """Attribution of crashes, which is remembered over restarts of the engine. There is one for each model."""
+    """Attribution of crashes, which is remembered over restarts of the engine. There is one for
+    each model."""
 
     def __init__(self) -> None:
         self.quarantine = Contents(QUARANTINE_S)
@@ -147,22 +156,29 @@ class Blame:
         self._in_company: dict[Cause, InCompany] = {}
         self._apart_until, self._apart_s = -1.0, APART_S
         self._convicted = Content(b""), b"", 0
-        """Content and draws of the last convicted request, and the number of output tokens that it had or was about to have."""
+        """Content and draws of the last convicted request, and the number of output tokens that it
+        had or was about to have."""
 
-    # -- requests ----------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     def standing(self, client: PreparedRequest, tokens: bytes, now: float) -> Standing:
         """Standing of a new request; `tokens`: the tokens of its prompt."""
         content, draws = digests(client, tokens)
-        return Standing(content, draws, suspect=self._suspected.has(content, now), alone=self._alone.has(content, now))
+        return Standing(
+            content,
+            draws,
+            suspect=self._suspected.has(content, now),
+            alone=self._alone.has(content, now),
+        )
 
     def refuses(self, standing: Standing, now: float) -> bool:
         """Whether the request's content is in the quarantine."""
         return self.quarantine.has(standing.content, now)
 
     def condemns(self, standing: Standing, output_tokens: int, now: float) -> bool:
-        """Whether a request that was carried over a crash is refused. An answer of the same content that goes on beyond the
-        place of the crash, or draws other tokens, has shown nothing wrong."""
+        """Whether a request that was carried over a crash is refused. An answer of the same content
+        that goes on beyond the place of the crash, or draws other tokens, has shown nothing
+        wrong."""
         if not self.refuses(standing, now):
             return False
         content, draws, position = self._convicted
@@ -171,7 +187,8 @@ class Blame:
         )
 
     def passed(self, standing: Standing, now: float) -> None:
-        """Acquit a suspect that ran alone beyond the place of the crash, or to the end of its answer."""
+        """Acquit a suspect that ran alone beyond the place of the crash, or to the end of its
+        answer."""
         standing.suspect = False
         self._suspected.discard(standing.content)
         trial = self._trial
@@ -183,10 +200,13 @@ class Blame:
         """Whether all rows run alone at present."""
         return now < self._apart_until
 
-    # -- crashes -----------------------------------------------------------------------------------
+    # -- crashes ----------------------------------------------------------------------------------
 
-    def crashed(self, cause: Cause, involved: Sequence[Involved], now: float, *, certain: bool = False) -> Verdict:
-        """Attribute a crash in steps of these rows. `certain`: the crash came while the only row's own token was handled."""
+    def crashed(
+        self, cause: Cause, involved: Sequence[Involved], now: float, *, certain: bool = False
+    ) -> Verdict:
+        """Attribute a crash in steps of these rows. `certain`: the crash came while the only row's
+        own token was handled."""
         if not involved:
             return UNEXPLAINED
         if len(involved) == 1 and (certain or involved[0].standing.suspect):
@@ -199,7 +219,11 @@ class Blame:
     def _convict(self, guilty: Involved, now: float) -> Verdict:
         standing = guilty.standing
         self.quarantine.add(standing.content, now)
-        self._convicted = standing.content, standing.draws, max(guilty.output_tokens, guilty.planned_tokens)
+        self._convicted = (
+            standing.content,
+            standing.draws,
+            max(guilty.output_tokens, guilty.planned_tokens),
+        )
         self._clear(now)
         return Verdict(counts=False, convicted=standing.content)
 
@@ -226,7 +250,9 @@ class Blame:
             while len(self._in_company) > MAX_CONTENTS:
                 del self._in_company[next(iter(self._in_company))]
 
-    def _set_apart(self, cause: Cause, known: InCompany, involved: Sequence[Involved], now: float) -> Verdict:
+    def _set_apart(
+        self, cause: Cause, known: InCompany, involved: Sequence[Involved], now: float
+    ) -> Verdict:
         both = known.fresh & fresh_of(involved)
         lone = [one for one in involved if one.standing.content in both]
         if lone and len(lone) < len(involved) and not known.remedied:
@@ -245,7 +271,10 @@ class Blame:
         """Suspects in the order of their trials; those that came later last."""
         first = self._trial.suspects if self._trial is not None else ()
         order = {id(one): index for index, one in enumerate(first)}
-        return sorted((one for one in standings if one.suspect), key=lambda one: order.get(id(one), len(order)))
+        return sorted(
+            (one for one in standings if one.suspect),
+            key=lambda one: order.get(id(one), len(order)),
+        )
 
 
 def fresh_of(involved: Iterable[Involved]) -> frozenset[Content]:
@@ -253,15 +282,29 @@ def fresh_of(involved: Iterable[Involved]) -> frozenset[Content]:
 
 
 def digests(client: PreparedRequest, tokens: bytes) -> tuple[Content, bytes]:
-    """Digests (content, draws) of a request. A repeated request may draw another seed, so the seed is not part of the content.
-    Parameters that make other code run are."""
+    """Digests (content, draws) of a request. A repeated request may draw another seed, so the seed
+    is not part of the content. Parameters that make other code run are."""
     request, sampling = client.request, client.request.sampling
     kinds = (
-        sampling.greedy, sampling.top_p < 1, sampling.top_k > 0, sampling.min_p > 0, sampling.penalized,
-        sampling.typical_p < 1, sampling.xtc_probability > 0, sampling.dry, request.logits_processors,
-        bool(sampling.logit_bias), request.logprobs, request.logprob_tokens, request.prompt_logprobs, request.embed, request.grammar,
-        request.min_tokens > 0, client.thinking is not None, request.adapter,
-    )  # fmt: skip
+        sampling.greedy,
+        sampling.top_p < 1,
+        sampling.top_k > 0,
+        sampling.min_p > 0,
+        sampling.penalized,
+        sampling.typical_p < 1,
+        sampling.xtc_probability > 0,
+        sampling.dry,
+        request.logits_processors,
+        bool(sampling.logit_bias),
+        request.logprobs,
+        request.logprob_tokens,
+        request.prompt_logprobs,
+        request.embed,
+        request.grammar,
+        request.min_tokens > 0,
+        client.thinking is not None,
+        request.adapter,
+    )
     digest = blake2b(tokens, digest_size=16)
     digest.update(repr(kinds).encode())
     draws = blake2b(repr((sampling, request.min_tokens, client.thinking)).encode(), digest_size=16)

@@ -9,8 +9,8 @@ import attrs
 
 @attrs.frozen
 class Cause:
-    """Type of an exception and the innermost location in the code. The message is left out, since it may quote a prompt and
-    differs between crashes of the same cause."""
+    """Type of an exception and the innermost location in the code. The message is left out, since
+    it may quote a prompt and differs between crashes of the same cause."""
 
     error: str
     location: str
@@ -21,5 +21,9 @@ class Cause:
 
 def cause_of(error: BaseException) -> Cause:
     frames = traceback.extract_tb(error.__traceback__)
-    location = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "an unknown place"
+    location = (
+        f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"
+        if frames
+        else "an unknown place"
+    )
     return Cause(type(error).__name__, location)

@@ -1,7 +1,8 @@
 """What a scheduler takes from the one that crashed before it, and what it leaves to the next.
 
-A sequence that was carried over goes on with its next token. Its standing in the attribution of crashes travels with it: a
-suspect is tried alone, and a sequence whose content was convicted is refused.
+A sequence that was carried over goes on with its next token. Its standing in the attribution of
+crashes travels with it: a suspect is tried alone, and a sequence whose content was convicted is
+refused.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class CrashHandover:
     counters: SchedulerCounters
     preemption: Preemption
     taken: deque[Sequence] = attrs.field(factory=deque, init=False)
-    """Sequences of the scheduler before this one that are not queued yet. Should this one crash meanwhile, the first is the suspect, and the
-    next scheduler has all."""
+    """Sequences of the scheduler before this one that are not queued yet. Should this one crash
+    meanwhile, the first is the suspect, and the next scheduler has all."""
 
     def take_up(self, now: float) -> None:
-        """Queue the sequences of the scheduler before this one. Those whose content was convicted are refused, and one for which the device
-        had no memory."""
+        """Queue the sequences of the scheduler before this one. Those whose content was convicted
+        are refused, and one for which the device had no memory."""
         self.taken.extend(self.recovery.take_up())
         while self.taken:
             self._take(self.taken[0], now)
@@ -69,14 +70,17 @@ class CrashHandover:
             self.recovery.note_resumed()
 
     def refuse(self, sequence: Sequence, now: float) -> None:
-        log.warning("request %s is refused: its content made the engine crash", sequence.request.request_id)
+        log.warning(
+            "request %s is refused: its content made the engine crash", sequence.request.request_id
+        )
         quarantine = self.recovery.blame.quarantine
         sequence.fail(crashes_engine(quarantine.left_s(sequence.standing.content, now)))
         self.recovery.note_refused()
         self.counters.add(requests_errored=1)
 
     def passed(self, sequence: Sequence, now: float) -> None:
-        """A suspect is beyond the place of the crash. While there are other suspects, it makes room for the next trial."""
+        """A suspect is beyond the place of the crash. While there are other suspects, it makes room
+        for the next trial."""
         self.recovery.blame.passed(sequence.standing, now)
         if not sequence.dropped and any(queued.standing.suspect for queued in self.queue):
             self.preemption.preempt(sequence, now)
@@ -93,15 +97,19 @@ class CrashHandover:
         used_bytes: int,
         now: float,
     ) -> None:
-        """Hand all sequences over to the next scheduler, if there may be one. `handled`: the sequence whose own token was being
-        handled when the scheduler crashed; it cannot go on from there. `admitted`: the one that was being admitted then. It is tried once
-        more, since the scheduler may have crashed over a cache that is gone now; the second time convicts it. `proving`: the crashed plans were nobody's. `used_bytes`: those of
-        rows and cached blocks."""
+        """Hand all sequences over to the next scheduler, if there may be one. `handled`: the
+        sequence whose own token was being handled when the scheduler crashed; it cannot go on from
+        there. `admitted`: the one that was being admitted then. It is tried once more, since the
+        scheduler may have crashed over a cache that is gone now; the second time convicts it.
+        `proving`: the crashed plans were nobody's. `used_bytes`: those of rows and cached
+        blocks."""
         plans = tuple(unanswered)
         self._keep_aborted(plans)
         involved = () if proving else self._involved(plans)
         if handled is not None:
-            involved = (involvement(handled, fresh=True, planned_tokens=handled.num_scheduled_tokens),)
+            involved = (
+                involvement(handled, fresh=True, planned_tokens=handled.num_scheduled_tokens),
+            )
             self.batch.rows.pop(handled.id, None)
             self.recovery.blame.quarantine.add(handled.standing.content, now)
             self.refuse(handled, now)
@@ -137,7 +145,8 @@ class CrashHandover:
                 self.batch.finish_aborted(row)
 
     def _involved(self, unanswered: tuple[Plan, ...]) -> tuple[Involved, ...]:
-        """Rows of the plans that are not answered: the crash was in one of them, and it cannot be known in which."""
+        """Rows of the plans that are not answered: the crash was in one of them, and it cannot be
+        known in which."""
         fresh = {row for plan in unanswered for row in plan.fresh_rows}
         rows = {row for plan in unanswered for row in plan.rows}
         return tuple(
@@ -152,5 +161,8 @@ class CrashHandover:
 
 def involvement(sequence: Sequence, *, fresh: bool, planned_tokens: int) -> Involved:
     return Involved(
-        standing=sequence.standing, fresh=fresh, output_tokens=sequence.num_output_tokens, planned_tokens=planned_tokens
+        standing=sequence.standing,
+        fresh=fresh,
+        output_tokens=sequence.num_output_tokens,
+        planned_tokens=planned_tokens,
     )

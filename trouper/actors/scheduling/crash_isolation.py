@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 from trouper.actors.scheduling.crash_attribution import Standing
 
 LONE_PATIENCE_S = 10.0
-"""Time for which others may overtake a request that must run alone; after it no request is admitted before that one."""
+"""Time for which others may overtake a request that must run alone; after it no request is admitted
+before that one."""
 
 
 class Queued(Protocol):
@@ -33,9 +34,10 @@ def may_enter(
     apart: bool,
     now: float,
 ) -> Sequence[Q]:
-    """Requests of the queue that may be admitted now, in order. A row that runs alone enters when nothing is in flight (`idle`), so
-    that a crash can have come from nobody else. `present`: rows in the engine, and those whose last plans are not answered
-    yet. `trials`: suspects in the order of their trials. `apart`: all rows run alone."""
+    """Requests of the queue that may be admitted now, in order. A row that runs alone enters when
+    nothing is in flight (`idle`), so that a crash can have come from nobody else. `present`: rows
+    in the engine, and those whose last plans are not answered yet. `trials`: suspects in the order
+    of their trials. `apart`: all rows run alone."""
     if any(standing.isolated for standing in present) or (apart and present):
         return ()
     free = idle and not present
@@ -53,5 +55,7 @@ def _with_lone(waiting: Sequence[Q], *, free: bool, now: float) -> Sequence[Q]:
         return waiting
     if lone[0] == 0 and free:
         return waiting[:1]
-    overdue = next((index for index in lone if now - waiting[index].since > LONE_PATIENCE_S), len(waiting))
+    overdue = next(
+        (index for index in lone if now - waiting[index].since > LONE_PATIENCE_S), len(waiting)
+    )
     return [queued for queued in waiting[:overdue] if not queued.standing.alone]

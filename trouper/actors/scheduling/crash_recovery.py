@@ -1,12 +1,15 @@
-"""State that outlives a crash of Scheduler, RankMirror and ModelStepper: their requests, and the attribution of crashes.
+"""State that outlives a crash of Scheduler, RankMirror and ModelStepper: their requests, and the
+attribution of crashes.
 
-A scheduler that ends with requests left hands them over here; the next one takes them up, and each goes on with its next
-token. Owned by the graph: should no scheduler follow, the graph ends these requests.
+A scheduler that ends with requests left hands them over here; the next one takes them up, and each
+goes on with its next token. Owned by the graph: should no scheduler follow, the graph ends these
+requests.
 
-Blocks in the engine's memory are not carried over. After an exception in the middle of a step it is not known which of their
-arrays were evaluated, or whether the device can be trusted with what it holds, and the index would have to be rolled back to
-the last plan that was carried out. What was written to disk was evaluated and is verified when it is read, so rows resume from
-there; the rest is computed again, which is always right.
+Blocks in the engine's memory are not carried over. After an exception in the middle of a step it is
+not known which of their arrays were evaluated, or whether the device can be trusted with what it
+holds, and the index would have to be rolled back to the last plan that was carried out. What was
+written to disk was evaluated and is verified when it is read, so rows resume from there; the rest
+is computed again, which is always right.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class LeftBehind:
 
 
 class Recovery:
-    """Recovery of one graph. With several ranks there is none, since the crash of one rank ends all."""
+    """Recovery of one graph. With several ranks there is none, since the crash of one rank ends
+    all."""
 
     def __init__(self) -> None:
         self.blame, self.allocations = Blame(), AllocationFailures()
@@ -65,7 +69,8 @@ class Recovery:
         return standing
 
     def hand_over(self, left: LeftBehind) -> int:
-        """Take the requests of a scheduler that ends. After the graph's end they are failed at once; returns their number."""
+        """Take the requests of a scheduler that ends. After the graph's end they are failed at
+        once; returns their number."""
         self._left, self.closed = left, left.closed
         return self.end() if self._ended else 0
 
@@ -82,18 +87,25 @@ class Recovery:
             self.shortages.failed(involved, now)
             verdict = Verdict(counts=False)
         else:
-            verdict = self.blame.crashed(cause, involved, now, certain=left is not None and left.certain)
+            verdict = self.blame.crashed(
+                cause, involved, now, certain=left is not None and left.certain
+            )
         if left is not None:  # A scheduler that crashes before it resumes any request blames none.
             self._left = attrs.evolve(left, involved=(), certain=False)
-        self._count(crashes=1, convicted=verdict.convicted is not None, allocation_failures=no_memory)
+        self._count(
+            crashes=1, convicted=verdict.convicted is not None, allocation_failures=no_memory
+        )
         what = f"{len(involved)} rows were in the step"
         if verdict.convicted is not None:
             what = f"caused by content {verdict.convicted.hex()[:12]}, which is refused from now on"
         if no_memory and (bound := self.allocations.bound_bytes):
             what += (
-                f", and the device had no memory: rows and cached blocks have {bound / 1e6:.3g} MB for {BOUND_S:.0f} s"
+                f", and the device had no memory: rows and cached blocks have {bound / 1e6:.3g} MB "
+                f"for {BOUND_S:.0f} s"
             )
-        log.warning("the engine restarts after %s; %s; %d requests go on", cause, what, len(self._carried))
+        log.warning(
+            "the engine restarts after %s; %s; %d requests go on", cause, what, len(self._carried)
+        )
         return verdict
 
     def take_up(self) -> tuple[Sequence, ...]:
@@ -114,7 +126,9 @@ class Recovery:
         quarantined, apart = self.blame.quarantine.count(now), self.blame.apart(now)
         bound_bytes, stats = self.allocations.look(now), self.stats
         if (stats.quarantined, stats.apart, stats.bound_bytes) != (quarantined, apart, bound_bytes):
-            self.stats = attrs.evolve(stats, quarantined=quarantined, apart=apart, bound_bytes=bound_bytes)
+            self.stats = attrs.evolve(
+                stats, quarantined=quarantined, apart=apart, bound_bytes=bound_bytes
+            )
         return self.stats
 
     def end(self) -> int:
@@ -130,10 +144,16 @@ class Recovery:
         return self._left.carried if self._left is not None else ()
 
     def _count(self, **more: int) -> None:
-        self.stats = attrs.evolve(self.stats, **{name: getattr(self.stats, name) + n for name, n in more.items()})
+        self.stats = attrs.evolve(
+            self.stats, **{name: getattr(self.stats, name) + n for name, n in more.items()}
+        )
 
 
 def crashes_engine(left_s: float) -> Problem:
-    """Problem of a refused request: 422, which no client repeats by itself (OpenAI's and Anthropic's repeat 408, 409, 429 and what is 500 or more)."""
-    message = f"this request makes the engine crash, also when it runs alone; the same is refused for {left_s:.0f} s"
+    """Problem of a refused request: 422, which no client repeats by itself (OpenAI's and
+    Anthropic's repeat 408, 409, 429 and what is 500 or more)."""
+    message = (
+        "this request makes the engine crash, also when it runs alone; the same is refused for "
+        f"{left_s:.0f} s"
+    )
     return Problem(422, message, "invalid_request_error", None, "request_crashes_engine")

@@ -1,21 +1,26 @@
-"""The disk tier of the prefix cache: which blocks to read from disk, and which to write. The scheduler never waits for it.
+"""The disk tier of the prefix cache: which blocks to read from disk, and which to write. The
+scheduler never waits for it.
 
 A disk lookup has a fixed order, in which each step protects the next:
 
-1. The prefix tree matches a prompt against memory and disk, and yields the nodes that are only on disk (`Found.missing`). This
-   needs no disk: the tree knows its catalogue.
-2. `load` compares the expected duration of reading them with that of computing them. Only then a `Read` is sent, so that a slow disk
-   costs nothing.
-3. The nodes are pinned as soon as the order was accepted, and not before: a refused order must leave nothing behind. An eviction
-   between order and answer would remove the parents of what arrives.
-4. The answer, `Loaded`, comes in parts, and each part becomes blocks (`PrefixCache.loaded`) while the pins still hold, since making
-   room for one block may evict any other. The engine takes a part while the next one is read.
-5. After the last part, blocks that did not arrive are removed from the tree, so that no later request asks for them again.
-6. Then the pins are released, and the request looks its prompt up again. The plan that admits it carries the last part: the engine
-   loads before it admits.
+1. The prefix tree matches a prompt against memory and disk, and yields the nodes that are only on
+  disk (`Found.missing`). This needs no disk: the tree knows its catalogue.
+2. `load` compares the expected duration of reading them with that of computing them. Only then a
+  `Read` is sent, so that a slow disk costs nothing.
+3. The nodes are pinned as soon as the order was accepted, and not before: a refused order must
+  leave nothing behind. An eviction between order and answer would remove the parents of what
+  arrives.
+4. The answer, `Loaded`, comes in parts, and each part becomes blocks (`PrefixCache.loaded`) while
+  the pins still hold, since making room for one block may evict any other. The engine takes a part
+  while the next one is read.
+5. After the last part, blocks that did not arrive are removed from the tree, so that no later
+  request asks for them again.
+6. Then the pins are released, and the request looks its prompt up again. The plan that admits it
+  carries the last part: the engine loads before it admits.
 
-Every order may be refused, and every answer may be empty; then the prompt is computed. So it is when no answer comes: a disk that says nothing
-for ANSWER_S while requests wait for it is given up for PAUSE_S, and when SSDWriter crashes it has forgotten its orders.
+Every order may be refused, and every answer may be empty; then the prompt is computed. So it is
+when no answer comes: a disk that says nothing for ANSWER_S while requests wait for it is given up
+for PAUSE_S, and when SSDWriter crashes it has forgotten its orders.
 """
 
 from __future__ import annotations
@@ -52,7 +57,8 @@ from trouper.protocol.work import (
 log = logging.getLogger("trouper.scheduler")
 
 RUN_BYTES = 32 * 2**20
-"""Approximate size of one file: large enough to be read at the disk's full speed, small enough to be written between two reads."""
+"""Approximate size of one file: large enough to be read at the disk's full speed, small enough to
+be written between two reads."""
 BACKLOG_BYTES = 4 * RUN_BYTES
 """Maximum bytes in flight to the disk. Above it no more are requested from the engine."""
 FIRST_BYTES_PER_S = 500e6
@@ -62,14 +68,17 @@ LATENCY_S = 0.02
 WORTH = 0.8
 """Maximum expected duration of a load, as a share of the time that computing would take."""
 HALF_LIFE_S = 300.0
-"""Half-life of a measured slowness: in this time half of the difference to `FIRST_BYTES_PER_S` is forgotten."""
+"""Half-life of a measured slowness: in this time half of the difference to `FIRST_BYTES_PER_S` is
+forgotten."""
 ANSWER_S = 15.0
-"""Longest time for which the disk may say nothing while a request waits for it: each file that it reads or writes takes less than a second."""
+"""Longest time for which the disk may say nothing while a request waits for it: each file that it
+reads or writes takes less than a second."""
 PAUSE_S = 60.0
 """Time for which a disk that said nothing is not asked, unless it says something."""
 
 _tickets = count()
-"""Numbers of tickets. They are unique in the process, so that an answer to a crashed scheduler matches no ticket of the next."""
+"""Numbers of tickets. They are unique in the process, so that an answer to a crashed scheduler
+matches no ticket of the next."""
 
 
 @attrs.define(eq=False)
@@ -96,8 +105,9 @@ class Ticket:
 
 @attrs.define
 class ReadSpeed:
-    """Estimate of the disk's speed from past loads, which decides whether a load is worth it (F8). A measured slowness decays with
-    time: a disk that gets no orders is not measured either, so one load in a busy moment would otherwise be the last."""
+    """Estimate of the disk's speed from past loads, which decides whether a load is worth it (F8).
+    A measured slowness decays with time: a disk that gets no orders is not measured either, so one
+    load in a busy moment would otherwise be the last."""
 
     bytes_per_s: float = FIRST_BYTES_PER_S
     measured_at: float = 0.0
@@ -114,7 +124,8 @@ class ReadSpeed:
         return self.bytes_per_s + slower * (1 - exp2((self.measured_at - now) / HALF_LIFE_S))
 
     def worth(self, nbytes: int, computing_s: float, now: float) -> bool:
-        """Whether reading `nbytes` is expected to be faster than computing, which takes `computing_s`."""
+        """Whether reading `nbytes` is expected to be faster than computing, which takes
+        `computing_s`."""
         return LATENCY_S + nbytes / self.expected(now) < WORTH * computing_s
 
 
@@ -131,15 +142,17 @@ class DiskTier:
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """`send` returns False if there is no room for an order, or no writer. `on_catalogue` is called when the catalogue of the disk
-        is complete. `answer_s`: longest time for which the disk may say nothing."""
+        """`send` returns False if there is no room for an order, or no writer. `on_catalogue` is
+        called when the catalogue of the disk is complete. `answer_s`: longest time for which the
+        disk may say nothing."""
         self._send, self._directory, self._on_catalogue = send, directory, on_catalogue
         self._cache, self._clock = cache, clock
         self._loading: dict[int, Ticket] = {}
         self._requested: deque[InFlightWrite] = deque()
         """Writes whose bytes a plan requests that is not answered yet."""
         self._settled: list[int] = []
-        """Tickets that were answered since the last plan. Other ranks hold their blocks until a plan settles them."""
+        """Tickets that were answered since the last plan. Other ranks hold their blocks until a
+        plan settles them."""
         self._in_flight_bytes = 0
         self._speed, self._answer_s = ReadSpeed(), answer_s
         self._heard_at = -inf
@@ -159,8 +172,14 @@ class DiskTier:
     # -- from disk -------------------------------------------------------------------------------
 
     def load(self, found: Found, tokens_per_s: float) -> Ticket | None:
-        """Order a read of the missing nodes, if it is expected to be faster than computing them (F8)."""
-        if not found.missing or not self.attached or self._is_silent or not self._faster(found, tokens_per_s):
+        """Order a read of the missing nodes, if it is expected to be faster than computing them
+        (F8)."""
+        if (
+            not found.missing
+            or not self.attached
+            or self._is_silent
+            or not self._faster(found, tokens_per_s)
+        ):
             return None
         requested = self._cache.missing_refs(found)
         ticket = Ticket(next(_tickets), (*found.match.nodes[-1:], *found.missing), requested)
@@ -182,7 +201,8 @@ class DiskTier:
         return self._heard_at + self._answer_s if self._loading else inf
 
     def give_up_silent(self) -> None:
-        """Let requests compute what a disk that says nothing was to bring. Called before each plan."""
+        """Let requests compute what a disk that says nothing was to bring. Called before each
+        plan."""
         if self._clock() >= self.answer_due_at:
             log.warning(
                 "the disk of the cache has said nothing for %g s; %d requests go on without it",
@@ -200,7 +220,9 @@ class DiskTier:
         if not tokens_per_s:
             return True
         now = self._clock()
-        return self._speed.worth(self._cache.missing_bytes(found), found.missing_tokens / tokens_per_s, now)
+        return self._speed.worth(
+            self._cache.missing_bytes(found), found.missing_tokens / tokens_per_s, now
+        )
 
     def forget(self, number: int) -> None:
         """Cancel a ticket whose request was aborted."""
@@ -229,10 +251,13 @@ class DiskTier:
         return []
 
     def _forget_orders(self) -> None:
-        """What plans in flight bring can still be written. The catalogue comes again, since an order for it may be among the forgotten."""
+        """What plans in flight bring can still be written. The catalogue comes again, since an
+        order for it may be among the forgotten."""
         self._forget_reads()
         self._in_flight_bytes = sum(write.nbytes for write in self._requested)
-        self._cache.writes.keep_in_flight(ref.key for write in self._requested for ref in write.run.blocks)
+        self._cache.writes.keep_in_flight(
+            ref.key for write in self._requested for ref in write.run.blocks
+        )
         if not self._send(Announce()):
             self._on_catalogue()
 
@@ -260,14 +285,17 @@ class DiskTier:
         """The last part of a read has arrived."""
         del self._loading[ticket.number]
         self._speed.measured(ticket.nbytes, ticket.seconds, self._clock())
-        self._cache.not_on_disk([ref.key for ref in ticket.requested if ref.key not in ticket.arrived])
+        self._cache.not_on_disk(
+            [ref.key for ref in ticket.requested if ref.key not in ticket.arrived]
+        )
         self._cache.unpin(ticket.pinned)
         ticket.done = True
 
     # -- to disk ---------------------------------------------------------------------------------
 
     def pick(self) -> tuple[tuple[BlockId, ...], Run | None]:
-        """Blocks and snapshots whose bytes the next plan returns, and the run that they become: one run at a time."""
+        """Blocks and snapshots whose bytes the next plan returns, and the run that they become: one
+        run at a time."""
         if not self.attached or self._in_flight_bytes + RUN_BYTES > BACKLOG_BYTES:
             return (), None
         pending = self._cache.writes.next_run(RUN_BYTES)
@@ -289,7 +317,9 @@ class DiskTier:
         write = pending.run.filled(data)
         self._in_flight_bytes += write.nbytes - pending.nbytes
         if not self._send(write):
-            self._written(Written(tuple(block.key for block in write.blocks), write.nbytes, refused=True))
+            self._written(
+                Written(tuple(block.key for block in write.blocks), write.nbytes, refused=True)
+            )
 
     def _written(self, news: Written) -> None:
         self._in_flight_bytes -= min(news.nbytes, self._in_flight_bytes)

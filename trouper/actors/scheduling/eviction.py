@@ -1,13 +1,15 @@
-"""Eviction: which cached block is evicted first, and the bounds of the cache in bytes and in blocks. Pure: it only counts.
+"""Eviction: which cached block is evicted first, and the bounds of the cache in bytes and in
+blocks. Pure: it only counts.
 
-Least recently used first, and leaves first: a block that a resident child continues is not evicted, since the child could not be
-found without it. So a text is evicted from its end, and what many texts share stays longest (SGLang's radix cache evicts its
-leaves in the same order). A snapshot has its own time of use and competes with the blocks, but may also be evicted alone.
+Least recently used first, and leaves first: a block that a resident child continues is not evicted,
+since the child could not be found without it. So a text is evicted from its end, and what many
+texts share stays longest (SGLang's radix cache evicts its leaves in the same order). A snapshot has
+its own time of use and competes with the blocks, but may also be evicted alone.
 
-Rows and loads pin the nodes that they use. A pin locks its node and all ancestors: their blocks are not evicted, whatever is
-evicted around them. The bytes of all others are `evictable_bytes`: as many as `evict` can free. Locks are counted when a pin is
-set or released, up to the first ancestor that is locked anyway, so that neither call grows with the length of a text while its
-row advances.
+Rows and loads pin the nodes that they use. A pin locks its node and all ancestors: their blocks are
+not evicted, whatever is evicted around them. The bytes of all others are `evictable_bytes`: as many
+as `evict` can free. Locks are counted when a pin is set or released, up to the first ancestor that
+is locked anyway, so that neither call grows with the length of a text while its row advances.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.plans import BlockId
 
 NODE_COST = 1024
-"""Bytes of a node in this process besides its KV, so that even the number of empty blocks is bounded."""
+"""Bytes of a node in this process besides its KV, so that even the number of empty blocks is
+bounded."""
 SNAPSHOT, BLOCK = 0, 1
 """What an entry of the heap would evict."""
 
@@ -49,8 +52,8 @@ class Sizes:
 
 
 class Eviction:
-    """The blocks and snapshots in memory: their ids, their bytes, their use, and the order in which they are evicted. `prune` is
-    called with each node that may have become superfluous."""
+    """The blocks and snapshots in memory: their ids, their bytes, their use, and the order in which
+    they are evicted. `prune` is called with each node that may have become superfluous."""
 
     def __init__(self, sizes: Sizes, prune: Callable[[Node], None]) -> None:
         self.sizes, self._prune = sizes, prune
@@ -58,7 +61,8 @@ class Eviction:
         """A further bound on `bytes` for what is added: what rows leave; None: no bound."""
         self.bytes = 0
         self.evictable_bytes = 0
-        """Bytes that `evict` can free: those of blocks that are not locked and of snapshots that are not pinned."""
+        """Bytes that `evict` can free: those of blocks that are not locked and of snapshots that
+        are not pinned."""
         self.blocks = 0
         self.snapshots = 0
         self.evicted_blocks = 0
@@ -68,8 +72,8 @@ class Eviction:
         self._ids = count()
         self._clock = count(1)
         self._heap: list[tuple[int, int, Node]] = []
-        """Candidates for eviction, oldest first: (stamp, SNAPSHOT or BLOCK, node). Entries whose stamp is no longer the node's are
-        void."""
+        """Candidates for eviction, oldest first: (stamp, SNAPSHOT or BLOCK, node). Entries whose
+        stamp is no longer the node's are void."""
         self._freed: list[BlockId] = []
         self._unsent: list[Node] = []
         """Nodes that are pinned until the plan in composition is sent."""
@@ -109,12 +113,14 @@ class Eviction:
         self._prune(node)
 
     def pin_until_sent(self, node: Node) -> None:
-        """Pin a node whose block or snapshot is stored by the plan in composition, which therefore must not evict it."""
+        """Pin a node whose block or snapshot is stored by the plan in composition, which therefore
+        must not evict it."""
         self.pin(node)
         self._unsent.append(node)
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that were freed since the last call: those that the plan in composition evicts. It is sent after this call."""
+        """Ids that were freed since the last call: those that the plan in composition evicts. It is
+        sent after this call."""
         freed, self._freed = tuple(self._freed), []
         unsent, self._unsent = self._unsent, []
         for node in unsent:
@@ -155,7 +161,8 @@ class Eviction:
         self.touch((node,))
 
     def add_snapshot(self, node: Node) -> None:
-        """Give a node a snapshot, for which there is room, with a new id that the caller must fill."""
+        """Give a node a snapshot, for which there is room, with a new id that the caller must
+        fill."""
         node.snapshot = BlockId(next(self._ids))
         self._count_bytes(self.sizes.snapshot_bytes, evictable=not node.pins)
         self.snapshots += 1
@@ -183,7 +190,8 @@ class Eviction:
         self.evictable_bytes += nbytes if evictable else 0
 
     def _add_resident_child(self, parent: Node | None) -> None:
-        """Count one more resident child. A node whose first child becomes resident becomes resident itself, and so on upwards."""
+        """Count one more resident child. A node whose first child becomes resident becomes resident
+        itself, and so on upwards."""
         while parent is not None:
             resident = parent.is_resident
             parent.resident_children += 1
@@ -199,8 +207,8 @@ class Eviction:
     # -- evicting --------------------------------------------------------------------------------
 
     def make_room(self, nbytes: int, blocks: int = 0, *, keep: Node) -> bool:
-        """Evict until `nbytes` more bytes and `blocks` more blocks fit, but neither `keep` nor its ancestors. False if the
-        remaining nodes are in use."""
+        """Evict until `nbytes` more bytes and `blocks` more blocks fit, but neither `keep` nor its
+        ancestors. False if the remaining nodes are in use."""
         fits = self._fits(nbytes, blocks)
         if not fits and nbytes <= self._capacity_bytes:
             self.pin(keep)
@@ -222,7 +230,8 @@ class Eviction:
         return capacity if self.bound_bytes is None else min(capacity, self.bound_bytes)
 
     def evict(self, nbytes: int) -> int:
-        """Evict `nbytes` bytes now, or as many as are evictable. Returns the number of evicted bytes."""
+        """Evict `nbytes` bytes now, or as many as are evictable. Returns the number of evicted
+        bytes."""
         before = self.bytes
         while before - self.bytes < nbytes and self._evict_oldest():
             pass

@@ -31,11 +31,13 @@ class Found:
 
     @property
     def unused(self) -> Found:
-        """The result for the same prompt if nothing is restored. Where it departs from others is still known: a snapshot belongs there."""
+        """The result for the same prompt if nothing is restored. Where it departs from others is
+        still known: a snapshot belongs there."""
         return Found(Match((), 0, self.match.last), 0, None)
 
     def within(self, nbytes: int, sizes: Sizes, *, at_snapshot: bool) -> tuple[Node, ...]:
-        """The first nodes, as many as take at most `nbytes` bytes of memory; with `at_snapshot` they end at a snapshot, which counts."""
+        """The first nodes, as many as take at most `nbytes` bytes of memory; with `at_snapshot`
+        they end at a snapshot, which counts."""
         nodes, count = self.match.nodes, 0
         nbytes -= at_snapshot * sizes.snapshot_bytes
         for node in nodes:

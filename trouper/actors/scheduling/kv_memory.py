@@ -1,10 +1,12 @@
-"""KV memory: running rows and cached blocks share a limit, which holds after each plan unless a single row runs.
+"""KV memory: running rows and cached blocks share a limit, which holds after each plan unless a
+single row runs.
 
-Rows come first. If they outgrow what cached blocks leave them, three things are done until they fit, in this order:
+Rows come first. If they outgrow what cached blocks leave them, three things are done until they
+fit, in this order:
 
 1. Cached blocks that nobody uses are evicted, least recently used first.
-2. Blocks that running rows have stored of their own KV are copies: rows let go of them, and these are evicted. The row that would be
-   preempted first keeps its copy, since it returns by it.
+2. Blocks that running rows have stored of their own KV are copies: rows let go of them, and these
+  are evicted. The row that would be preempted first keeps its copy, since it returns by it.
 3. Rows are preempted: of the lowest priority the youngest first. The last row never is.
 """
 
@@ -25,7 +27,8 @@ from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.plans import KvBound
 
 MAX_SPARE = 32
-"""How many times as large as needed the engine's buffers can be: eight slots for one row, each four times as long as the row."""
+"""How many times as large as needed the engine's buffers can be: eight slots for one row, each four
+times as long as the row."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -38,7 +41,8 @@ class KvMemory:
     row_bytes: int = 0
     """Bytes that rows may hold after the plan in composition."""
     _counted: CountedRows = attrs.field(init=False)
-    """The rows of which `row_bytes` follows: none is looked at again for each sequence that may enter beside them."""
+    """The rows of which `row_bytes` follows: none is looked at again for each sequence that may
+    enter beside them."""
 
     @_counted.default
     def _count_none(self) -> CountedRows:
@@ -47,8 +51,9 @@ class KvMemory:
     # -- rows that run ---------------------------------------------------------------------------
 
     def relieve(self, now: float, choose_proposers: Callable[[Sequence], None]) -> None:
-        """Make room for what rows may hold after the next plan, and for the first of the queue if its priority is higher than that of
-        rows. Comes before the plan stores anything. How much the first takes follows from what may draft for it (`choose_proposers`)."""
+        """Make room for what rows may hold after the next plan, and for the first of the queue if
+        its priority is higher than that of rows. Comes before the plan stores anything. How much
+        the first takes follows from what may draft for it (`choose_proposers`)."""
         rows = self._rows()
         self._count(rows)
         limit = self.budget.limit_bytes
@@ -62,16 +67,21 @@ class KvMemory:
         self.bound_cache()
 
     def bound_buffers(self) -> KvBound | None:
-        """Bound of the engine's buffers in the step of the plan in composition, with the rows that it admits. None while memory is so
-        plentiful that room to spare cannot exceed it."""
+        """Bound of the engine's buffers in the step of the plan in composition, with the rows that
+        it admits. None while memory is so plentiful that room to spare cannot exceed it."""
         limit = self.budget.limit_bytes
         if limit is None:
             return None
         limit_bytes = max(0, limit - self.cache.bytes)
-        return None if MAX_SPARE * self.row_bytes <= limit_bytes else KvBound(limit_bytes, self.row_bytes)
+        return (
+            None
+            if MAX_SPARE * self.row_bytes <= limit_bytes
+            else KvBound(limit_bytes, self.row_bytes)
+        )
 
     def bound_cache(self) -> None:
-        """Bound cached blocks to what rows leave, among them rows that the plan in composition drops: it stores before that."""
+        """Bound cached blocks to what rows leave, among them rows that the plan in composition
+        drops: it stores before that."""
         limit = self.budget.limit_bytes
         if limit is not None:
             dropping = self.batch.dropping
@@ -99,8 +109,8 @@ class KvMemory:
             self._evict(rows, excess)
 
     def _evict(self, rows: Ordered[Sequence], nbytes: int) -> int:
-        """Evict cached blocks, and where these are too few copies of what `rows` hold. Returns the number of bytes that are missing
-        then."""
+        """Evict cached blocks, and where these are too few copies of what `rows` hold. Returns the
+        number of bytes that are missing then."""
         nbytes -= self.cache.evict(max(0, nbytes))
         for row in rows:
             if nbytes <= 0:
@@ -118,12 +128,15 @@ class KvMemory:
         return before - self.row_bytes
 
     def _make_way(self, first: Sequence, limit: int, now: float) -> None:
-        """Preempt rows of a lower priority than `first` of the queue, if that lets it enter: as many as it needs, or all where it
-        has room only alone. Only for memory: where all rows are in use it waits, as in vLLM."""
+        """Preempt rows of a lower priority than `first` of the queue, if that lets it enter: as
+        many as it needs, or all where it has room only alone. Only for memory: where all rows are
+        in use it waits, as in vLLM."""
         if self._has_room(self._counted, first, limit):
             return
         rows = self._rows()
-        lower = sorted((row for row in rows if row.priority > first.request.priority), key=_kept_longest)
+        lower = sorted(
+            (row for row in rows if row.priority > first.request.priority), key=_kept_longest
+        )
         others = [row for row in rows if row not in lower]
         isolated = any(row.standing.isolated for row in (first, *rows))
         if isolated or not lower or not self._has_room(self.budget.count(others), first, limit):
@@ -132,18 +145,20 @@ class KvMemory:
             self._preempt(lower.pop(), now)
 
     def _has_room(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
-        """Whether a waiting sequence may enter beside these rows. Alone it may, whatever it takes (`admits`), and while the device's memory
-        is nearly full only alone."""
+        """Whether a waiting sequence may enter beside these rows. Alone it may, whatever it takes
+        (`admits`), and while the device's memory is nearly full only alone."""
         if not rows.lengths:
             return True
-        return not self.budget.memory.latest.under_pressure and self.budget.admits(rows, entering, limit)
+        return not self.budget.memory.latest.under_pressure and self.budget.admits(
+            rows, entering, limit
+        )
 
     # -- rows that enter -------------------------------------------------------------------------
 
     def admits(self, sequence: Sequence, *, idle: bool) -> bool:
-        """Whether there is room for a waiting sequence's prompt beside other rows. Alone it always enters, but after a failed allocation
-        only when no plan is in flight (`idle`): if its step fails, it is known that it ran alone, and no row loses tokens. Cached blocks make
-        room."""
+        """Whether there is room for a waiting sequence's prompt beside other rows. Alone it always
+        enters, but after a failed allocation only when no plan is in flight (`idle`): if its step
+        fails, it is known that it ran alone, and no row loses tokens. Cached blocks make room."""
         limit = self.budget.limit_bytes
         if limit is None:
             return True
@@ -152,8 +167,9 @@ class KvMemory:
         return self.budget.admits(self._counted, sequence, limit)
 
     def enter(self, sequence: Sequence, found: Found) -> Found | None:
-        """Make room for a sequence that enters now, but evict nothing that it restores. Returns what it can restore, which is less than
-        `found` where row and blocks do not fit together; None: it must wait, since others use too many blocks."""
+        """Make room for a sequence that enters now, but evict nothing that it restores. Returns
+        what it can restore, which is less than `found` where row and blocks do not fit together;
+        None: it must wait, since others use too many blocks."""
         limit, counted = self.budget.limit_bytes, self.budget.with_entering(self._counted, sequence)
         row_bytes = self.budget.rows_bytes(counted)
         if limit is not None:

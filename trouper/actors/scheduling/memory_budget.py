@@ -1,9 +1,13 @@
-"""The memory budget: the limit that running rows and cached blocks share, and what a row counts. Pure.
+"""The memory budget: the limit that running rows and cached blocks share, and what a row counts.
+Pure.
 
-The limit is the smallest of --kv-memory, the bounds after a failed allocation and under the system's memory pressure, and what the device
-has: its own limit times --memory-fraction, less the memory that is in use besides rows and cached blocks (the weights, or more if more was
-measured while no row ran, and LoRA adapters, one that is being loaded among them), less a margin for one step's activations and logits. Several models in one process have equal shares of it: each that used what is free would leave nothing to the others' rows.
-If that leaves nothing, the estimate is of no use: there is no bound by bytes, and the janitor's look at the device remains.
+The limit is the smallest of --kv-memory, the bounds after a failed allocation and under the
+system's memory pressure, and what the device has: its own limit times --memory-fraction, less the
+memory that is in use besides rows and cached blocks (the weights, or more if more was measured
+while no row ran, and LoRA adapters, one that is being loaded among them), less a margin for one
+step's activations and logits. Several models in one process have equal shares of it: each that used
+what is free would leave nothing to the others' rows. If that leaves nothing, the estimate is of no
+use: there is no bound by bytes, and the janitor's look at the device remains.
 """
 
 from __future__ import annotations
@@ -25,12 +29,13 @@ from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
 ACTIVATION_BYTES = 2**17
-"""Estimated bytes of activations for each token of a prefill chunk: a layer of a model of 4B has about three vectors of 10,000 numbers
-and ten of 2,500 at a time."""
+"""Estimated bytes of activations for each token of a prefill chunk: a layer of a model of 4B has
+about three vectors of 10,000 numbers and ten of 2,500 at a time."""
 LOGIT_BYTES = 12
 """Bytes of one logit of a row: in float32, with penalties applied and with noise added."""
 RESERVE, RETURN_RESERVE = 64, 16
-"""A sequence enters if this part of the limit stays free; one that was preempted needs more, so that it is not preempted at once."""
+"""A sequence enters if this part of the limit stays free; one that was preempted needs more, so
+that it is not preempted at once."""
 
 
 @attrs.frozen(eq=False)
@@ -62,18 +67,27 @@ class MemoryBudget:
     row_bytes_known: bool = attrs.field(init=False)
     """Whether a row's bytes are known."""
     _seen: tuple[MemoryStatus, AdapterStats] | None = attrs.field(default=None, init=False)
-    """What `_lasting` follows from. Every step asks for the limit several times, and these change once in seconds."""
+    """What `_lasting` follows from. Every step asks for the limit several times, and these change
+    once in seconds."""
     _lasting: int | None = attrs.field(default=None, init=False)
     _usages: list[KvUsage] = attrs.field(factory=list, init=False)
     """The usages of the rows that were last counted, of which `_counted` follows."""
-    _counted: CountedRows = attrs.field(factory=lambda: CountedRows(BatchLengths(), drafts=False), init=False)
+    _counted: CountedRows = attrs.field(
+        factory=lambda: CountedRows(BatchLengths(), drafts=False), init=False
+    )
 
     @row_bytes_known.default
     def _knows_bytes(self) -> bool:
         return self.kv.row_bytes(1) > 0
 
     @classmethod
-    def of(cls, card: ModelCard, settings: Settings, watches: CoreWatches, allocations: AllocationFailures) -> Self:
+    def of(
+        cls,
+        card: ModelCard,
+        settings: Settings,
+        watches: CoreWatches,
+        allocations: AllocationFailures,
+    ) -> Self:
         return cls(
             kv=card.kv,
             weights_bytes=card.base_weights_bytes,
@@ -89,7 +103,8 @@ class MemoryBudget:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Limit on the bytes of rows and cached blocks at present. None: no bound, since the device's limit or a row's bytes are unknown."""
+        """Limit on the bytes of rows and cached blocks at present. None: no bound, since the
+        device's limit or a row's bytes are unknown."""
         if not self.row_bytes_known:
             return None
         failed, pressure = self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes
@@ -99,7 +114,8 @@ class MemoryBudget:
 
     @property
     def _lasting_bytes(self) -> int | None:
-        """The limit without the bounds of a failed allocation and of the system's memory pressure, which hold for minutes only."""
+        """The limit without the bounds of a failed allocation and of the system's memory pressure,
+        which hold for minutes only."""
         if not self.row_bytes_known:
             return None
         memory, adapters = self.memory.latest, self.adapters.latest
@@ -112,12 +128,15 @@ class MemoryBudget:
                 margin_bytes=self.margin_bytes,
             )
             device = room // self.sharers
-            self._seen, self._lasting = (memory, adapters), min_known(self.kv_memory, device if device > 0 else None)
+            self._seen, self._lasting = (
+                (memory, adapters),
+                min_known(self.kv_memory, device if device > 0 else None),
+            )
         return self._lasting
 
     def count(self, rows: Ordered[Sequence]) -> CountedRows:
-        """Count what these rows may hold after the next plan. All rows are counted in each step: of a row that decodes this stays the same until it
-        has grown out of it."""
+        """Count what these rows may hold after the next plan. All rows are counted in each step: of
+        a row that decodes this stays the same until it has grown out of it."""
         usages = [
             row.kv_usage
             if row.num_scheduled_tokens < row.kv_usage_until and not row.num_draft_tokens
@@ -136,8 +155,9 @@ class MemoryBudget:
         return usage
 
     def lengths(self, row: Sequence) -> tuple[int, int]:
-        """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in its KV, which the last token is not;
-        and the most in its KV after the next plan, with what that may draft."""
+        """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in
+        its KV, which the last token is not; and the most in its KV after the next plan, with what
+        that may draft."""
         if row.prefilling:
             return row.num_prefill_tokens, row.num_prefill_tokens + 1
         drafts = row.num_draft_tokens + (self.max_draft_tokens if row.records else 0)
@@ -145,22 +165,30 @@ class MemoryBudget:
         return row.num_tokens - 1, row.num_prompt_tokens + reserved
 
     def with_entering(self, rows: CountedRows, entering: Sequence) -> CountedRows:
-        """Count a sequence that enters beside these rows: when it has prefilled what is known of its tokens, and sampled one."""
+        """Count a sequence that enters beside these rows: when it has prefilled what is known of
+        its tokens, and sampled one."""
         usage = self.kv.usage(entering.num_tokens, entering.num_tokens + 1)
-        return CountedRows(rows.lengths.with_row(usage), drafts=rows.drafts or bool(entering.records))
+        return CountedRows(
+            rows.lengths.with_row(usage), drafts=rows.drafts or bool(entering.records)
+        )
 
     def rows_bytes(self, rows: CountedRows) -> int:
-        """Bytes that these rows may hold after the next plan. If any row may draft, all keep recurrent states of before."""
-        return self.kv.bytes_of(rows.lengths) + rows.drafts * self.kv.draft_state_bytes * len(rows.lengths)
+        """Bytes that these rows may hold after the next plan. If any row may draft, all keep
+        recurrent states of before."""
+        return self.kv.bytes_of(rows.lengths) + rows.drafts * self.kv.draft_state_bytes * len(
+            rows.lengths
+        )
 
     def admits(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
-        """Whether a waiting sequence may enter beside these rows: some of the limit must stay free."""
+        """Whether a waiting sequence may enter beside these rows: some of the limit must stay
+        free."""
         reserve = limit // (RETURN_RESERVE if entering.started else RESERVE)
         return self.rows_bytes(self.with_entering(rows, entering)) + reserve <= limit
 
     def restrict(self, sequence: Sequence) -> Problem | None:
-        """Reduce the length of an answer that would outgrow the limit even if the sequence ran alone. Returns a problem if not even the
-        prompt and one token fit. Bounds that hold for minutes only do not count: they end, and a sequence alone may enter whatever it is."""
+        """Reduce the length of an answer that would outgrow the limit even if the sequence ran
+        alone. Returns a problem if not even the prompt and one token fit. Bounds that hold for
+        minutes only do not count: they end, and a sequence alone may enter whatever it is."""
         limit = self._lasting_bytes
         fitting = None if limit is None else self.kv.max_tokens(limit)
         if fitting is None:
@@ -173,14 +201,22 @@ class MemoryBudget:
 
 def step_bytes(card: ModelCard, settings: Settings) -> int:
     """Estimate the bytes of one step's activations and logits."""
-    return settings.prefill_step_size * ACTIVATION_BYTES + settings.rows * card.vocab_size * LOGIT_BYTES
+    return (
+        settings.prefill_step_size * ACTIVATION_BYTES
+        + settings.rows * card.vocab_size * LOGIT_BYTES
+    )
 
 
 def room_bytes(
-    memory: MemoryStatus, adapters: AdapterStats, *, memory_fraction: float, weights_bytes: int, margin_bytes: int
+    memory: MemoryStatus,
+    adapters: AdapterStats,
+    *,
+    memory_fraction: float,
+    weights_bytes: int,
+    margin_bytes: int,
 ) -> int:
-    """Bytes that the device has besides the weights (`weights_bytes`, without adapters), the adapters and one step (`margin_bytes`); below 0
-    if it has less than these."""
+    """Bytes that the device has besides the weights (`weights_bytes`, without adapters), the
+    adapters and one step (`margin_bytes`); below 0 if it has less than these."""
     fixed_bytes = max(weights_bytes, memory.fixed_bytes) + adapters.nbytes + margin_bytes
     return int(memory.limit_bytes * memory_fraction) - fixed_bytes
 
@@ -191,10 +227,13 @@ def min_known(*bounds: int | None) -> int | None:
 
 
 def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
-    remedy = f"shorten the prompt to {max_tokens - 1} tokens" if max_tokens > 1 else "raise the limit"
+    remedy = (
+        f"shorten the prompt to {max_tokens - 1} tokens" if max_tokens > 1 else "raise the limit"
+    )
     return Problem(
         400,
-        f"memory holds {max_tokens} tokens of one request (--kv-memory, --memory-fraction); {prompt_tokens} of prompt and 1 of answer "
+        f"memory holds {max_tokens} tokens of one request (--kv-memory, --memory-fraction); "
+        f"{prompt_tokens} of prompt and 1 of answer "
         f"are more: {remedy}",
         param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
         code="context_length_exceeded",

@@ -1,4 +1,5 @@
-"""Blocks on disk whose parent is not known yet: of a tenant that has not come yet, or of a text that was announced from its end."""
+"""Blocks on disk whose parent is not known yet: of a tenant that has not come yet, or of a text
+that was announced from its end."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from trouper.protocol.blocks import BlockRef
 
 
 class PendingNodes:
-    """Pending blocks by the key of the parent that they wait for. The prefix tree takes them when it learns of that parent."""
+    """Pending blocks by the key of the parent that they wait for. The prefix tree takes them when
+    it learns of that parent."""
 
     def __init__(self) -> None:
         self._by_parent: dict[bytes, dict[bytes, BlockRef]] = {}
@@ -19,7 +21,9 @@ class PendingNodes:
         """Add a block, or parts of one that is pending already."""
         siblings = self._by_parent.setdefault(parent_key, {})
         if (before := siblings.get(ref.key)) is not None:
-            ref = attrs.evolve(ref, payload=ref.payload or before.payload, snapshot=ref.snapshot or before.snapshot)
+            ref = attrs.evolve(
+                ref, payload=ref.payload or before.payload, snapshot=ref.snapshot or before.snapshot
+            )
         siblings[ref.key] = ref
         self._parents[ref.key] = parent_key
 

@@ -46,19 +46,26 @@ class PlanComposer:
     """Blocks that were read from disk, for the next plan."""
     _last_lone: RowId = NO_ROW
     """The last row that prefilled in a pass of its own."""
-    _memory_seen: MemoryStatus = attrs.field(default=attrs.Factory(lambda self: self.memory.latest, takes_self=True))
-    _releases_seen: int = attrs.field(default=attrs.Factory(lambda self: self.memory.latest.releases, takes_self=True))
+    _memory_seen: MemoryStatus = attrs.field(
+        default=attrs.Factory(lambda self: self.memory.latest, takes_self=True)
+    )
+    _releases_seen: int = attrs.field(
+        default=attrs.Factory(lambda self: self.memory.latest.releases, takes_self=True)
+    )
 
     def compose(self, step: int, *, idle: bool, now: float) -> Plan:
-        """Compose the plan of one step: every row that can decode does, and prefill gets what the stall bound leaves (chunked
-        prefill, as Sarathi-Serve and vLLM do it).
+        """Compose the plan of one step: every row that can decode does, and prefill gets what the
+        stall bound leaves (chunked prefill, as Sarathi-Serve and vLLM do it).
 
-        The order matters. Memory pressure is relieved first, so that eviction precedes any use of the cache. Stores follow,
-        before admission: room that they make is not promised to a row yet, and rows that leave are stored before they are
-        dropped. Then sequences are admitted, so that they prefill in this step. Drafts are decided before the plan counts the
-        decoding rows' tokens. A row whose last token is scheduled here is dropped by the next plan, before that token is
-        read. Rows of batches yield before anything is counted, and then those beyond a tenant's share. Rows and cached blocks are fitted into memory before anything is stored or enters, so that a row that is preempted is
-        stored as any other that leaves. Evictions are collected last, since all earlier steps may evict.
+        The order matters. Memory pressure is relieved first, so that eviction precedes any use of
+        the cache. Stores follow, before admission: room that they make is not promised to a row
+        yet, and rows that leave are stored before they are dropped. Then sequences are admitted, so
+        that they prefill in this step. Drafts are decided before the plan counts the decoding rows'
+        tokens. A row whose last token is scheduled here is dropped by the next plan, before that
+        token is read. Rows of batches yield before anything is counted, and then those beyond a
+        tenant's share. Rows and cached blocks are fitted into memory before anything is stored or
+        enters, so that a row that is preempted is stored as any other that leaves. Evictions are
+        collected last, since all earlier steps may evict.
         """
         self._relieve_pressure()
         self.admission.yielding.yield_rows(now)
@@ -80,14 +87,27 @@ class PlanComposer:
         evicted = self.cache.freed()
         persist, persist_as = self.disk.pick()
         return Plan(
-            step, drop=drops, admit=admits, decode=tuple(sequence.id for sequence in decoding), prefill=chunks,
-            release_memory=self._release_memory(), evict=evicted, store=stores, load=loads, persist=persist,
-            persist_as=persist_as, settled=self.disk.settled(), drafts=allowed.drafts, proposers=allowed.proposers, watch=allowed.watch,
+            step,
+            drop=drops,
+            admit=admits,
+            decode=tuple(sequence.id for sequence in decoding),
+            prefill=chunks,
+            release_memory=self._release_memory(),
+            evict=evicted,
+            store=stores,
+            load=loads,
+            persist=persist,
+            persist_as=persist_as,
+            settled=self.disk.settled(),
+            drafts=allowed.drafts,
+            proposers=allowed.proposers,
+            watch=allowed.watch,
             kv_bound=kv_bound,
-        )  # fmt: skip
+        )
 
     def _schedule(self, decoding: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
-        """Count what the plan samples and prefills. The next plan drops rows whose last token this one samples."""
+        """Count what the plan samples and prefills. The next plan drops rows whose last token this
+        one samples."""
         for sequence in decoding:
             if sequence.schedule_token():
                 self.batch.drop(sequence)
@@ -98,7 +118,8 @@ class PlanComposer:
             self.commit.to_store[chunk.row] = sequence
 
     def _stores(self) -> tuple[Store, ...]:
-        """Stores of what the plans so far have computed, for rows that go on and for those that leave."""
+        """Stores of what the plans so far have computed, for rows that go on and for those that
+        leave."""
         stores: list[Store] = []
         for sequence in self.commit.take_to_store():
             stores += self.cache.computed(sequence)
@@ -112,7 +133,9 @@ class PlanComposer:
         if not prefilling:
             return ()
         work = self.prefill_budget.turn({sequence.work for sequence in prefilling})
-        remaining = [(sequence.id, sequence.next_chunk) for sequence in prefilling if sequence.work == work]
+        remaining = [
+            (sequence.id, sequence.next_chunk) for sequence in prefilling if sequence.work == work
+        ]
         requested = sum(tokens for _, tokens in remaining)
         budget = self.prefill_budget.budget(requested, busy=bool(decoding), work=work)
         if work != "text" or not self.prefill_together:
@@ -129,13 +152,19 @@ class PlanComposer:
         sequence = self.batch.rows[chunk.row]
         if chunk.tokens == sequence.next_chunk:
             return chunk
-        return Chunk(chunk.row, round_chunk(sequence.num_computed_tokens, chunk.tokens, self.chunk_step))
+        return Chunk(
+            chunk.row, round_chunk(sequence.num_computed_tokens, chunk.tokens, self.chunk_step)
+        )
 
     def _relieve_pressure(self) -> None:
         """Evict cached blocks to make room for rows, once for each look of the janitor."""
         memory = self.memory.latest
         if memory.under_pressure and memory is not self._memory_seen:
-            self.cache.evict(max(0, int(memory.active_bytes - memory.limit_bytes * self.settings.memory_fraction)))
+            self.cache.evict(
+                max(
+                    0, int(memory.active_bytes - memory.limit_bytes * self.settings.memory_fraction)
+                )
+            )
         self._memory_seen = memory
 
     def _release_memory(self) -> bool:

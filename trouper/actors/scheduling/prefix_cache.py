@@ -1,15 +1,19 @@
-"""The prefix cache: which part of a prompt need not be computed. This is the scheduler's side of docs/cache.md; its state is that of the
-prefix tree, and everything follows from the plans and their results.
+"""The prefix cache: which part of a prompt need not be computed. This is the scheduler's side of
+docs/cache.md; its state is that of the prefix tree, and everything follows from the plans and their
+results.
 
-A lookup has a fixed order, from what costs nothing to what costs time. The tree is matched first, once, against memory and disk
-together: the match ends at the first node that is in neither, since nothing behind a hole can be used (F6). The part in memory can be
-restored by the next plan. Then live rows are compared, from the last full block on: a tail is copied at once and costs no block, so it
-extends the part in memory before anything slower is considered. Only what is still missing then may be waited for, and the lookup says
-what each wait would save (`gain` for a primary, `missing_tokens` for the disk) without beginning either: the core compares both with
-the time that computing takes.
+A lookup has a fixed order, from what costs nothing to what costs time. The tree is matched first,
+once, against memory and disk together: the match ends at the first node that is in neither, since
+nothing behind a hole can be used (F6). The part in memory can be restored by the next plan. Then
+live rows are compared, from the last full block on: a tail is copied at once and costs no block, so
+it extends the part in memory before anything slower is considered. Only what is still missing then
+may be waited for, and the lookup says what each wait would save (`gain` for a primary,
+`missing_tokens` for the disk) without beginning either: the core compares both with the time that
+computing takes.
 
-A lookup pins nothing, since its result is used at once or not at all. `enter` pins what the plan restores until that plan is sent,
-so that whatever else the same plan needs room for cannot evict it, and the node that the row continues until the row ends.
+A lookup pins nothing, since its result is used at once or not at all. `enter` pins what the plan
+restores until that plan is sent, so that whatever else the same plan needs room for cannot evict
+it, and the node that the row continues until the row ends.
 """
 
 from __future__ import annotations
@@ -40,9 +44,12 @@ from trouper.protocol.settings import Settings
 
 
 class PrefixCache:
-    """The prefix tree, the live rows that continue it, and the blocks that wait to be written to disk."""
+    """The prefix tree, the live rows that continue it, and the blocks that wait to be written to
+    disk."""
 
-    def __init__(self, tree: PrefixTree, layout: KvLayout, snapshot_tokens: int, stats: CacheStats) -> None:
+    def __init__(
+        self, tree: PrefixTree, layout: KvLayout, snapshot_tokens: int, stats: CacheStats
+    ) -> None:
         self.tree = tree
         self._eviction = tree.eviction
         self._enabled = layout.cached and tree.sizes.capacity_bytes > 0
@@ -55,13 +62,17 @@ class PrefixCache:
         """What `_published` was made of."""
 
     @classmethod
-    def of(cls, card: ModelCard, namespace_hex: str, settings: Settings, stats: CacheStats) -> PrefixCache:
+    def of(
+        cls, card: ModelCard, namespace_hex: str, settings: Settings, stats: CacheStats
+    ) -> PrefixCache:
         """Empty cache for a model. The counters continue from `stats`."""
         sizes = Sizes(
             block_size=settings.block_size,
             token_bytes=card.kv.token_bytes,
             snapshot_bytes=card.kv.snapshot_bytes,
-            capacity_bytes=card.cache_bytes if settings.cache_memory is None else int(settings.cache_memory),
+            capacity_bytes=card.cache_bytes
+            if settings.cache_memory is None
+            else int(settings.cache_memory),
             capacity_blocks=settings.num_blocks,
         )
         reason = "" if card.kv.cached else card.kv.description
@@ -80,8 +91,8 @@ class PrefixCache:
         return Found(Match((), 0, chain.root), 0, None)
 
     def look(self, chain: Chain) -> Found:
-        """Look a prompt up, in the order that the module's docstring explains. The last token is always computed, since its logits are
-        needed (F3)."""
+        """Look a prompt up, in the order that the module's docstring explains. The last token is
+        always computed, since its logits are needed (F3)."""
         if not self._enabled:
             return self.nothing(chain)
         limit, tails = len(chain) - 1, self._snapshot_tokens is None
@@ -90,14 +101,19 @@ class PrefixCache:
         live = self._live.extend(chain, limit, match.last, resident.tokens, tails=tails)
         found = Found(resident, live.tokens, live.source)
         if live.primary is not None:
-            found = attrs.evolve(found, primary=live.primary, until=live.until, gain=live.until - live.tokens)
+            found = attrs.evolve(
+                found, primary=live.primary, until=live.until, gain=live.until - live.tokens
+            )
         if not missing or match.tokens <= found.tokens:
             return found
         return attrs.evolve(found, missing=missing, missing_tokens=match.tokens - found.tokens)
 
     def _in_memory(self, match: Match) -> tuple[Match, tuple[Node, ...]]:
-        """Split a match into the part in memory and the nodes that are missing for the remainder (F6)."""
-        resident = next((n for n, node in enumerate(match.nodes) if node.block is None), len(match.nodes))
+        """Split a match into the part in memory and the nodes that are missing for the remainder
+        (F6)."""
+        resident = next(
+            (n for n, node in enumerate(match.nodes) if node.block is None), len(match.nodes)
+        )
         missing = list(match.nodes[resident:])
         if self._snapshot_tokens is not None:
             if match.nodes and match.nodes[-1].snapshot is None and match.nodes[-1] not in missing:
@@ -113,9 +129,10 @@ class PrefixCache:
         self._add(waited=1)
 
     def wait_for(self, primary: Sequence, until: int) -> None:
-        """Add a boundary to the primary where a waiting prompt departs from it. The primary pauses there, so that both prefill their
-        remainders together, before the primary's stream begins and slows the other's prefill. For a model that needs snapshots,
-        the snapshot is made there."""
+        """Add a boundary to the primary where a waiting prompt departs from it. The primary pauses
+        there, so that both prefill their remainders together, before the primary's stream begins
+        and slows the other's prefill. For a model that needs snapshots, the snapshot is made
+        there."""
         primary.add_boundary(until)
 
     # -- a row's life ----------------------------------------------------------------------------
@@ -125,7 +142,9 @@ class PrefixCache:
         if not self._enabled:
             return None
         chain, match, block_size = row.chain, found.match, self.tree.sizes.block_size
-        full = [node for node in match.nodes if node.size == block_size and node.end <= match.tokens]
+        full = [
+            node for node in match.nodes if node.size == block_size and node.end <= match.tokens
+        ]
         self._live.attach(row, full[-1] if full else chain.root)
         self._eviction.touch(match.nodes)
         row.snapshot_at = found.tokens
@@ -137,7 +156,9 @@ class PrefixCache:
             hit_tokens=found.tokens,
         )
         if self._snapshot_tokens is not None:
-            row.boundaries = snapshot_boundaries(row, match.last, found.tokens, self._snapshot_tokens)
+            row.boundaries = snapshot_boundaries(
+                row, match.last, found.tokens, self._snapshot_tokens
+            )
         if match.nodes:
             self._eviction.pin_until_sent(match.nodes[-1])
         return self._restore(found, full) if found.tokens else None
@@ -157,7 +178,11 @@ class PrefixCache:
         nodes = found.within(nbytes, self.tree.sizes, at_snapshot=self._snapshot_tokens is not None)
         if len(nodes) == len(found.match.nodes):
             return found
-        return Found(Match(nodes, nodes[-1].end, nodes[-1]), nodes[-1].end, None) if nodes else self.nothing(chain)
+        return (
+            Found(Match(nodes, nodes[-1].end, nodes[-1]), nodes[-1].end, None)
+            if nodes
+            else self.nothing(chain)
+        )
 
     def computed(self, row: Sequence) -> list[Store]:
         """Stores of a row that continues."""
@@ -172,7 +197,8 @@ class PrefixCache:
         return self._storing.ended(row)
 
     def release(self, row: Sequence) -> None:
-        """Let go of what a running row has stored, so that it can be evicted. The row stores nothing any more."""
+        """Let go of what a running row has stored, so that it can be evicted. The row stores
+        nothing any more."""
         self._live.detach(row)
 
     # -- the disk --------------------------------------------------------------------------------
@@ -187,14 +213,20 @@ class PrefixCache:
         self.writes.enabled = enabled
 
     def missing_refs(self, found: Found) -> tuple[BlockRef, ...]:
-        """What to read from disk: blocks that are not in memory, and the snapshot of the last node if one is needed."""
+        """What to read from disk: blocks that are not in memory, and the snapshot of the last node
+        if one is needed."""
         last = None if self._snapshot_tokens is None else found.missing[-1]
-        return tuple(BlockRef(node.key, node.tokens, node.block is None, node is last) for node in found.missing)
+        return tuple(
+            BlockRef(node.key, node.tokens, node.block is None, node is last)
+            for node in found.missing
+        )
 
     def missing_bytes(self, found: Found) -> int:
         sizes = self.tree.sizes
         tokens = sum(node.size for node in found.missing)
-        return tokens * sizes.token_bytes + (self._snapshot_tokens is not None) * sizes.snapshot_bytes
+        return (
+            tokens * sizes.token_bytes + (self._snapshot_tokens is not None) * sizes.snapshot_bytes
+        )
 
     def pin(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -215,7 +247,8 @@ class PrefixCache:
             self.tree.not_on_disk(key)
 
     def loaded(self, ticket: int, blocks: Iterable[BlockData]) -> list[Load]:
-        """Assign ids to blocks that were read, as far as there is room. From now on they are in memory like any other."""
+        """Assign ids to blocks that were read, as far as there is room. From now on they are in
+        memory like any other."""
         loads: list[Load] = []
         for index, data in enumerate(blocks):
             node = self.tree.known(data.key)
@@ -262,7 +295,8 @@ class PrefixCache:
         self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:
-        """Evict cached blocks with the next plan, to make room for rows. Returns the number of evicted bytes."""
+        """Evict cached blocks with the next plan, to make room for rows. Returns the number of
+        evicted bytes."""
         return self._eviction.evict(nbytes)
 
     # -- statistics ------------------------------------------------------------------------------
@@ -280,9 +314,12 @@ class PrefixCache:
             "refused": eviction.refused,
             "collisions": tree.collisions,
         }
-        if (state := (self._count, gauges)) != self._state:  # Most steps change nothing of the cache.
+        # Most steps change nothing of the cache.
+        if (state := (self._count, gauges)) != self._state:
             self._state, self._published = state, attrs.evolve(self._count, **gauges)
         return self._published
 
     def _add(self, **more: int) -> None:
-        self._count = attrs.evolve(self._count, **{name: getattr(self._count, name) + n for name, n in more.items()})
+        self._count = attrs.evolve(
+            self._count, **{name: getattr(self._count, name) + n for name, n in more.items()}
+        )

@@ -1,9 +1,10 @@
 """The prefix tree: which tokens' KV is cached, and where. Pure: no clock, no disk, no arrays.
 
-One tree serves two kinds of lookup. Full blocks are found by key, one dictionary lookup each. Where they end, the children of the last
-one are sorted by their tokens, so the child that shares the longest prefix with the remaining tokens of a prompt is a neighbour of
-where these would be inserted: that gives reuse at token granularity - a prompt that departs inside a block, or ends in one, or a text
-whose last block is not full - without a second index to keep in step with the first.
+One tree serves two kinds of lookup. Full blocks are found by key, one dictionary lookup each. Where
+they end, the children of the last one are sorted by their tokens, so the child that shares the
+longest prefix with the remaining tokens of a prompt is a neighbour of where these would be
+inserted: that gives reuse at token granularity - a prompt that departs inside a block, or ends in
+one, or a text whose last block is not full - without a second index to keep in step with the first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from trouper.protocol.requests import CacheScope
 
 
 class Match(NamedTuple):
-    """The cached prefix of a text. `nodes`: the nodes from the root on; the last one may be used in part."""
+    """The cached prefix of a text. `nodes`: the nodes from the root on; the last one may be used in
+    part."""
 
     nodes: tuple[Node, ...]
     tokens: int
@@ -42,11 +44,13 @@ class PrefixTree:
         self._digest = digest
         self._nodes: dict[bytes, Node] = {}
         self._roots: WeakValueDictionary[bytes, Node] = WeakValueDictionary()
-        """Roots that a text or a node continues: a client may send another salt with each request."""
+        """Roots that a text or a node continues: a client may send another salt with each
+        request."""
         self._pending = PendingNodes()
 
     def root(self, salt: str = "", scope: CacheScope = NO_SCOPE) -> Node:
-        """Root of the texts with this salt and scope. Texts of different ones never share a node."""
+        """Root of the texts with this salt and scope. Texts of different ones never share a
+        node."""
         key = self._digest(self.namespace + root_of(salt, scope))
         root = self._roots.get(key)
         if root is None:
@@ -67,13 +71,15 @@ class PrefixTree:
     def child(self, parent: Node, tokens: bytes) -> Node | None:
         """The child with exactly these tokens, be its bytes in memory, on disk or neither."""
         node = self._nodes.get(self._digest(parent.key + tokens))
-        return node if node is not None and node.parent is parent and node.tokens == tokens else None
+        return (
+            node if node is not None and node.parent is parent and node.tokens == tokens else None
+        )
 
     # -- lookup ----------------------------------------------------------------------------------
 
     def match(self, chain: Chain, limit: int, *, at_snapshot: bool = False) -> Match:
-        """The longest prefix of `chain`, at most `limit` tokens, that is in memory or on disk; with `at_snapshot`
-        the longest at whose end there is a snapshot, too."""
+        """The longest prefix of `chain`, at most `limit` tokens, that is in memory or on disk; with
+        `at_snapshot` the longest at whose end there is a snapshot, too."""
         nodes = self._full_blocks(chain, limit)
         last = nodes[-1] if nodes else chain.root
         if at_snapshot:
@@ -102,8 +108,8 @@ class PrefixTree:
         return tuple(found)
 
     def _with_snapshot(self, chain: Chain, nodes: tuple[Node, ...], limit: int) -> tuple[Node, ...]:
-        """The longest match that ends at a snapshot. The snapshot may be in the middle of a block of `nodes`, where an earlier text
-        was cut and continued."""
+        """The longest match that ends at a snapshot. The snapshot may be in the middle of a block
+        of `nodes`, where an earlier text was cut and continued."""
         for full in range(len(nodes), -1, -1):
             node = nodes[full - 1] if full else chain.root
             part = node.longest_with_snapshot(self._tokens_after(chain, node, limit))
@@ -120,8 +126,8 @@ class PrefixTree:
     # -- blocks in memory ------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: bytes) -> Node | None:
-        """The node of these tokens, with a block in memory: one that was there, or a new id that the caller must fill.
-        None: no room can be made, or another text has its key."""
+        """The node of these tokens, with a block in memory: one that was there, or a new id that
+        the caller must fill. None: no room can be made, or another text has its key."""
         key = self._digest(parent.key + tokens)
         node = self._nodes.get(key)
         if node is not None and (node.parent is not parent or node.tokens != tokens):
@@ -133,14 +139,17 @@ class PrefixTree:
         nbytes = self.sizes.block_bytes(len(tokens) // TOKEN_BYTES)
         if not self.eviction.make_room(nbytes, blocks=1, keep=node or parent):
             return None
-        node = self._nodes.get(key) or self._add(key, parent, tokens)  # Making room may have removed it.
+        # Making room may have removed it.
+        node = self._nodes.get(key) or self._add(key, parent, tokens)
         self.eviction.add_block(node)
         self._link_pending(node)
         return node
 
     def add_snapshot(self, node: Node) -> BlockId | None:
         """The id of a new snapshot of this node; None if it has one, or there is no room."""
-        if node.snapshot is not None or not self.eviction.make_room(self.sizes.snapshot_bytes, keep=node):
+        if node.snapshot is not None or not self.eviction.make_room(
+            self.sizes.snapshot_bytes, keep=node
+        ):
             return None
         self.eviction.add_snapshot(node)
         return node.snapshot
@@ -148,7 +157,9 @@ class PrefixTree:
     def _add(self, key: bytes, parent: Node, tokens: bytes) -> Node:
         node = Node(key, parent, tokens, parent.end + len(tokens) // TOKEN_BYTES)
         assert parent.size in (0, self.sizes.block_size), "only full blocks are continued"
-        assert parent.parent is None or self._nodes.get(parent.key) is parent, "the parent is no longer in the tree"
+        assert parent.parent is None or self._nodes.get(parent.key) is parent, (
+            "the parent is no longer in the tree"
+        )
         self._nodes[key] = node
         parent.attach(node)
         return node
@@ -178,8 +189,8 @@ class PrefixTree:
             self._link([(node, ref) for ref in pending])
 
     def _link(self, found: list[tuple[Node, BlockRef]]) -> None:
-        """Add blocks of the disk to their parents, then the pending blocks that continue them. (The loop replaces a recursion, since
-        a text has thousands of blocks.)"""
+        """Add blocks of the disk to their parents, then the pending blocks that continue them. (The
+        loop replaces a recursion, since a text has thousands of blocks.)"""
         linked = list[Node]()
         while found:
             parent, ref = found.pop()

@@ -1,4 +1,5 @@
-"""A request as RequestIntake passes it on: its prompt is tokenized, its grammar compiled, and the model can answer it."""
+"""A request as RequestIntake passes it on: its prompt is tokenized, its grammar compiled, and the
+model can answer it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from trouper.protocol.requests import Generate
 
 
 class PreparedRequest(Protocol):
-    """A request with its prompt's tokens, and the way back to its client. No method blocks. `Submission` is the only one outside of
-    tests."""
+    """A request with its prompt's tokens, and the way back to its client. No method blocks.
+    `Submission` is the only one outside of tests."""
 
     @property
     def request(self) -> Generate: ...
@@ -40,7 +41,8 @@ class PreparedRequest(Protocol):
         """Whether the client closed the reply channel."""
 
     def accept(self, max_tokens: int, /) -> None:
-        """Tell the client that the request is in the queue, and the maximum length of its answer."""
+        """Tell the client that the request is in the queue, and the maximum length of its
+        answer."""
 
     def reply(self, event: Reply, /) -> bool: ...
 
@@ -55,7 +57,8 @@ class PreparedRequest(Protocol):
 
 @contextmanager
 def answered(client: PreparedRequest, counters: SchedulerCounters) -> Iterator[None]:
-    """A request that crashes what is done here has its terminal event: in no queue yet, it would wait for ever."""
+    """A request that crashes what is done here has its terminal event: in no queue yet, it would
+    wait for ever."""
     try:
         yield
     except BaseException:

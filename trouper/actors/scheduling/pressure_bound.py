@@ -1,10 +1,12 @@
 """The bound on rows and cached blocks that follows from the system's memory pressure. Pure.
 
-The device's own limit says nothing of other programs. Where the kernel says that memory is short, rows and cached blocks get less than they
-have: a tenth less at each look of the janitor, or a third where it is critical. Blocks are evicted for that first, then rows are
-preempted (`kv_memory`). When the pressure ends the bound grows slowly, and ends where it no longer binds.
+The device's own limit says nothing of other programs. Where the kernel says that memory is short,
+rows and cached blocks get less than they have: a tenth less at each look of the janitor, or a third
+where it is critical. Blocks are evicted for that first, then rows are preempted (`kv_memory`). When
+the pressure ends the bound grows slowly, and ends where it no longer binds.
 
-Swap counts by its growth alone: a Mac keeps what it once swapped, so most of a swap file in use is no sign that memory is short now.
+Swap counts by its growth alone: a Mac keeps what it once swapped, so most of a swap file in use is
+no sign that memory is short now.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ KEEPS: Final[dict[MemoryPressure, float]] = {"warning": 0.9, "critical": 0.67}
 """Part of the bytes in use that stays."""
 GROWS: Final = 1.25
 FLOOR: Final = 1024
-"""The bound is never less than this part of the device's limit, as its denominator: it gains nothing below, and returns from there within minutes."""
+"""The bound is never less than this part of the device's limit, as its denominator: it gains
+nothing below, and returns from there within minutes."""
 SWAP_GROWTH: Final = 0.005
 """Growth of swap between two looks, as a part of the device's limit, that counts as a warning."""
 
@@ -32,7 +35,8 @@ class PressureBound:
     _swapped_bytes: int | None = None
 
     def look(self, stats: MemoryStats, used_bytes: int) -> MemoryPressure:
-        """Update the bound. `used_bytes`: of rows and cached blocks. Returns the pressure that was found."""
+        """Update the bound. `used_bytes`: of rows and cached blocks. Returns the pressure that was
+        found."""
         pressure = self._pressure(stats)
         if (part := KEEPS.get(pressure)) is not None:
             bound = int(min(used_bytes, self.bound_bytes or used_bytes) * part)

@@ -1,4 +1,5 @@
-"""Committing the results of a step: each sequence gets its tokens, one by one, and ends where its answer ends."""
+"""Committing the results of a step: each sequence gets its tokens, one by one, and ends where its
+answer ends."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class ResultCommit:
     to_store: dict[RowId, Sequence] = attrs.field(factory=dict)
     """Rows that may have blocks to store in the next plan."""
     handled: Sequence | None = None
-    """The sequence whose own token is being committed: should that crash, it cannot go on from there."""
+    """The sequence whose own token is being committed: should that crash, it cannot go on from
+    there."""
 
     def take_to_store(self) -> list[Sequence]:
         """Sequences that may have blocks to store, without those that leave the batch."""
@@ -40,16 +42,21 @@ class ResultCommit:
         return [sequence for sequence in to_store.values() if not sequence.dropped]
 
     def drops(self, plan: Plan, now: float) -> None:
-        """The engine has carried out the plan's drops. A suspect that ended without a crash is acquitted."""
+        """The engine has carried out the plan's drops. A suspect that ended without a crash is
+        acquitted."""
         for row in plan.drop:
             sequence = self.batch.dropped(row)
             if sequence is not None and sequence.standing.suspect:
                 self.handover.recovery.blame.passed(sequence.standing, now)
 
     def chunks(self, plan: Plan, now: float) -> None:
-        """The engine has computed the plan's chunks of prompts. This is progress of their rows, and of those who wait for a prefix
-        that one of them computes; preempted sequences have no time limit anyway, and must not get one by this."""
-        progress, rows = Progress(now), {chunk.row for chunk in plan.prefill} & self.batch.rows.keys()
+        """The engine has computed the plan's chunks of prompts. This is progress of their rows, and
+        of those who wait for a prefix that one of them computes; preempted sequences have no time
+        limit anyway, and must not get one by this."""
+        progress, rows = (
+            Progress(now),
+            {chunk.row for chunk in plan.prefill} & self.batch.rows.keys(),
+        )
         for row in rows:
             self.batch.rows[row].client.report(progress)
         for sequence in self.queue if rows else ():
@@ -58,7 +65,8 @@ class ResultCommit:
                 sequence.client.report(progress)
 
     def results(self, stepped: Stepped, now: float) -> None:
-        """Commit all results but tokens: scores of prompts, embeddings, and rows that the engine gave up."""
+        """Commit all results but tokens: scores of prompts, embeddings, and rows that the engine
+        gave up."""
         rows = self.batch.rows
         for row, logprobs in stepped.prompt_logprobs:
             if row in rows:
@@ -73,8 +81,9 @@ class ResultCommit:
                 self._fail(rows[row], row_failed(rows[row].request, fault))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
-        """Commit tokens; returns their number. A row that ended while the step was in flight, or with an earlier token of it, gets
-        no more. The second and later tokens of a row were drafted."""
+        """Commit tokens; returns their number. A row that ended while the step was in flight, or
+        with an earlier token of it, gets no more. The second and later tokens of a row were
+        drafted."""
         logprobs: dict[RowId, list[TokenLogprobs]] = {}
         for row, at in stepped.logprobs:
             logprobs.setdefault(row, []).append(at)
@@ -86,15 +95,20 @@ class ResultCommit:
             if sequence is before:
                 self._count_draft(sequence)
             before = sequence
-            self._append(sequence, token, logprobs[row].pop(0) if logprobs and row in logprobs else None, now)
+            self._append(
+                sequence, token, logprobs[row].pop(0) if logprobs and row in logprobs else None, now
+            )
         return committed
 
     def _count_draft(self, sequence: Sequence) -> None:
-        """A drafted token was accepted, which no plan counted. So the last token may be on its way already."""
+        """A drafted token was accepted, which no plan counted. So the last token may be on its way
+        already."""
         if sequence.schedule_token():
             self.batch.drop(sequence)
 
-    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+    def _append(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float
+    ) -> None:
         self.handled = sequence
         finished = sequence.append_token(token, logprobs, now)
         if finished is not None:
@@ -103,7 +117,9 @@ class ResultCommit:
             self._finish(sequence)
             return
         self.handled = None
-        if sequence.output.num_tokens >= sequence.stores_from and self.cache.wants_storing(sequence):
+        if sequence.output.num_tokens >= sequence.stores_from and self.cache.wants_storing(
+            sequence
+        ):
             self.to_store[sequence.id] = sequence
         if sequence.standing.suspect and sequence.num_output_tokens >= sequence.standing.passes_at:
             self.handover.passed(sequence, now)
@@ -130,19 +146,23 @@ def row_failed(request: Generate, fault: RowFault) -> Problem:
         case "not_a_number":
             return Problem(500, fault.reason, "server_error", None, "not_a_number")
         case "logits_processor":
-            return Problem(500, fault.reason, "server_error", "logits_processors", "logits_processor_failed")
+            return Problem(
+                500, fault.reason, "server_error", "logits_processors", "logits_processor_failed"
+            )
         case "no_choice":
             return _no_choice(request)
         case "grammar":
             assert request.grammar is not None, "a row without a grammar follows none"
             param = request.grammar.param
-            message = f"{param} cannot be followed any further: {fault.reason.strip()}; make it simpler"
+            message = (
+                f"{param} cannot be followed any further: {fault.reason.strip()}; make it simpler"
+            )
             return Problem(400, message, "invalid_request_error", param, "grammar_failed")
 
 
 def _no_choice(request: Generate) -> Problem:
-    """The error names the parameters that may forbid tokens: which of them did is not known, and mostly they did it together. DRY's penalty is
-    bounded, so that it forbids none."""
+    """The error names the parameters that may forbid tokens: which of them did is not known, and
+    mostly they did it together. DRY's penalty is bounded, so that it forbids none."""
     sampling = request.sampling
     forbidding = {
         "logit_bias": any(bias == -inf for _, bias in sampling.logit_bias),

@@ -1,8 +1,9 @@
 """Rows beyond a tenant's share go back to the queue, so that other tenants get theirs.
 
-At once, if another tenant waits for a row and none is free; else once the other tenants were there for
-`PATIENCE_S`: a short question of somebody else interrupts nobody. The youngest rows leave, are stored as
-any row that leaves, and resume when their tenant has fewer rows than its share, or is alone again.
+At once, if another tenant waits for a row and none is free; else once the other tenants were there
+for `PATIENCE_S`: a short question of somebody else interrupts nobody. The youngest rows leave, are
+stored as any row that leaves, and resume when their tenant has fewer rows than its share, or is
+alone again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class RowReclaiming:
     """Since when a tenant has had more rows than its share beside another one; inf: none has."""
 
     def reclaim_rows(self, now: float) -> None:
-        """Preempt rows of tenants that have more than their share. Comes before a plan counts rows."""
+        """Preempt rows of tenants that have more than their share. Comes before a plan counts
+        rows."""
         beyond = self._beyond() if self.shares.contended else []
         if not beyond:
             self._beyond_since = inf
@@ -42,7 +44,11 @@ class RowReclaiming:
     def _beyond(self) -> list[Sequence]:
         """Rows beyond the share of their tenant, those that leave first at the beginning."""
         share, running = self.shares.row_share, self.shares.running
-        excess = {tenant: count - share for tenant, count in running.items() if count > share and not tenant[0]}
+        excess = {
+            tenant: count - share
+            for tenant, count in running.items()
+            if count > share and not tenant[0]
+        }
         if not excess:
             return []
         rows = [row for row in self.preemption.batch.rows.values() if _may_leave(row, excess)]
@@ -54,18 +60,22 @@ class RowReclaiming:
         return beyond
 
     def _num_awaited(self) -> int:
-        """Number of rows that tenants with fewer than their share wait for, beyond those that are free."""
+        """Number of rows that tenants with fewer than their share wait for, beyond those that are
+        free."""
         shares, batch = self.shares, self.preemption.batch
         ready: dict[Tenant, int] = {}
         for sequence in self.preemption.queue:
             tenant = tenant_of(sequence)
             if not tenant[0] and sequence.is_ready and shares.running[tenant] < shares.row_share:
                 ready[tenant] = ready.get(tenant, 0) + 1
-        num_rows = sum(min(count, shares.row_share - shares.running[tenant]) for tenant, count in ready.items())
+        num_rows = sum(
+            min(count, shares.row_share - shares.running[tenant]) for tenant, count in ready.items()
+        )
         return max(0, num_rows - (shares.rows - batch.num_rows))
 
 
 def _may_leave(row: Sequence, excess: dict[Tenant, int]) -> bool:
-    """Whether a row may be preempted: not one that is isolated after a crash, or would begin anew."""
+    """Whether a row may be preempted: not one that is isolated after a crash, or would begin
+    anew."""
     is_bound = row.dropped or row.standing.isolated or row.request.embed
     return tenant_of(row) in excess and not is_bound

@@ -1,7 +1,8 @@
 """What a row stores: which of its KV becomes blocks and snapshots, and when.
 
-Full blocks are stored by the plan after the chunk that completed them, so that other prompts can use them at once. What follows the last
-full block is stored when the row ends, or when an answer has grown by `TAIL_TOKENS`: until then other rows copy it from the row itself.
+Full blocks are stored by the plan after the chunk that completed them, so that other prompts can
+use them at once. What follows the last full block is stored when the row ends, or when an answer
+has grown by `TAIL_TOKENS`: until then other rows copy it from the row itself.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from trouper.actors.scheduling.write_queue import WriteQueue
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Store
 
 TAIL_TOKENS = 256
-"""Length at which the tail of an answer is stored, so that the end of a row is never expensive and no step copies much."""
+"""Length at which the tail of an answer is stored, so that the end of a row is never expensive and
+no step copies much."""
 
 
 @attrs.frozen(eq=False)
 class RowStoring:
-    """Composes the `Store`s of rows. `snapshot_tokens`: the interval of snapshots; None: the model needs none."""
+    """Composes the `Store`s of rows. `snapshot_tokens`: the interval of snapshots; None: the model
+    needs none."""
 
     _tree: PrefixTree
     _live: LiveRows
@@ -34,22 +37,26 @@ class RowStoring:
             return []
         at = row.num_computed_tokens
         stores = self._store(
-            row, min(at, row.num_tokens), at if self._snapshot_due(row) and at <= row.num_tokens else None
+            row,
+            min(at, row.num_tokens),
+            at if self._snapshot_due(row) and at <= row.num_tokens else None,
         )
         if not row.prefilling:
             self._writes.add(row.node)
         return stores
 
     def due(self, row: Sequence) -> bool:
-        """Whether a decoding row has a long tail, or is at a boundary; if not, `Sequence.stores_from` says from when on this has to be asked
-        again. Where the cache had no room, that is once as many tokens have come: it hashes each block and looks for something to evict,
-        which would be done for each row in each step."""
+        """Whether a decoding row has a long tail, or is at a boundary; if not,
+        `Sequence.stores_from` says from when on this has to be asked again. Where the cache had no
+        room, that is once as many tokens have come: it hashes each block and looks for something to
+        evict, which would be done for each row in each step."""
         missing = max(TAIL_TOKENS, self._tree.sizes.block_size)
         if row.node is not None:  # Else it stores nothing before it enters again.
             missing += max(row.node.end, row.no_room_at) - row.num_tokens
             if missing <= 0 or self._snapshot_due(row):
                 return True
-            if self._snapshot_tokens is not None:  # Sent plans count, of which more may be unanswered then than now.
+            # Sent plans count, of which more may be unanswered then than now.
+            if self._snapshot_tokens is not None:
                 missing = min(missing, row.until_snapshot(self._snapshot_tokens) - PLANS_IN_FLIGHT)
         row.stores_from = row.num_output_tokens + missing
         return False
@@ -70,7 +77,8 @@ class RowStoring:
         return self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
 
     def _store(self, row: Sequence, end: int, cut: int | None) -> list[Store]:
-        """Stores of full blocks up to `end`; with `cut` also the part of a block up to there, and its snapshot if one is needed."""
+        """Stores of full blocks up to `end`; with `cut` also the part of a block up to there, and
+        its snapshot if one is needed."""
         stores: list[Store] = []
         size = self._tree.sizes.block_size
         node = row.node
@@ -105,9 +113,11 @@ class RowStoring:
         else:
             stores.append(Store(row.id, cut, (), (), snapshot))
 
-    def _store_block(self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]) -> Node | None:
-        """The node of these tokens. If it is not in memory yet, its store is added to `stores`, merged with the last one where it
-        continues that."""
+    def _store_block(
+        self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]
+    ) -> Node | None:
+        """The node of these tokens. If it is not in memory yet, its store is added to `stores`,
+        merged with the last one where it continues that."""
         tokens = row.chain.part(start, end)
         before = self._tree.child(parent, tokens)
         in_memory = before is not None and before.block is not None
@@ -116,9 +126,15 @@ class RowStoring:
             return node
         assert node.block is not None
         self._tree.eviction.pin_until_sent(node)
-        if stores and stores[-1].start + sum(stores[-1].sizes) == start and stores[-1].snapshot is None:
+        if (
+            stores
+            and stores[-1].start + sum(stores[-1].sizes) == start
+            and stores[-1].snapshot is None
+        ):
             last = stores[-1]
-            stores[-1] = attrs.evolve(last, sizes=(*last.sizes, end - start), blocks=(*last.blocks, node.block))
+            stores[-1] = attrs.evolve(
+                last, sizes=(*last.sizes, end - start), blocks=(*last.blocks, node.block)
+            )
         else:
             stores.append(Store(row.id, start, (end - start,), (node.block,)))
         return node

@@ -1,4 +1,5 @@
-"""The running batch: sequences that have a row in the engine, and those that have left theirs until the engine has dropped it."""
+"""The running batch: sequences that have a row in the engine, and those that have left theirs until
+the engine has dropped it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from trouper.protocol.problems import Problem
 
 
 class RunningBatch:
-    """Sequences by the id of their row. A sequence that is preempted and enters again has another row."""
+    """Sequences by the id of their row. A sequence that is preempted and enters again has another
+    row."""
 
     def __init__(self, counters: SchedulerCounters, shares: TenantShares) -> None:
         self._counters, self._shares = counters, shares
@@ -26,7 +28,8 @@ class RunningBatch:
         self.num_rows_of_batches = 0
         """Number of sequences in `rows` whose requests are of batches."""
         self.aborted: set[RowId] = set()
-        """Rows in `removed` whose client left. If the engine crashes by one of them, it is tried all the same."""
+        """Rows in `removed` whose client left. If the engine crashes by one of them, it is tried
+        all the same."""
         self._ids = count()
 
     def next_id(self) -> RowId:
@@ -68,7 +71,8 @@ class RunningBatch:
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Let the next plan drop the row, unless a plan has done so. Its last token is scheduled, or it leaves."""
+        """Let the next plan drop the row, unless a plan has done so. Its last token is scheduled,
+        or it leaves."""
         if not sequence.dropped:
             sequence.dropped = True
             self.dropping.append(sequence)
@@ -79,7 +83,8 @@ class RunningBatch:
         return tuple(sequence.id for sequence in dropping)
 
     def abort(self, sequence: Sequence) -> None:
-        """Remove a sequence whose client left. It is finished once the engine has dropped its row."""
+        """Remove a sequence whose client left. It is finished once the engine has dropped its
+        row."""
         self.remove(sequence)
         self.aborted.add(sequence.id)
         sequence.preempt()
@@ -90,13 +95,15 @@ class RunningBatch:
         self._counters.add(requests_withdrawn=1)
 
     def dropped(self, row: RowId) -> Sequence | None:
-        """The engine has dropped the row: nothing of it is in flight. The sequence that had it, unless it was removed before."""
+        """The engine has dropped the row: nothing of it is in flight. The sequence that had it,
+        unless it was removed before."""
         if row in self.aborted:
             self.finish_aborted(row)
         return self.removed.pop(row, None)
 
     def fail_all(self, problem: Problem) -> int:
-        """Fail every sequence; the engine drops their rows with the next plan. How many had a row."""
+        """Fail every sequence; the engine drops their rows with the next plan. How many had a
+        row."""
         for row in tuple(self.aborted):
             self.finish_aborted(row)
         failed = tuple(self.rows.values())

@@ -11,12 +11,16 @@ from trouper.protocol.watch import Watch
 
 
 class SchedulerCounters:
-    """Events since the last publication, and the values that were published last. A new scheduler goes on from these."""
+    """Events since the last publication, and the values that were published last. A new scheduler
+    goes on from these."""
 
     def __init__(self, watch: Watch[SchedulerStats]) -> None:
         self._watch = watch
-        self._values: dict[str, Any] = {name: getattr(watch.latest, name) for name in attrs.fields_dict(SchedulerStats)}
-        """By the name of their field. A step publishes once: `attrs.evolve` would look at each of 40 fields."""
+        self._values: dict[str, Any] = {
+            name: getattr(watch.latest, name) for name in attrs.fields_dict(SchedulerStats)
+        }
+        """By the name of their field. A step publishes once: `attrs.evolve` would look at each of
+        40 fields."""
         self._values["stalled_since"] = None
 
     def add(self, **events: int) -> None:

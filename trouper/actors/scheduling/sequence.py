@@ -1,4 +1,5 @@
-"""A sequence: one prompt and its answer in the scheduler's core, from the queue to its end. Pure, except for the replies."""
+"""A sequence: one prompt and its answer in the scheduler's core, from the queue to its end. Pure,
+except for the replies."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from trouper.actors.scheduling.crash_attribution import Standing
 from trouper.actors.scheduling.draft_records import UNCHOSEN, Records
 from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
-from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
+from trouper.actors.scheduling.sequence_state import (
+    QUEUED,
+    TRANSITIONS,
+    IllegalTransitionError,
+    State,
+)
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.kv import NO_USAGE, KvUsage
 from trouper.protocol.model import Tokenizer
@@ -40,8 +46,9 @@ class DiskRead(Protocol):
 
 @attrs.define(eq=False)
 class Sequence:
-    """State of one answer. `num_scheduled_tokens` counts output tokens that the sent plans sample at least, one each;
-    `num_output_tokens` those that were answered. How many drafted tokens are accepted is unknown until a plan is answered."""
+    """State of one answer. `num_scheduled_tokens` counts output tokens that the sent plans sample
+    at least, one each; `num_output_tokens` those that were answered. How many drafted tokens are
+    accepted is unknown until a plan is answered."""
 
     client: PreparedRequest
     standing: Standing
@@ -75,17 +82,20 @@ class Sequence:
     num_unscheduled_tokens: int = 0
     """Tokens that no plan prefills yet."""
     num_resumed_tokens: int = 0
-    """Output tokens that the sequence had when it entered its row, which prefills them behind the prompt."""
+    """Output tokens that the sequence had when it entered its row, which prefills them behind the
+    prompt."""
     num_scheduled_tokens: int = 0
     num_draft_tokens: int = 0
     """Maximum number of tokens that the row drafts in unanswered plans."""
     kv_usage: KvUsage = NO_USAGE
-    """What the row counts for memory, while it decodes and has fewer scheduled tokens than `kv_usage_until`."""
+    """What the row counts for memory, while it decodes and has fewer scheduled tokens than
+    `kv_usage_until`."""
     kv_usage_until: int = 0
     dropped: bool = False
     """Whether a sent plan or the next plan drops the row from the engine."""
     node: Node | None = None
-    """Node of the prefix tree at which the row's stored blocks end; None: nothing of the row is stored."""
+    """Node of the prefix tree at which the row's stored blocks end; None: nothing of the row is
+    stored."""
     boundaries: list[int] = attrs.field(factory=list)
     """Numbers of tokens at which a prefill chunk must end, for a snapshot; ascending."""
     snapshot_at: int = 0
@@ -130,7 +140,8 @@ class Sequence:
 
     @property
     def priority(self) -> float:
-        """Lower goes first. A sequence that waited too long goes before those of any priority, from then on."""
+        """Lower goes first. A sequence that waited too long goes before those of any priority, from
+        then on."""
         return -inf if self.overdue else self.request.priority
 
     @property
@@ -143,7 +154,9 @@ class Sequence:
     def enter_state(self, state: State) -> None:
         """Raises `IllegalTransitionError` for a transition that the table does not have."""
         if state not in TRANSITIONS[self.state]:
-            raise IllegalTransitionError(f"{self.request.request_id}: from {self.state.value} to {state.value}")
+            raise IllegalTransitionError(
+                f"{self.request.request_id}: from {self.state.value} to {state.value}"
+            )
         self.state = state
 
     def wait_for_disk(self, read: DiskRead) -> None:
@@ -155,18 +168,21 @@ class Sequence:
         self.primary, self.shared_tokens = primary, shared_tokens
 
     def enter(self, row: RowId) -> None:
-        """Begin to prefill the prompt, and the output tokens so far if the sequence resumes. Tokens that were in flight in its
-        last row are sampled again."""
+        """Begin to prefill the prompt, and the output tokens so far if the sequence resumes. Tokens
+        that were in flight in its last row are sampled again."""
         self.enter_state(State.PREFILLING)
         self.id, self.primary, self.node = row, None, None
         self.num_resumed_tokens = self.num_scheduled_tokens = self.num_output_tokens
         self.num_unscheduled_tokens = self.num_prompt_tokens + self.num_output_tokens
-        self.num_draft_tokens = self.snapshot_at = self.no_room_at = self.kv_usage_until = self.stores_from = 0
+        self.num_draft_tokens = self.snapshot_at = self.no_room_at = self.kv_usage_until = (
+            self.stores_from
+        ) = 0
         self.boundaries, self.dropped = [], False
         self.output.scores.clear()
 
     def schedule_chunk(self, tokens: int) -> bool:
-        """A plan prefills the next tokens. The last chunk of a prompt samples the next token. Returns whether that was the answer's last."""
+        """A plan prefills the next tokens. The last chunk of a prompt samples the next token.
+        Returns whether that was the answer's last."""
         self.num_unscheduled_tokens -= tokens
         if self.num_unscheduled_tokens:
             return False
@@ -176,7 +192,8 @@ class Sequence:
         return last
 
     def schedule_token(self) -> bool:
-        """A plan samples the next token, or a drafted token was accepted that no plan counted. Returns whether that was the last."""
+        """A plan samples the next token, or a drafted token was accepted that no plan counted.
+        Returns whether that was the last."""
         self.num_scheduled_tokens += 1
         if self.num_scheduled_tokens < self.output.max_tokens:
             return False
@@ -189,8 +206,11 @@ class Sequence:
         self.enter_state(State.PREEMPTED)
 
     def carry_over(self) -> None:
-        """The engine crashed: nothing of its KV, of the tree and of reads from disk exists any more."""
-        self.enter_state(State.WAITING if self.state in QUEUED | {State.PREEMPTED} else State.PREEMPTED)
+        """The engine crashed: nothing of its KV, of the tree and of reads from disk exists any
+        more."""
+        self.enter_state(
+            State.WAITING if self.state in QUEUED | {State.PREEMPTED} else State.PREEMPTED
+        )
         self.primary = self.read = self.node = None
 
     def start(self, num_cached_tokens: int, now: float) -> None:
@@ -199,7 +219,9 @@ class Sequence:
         self.num_cached_tokens, self.since, self.started = num_cached_tokens, now, True
         self.client.reply(Started(num_cached_tokens, disk_tokens, now))
 
-    def append_token(self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0) -> Finished | None:
+    def append_token(
+        self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0
+    ) -> Finished | None:
         """Commit one token. Returns the `Finished` that it caused, after the last text was sent."""
         self.chain.append(token)
         return self.output.append(token, logprobs, now)
@@ -221,7 +243,11 @@ class Sequence:
         if self.state is State.WAITING_FOR_DISK and self.read is not None:
             return self.read.done
         primary = self.primary
-        return primary is None or primary.node is None or primary.num_computed_tokens >= self.shared_tokens
+        return (
+            primary is None
+            or primary.node is None
+            or primary.num_computed_tokens >= self.shared_tokens
+        )
 
     @property
     def num_output_tokens(self) -> int:
@@ -230,7 +256,8 @@ class Sequence:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Number of tokens that the row prefills or has from a cache: its prompt, and its output tokens if it resumes."""
+        """Number of tokens that the row prefills or has from a cache: its prompt, and its output
+        tokens if it resumes."""
         return self.num_prompt_tokens + self.num_resumed_tokens
 
     @property
@@ -240,7 +267,8 @@ class Sequence:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Number of tokens in the row's KV once all sent plans are done; more, if drafts are accepted."""
+        """Number of tokens in the row's KV once all sent plans are done; more, if drafts are
+        accepted."""
         if self.num_unscheduled_tokens == 0:
             return self.num_prompt_tokens + self.num_scheduled_tokens - 1
         return self.num_prefill_tokens - self.num_unscheduled_tokens
@@ -253,7 +281,9 @@ class Sequence:
     def work(self) -> Work:
         if self.request.embed:
             return "embed"
-        return "text" if self.num_resumed_tokens or self.request.prompt_logprobs is None else "score"
+        return (
+            "text" if self.num_resumed_tokens or self.request.prompt_logprobs is None else "score"
+        )
 
     @property
     def turns(self) -> list[int]:
@@ -268,7 +298,11 @@ class Sequence:
         if not self.prefilling:
             return 0
         index = bisect_right(self.boundaries, at)
-        return self.boundaries[index] - at if index < len(self.boundaries) else self.num_unscheduled_tokens
+        return (
+            self.boundaries[index] - at
+            if index < len(self.boundaries)
+            else self.num_unscheduled_tokens
+        )
 
     def add_boundary(self, num_tokens: int) -> None:
         if num_tokens not in self.boundaries:
@@ -281,7 +315,8 @@ class Sequence:
         return last if last > self.num_computed_tokens else 0
 
     def snapshot_due(self, interval: int) -> bool:
-        """Whether a snapshot of the row's rings and states is due now. `interval`: in tokens, while the answer grows."""
+        """Whether a snapshot of the row's rings and states is due now. `interval`: in tokens, while
+        the answer grows."""
         at = self.num_computed_tokens
         if at == self.snapshot_at:
             return False
@@ -296,5 +331,6 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Number of tokens, beyond the one of the next plan, for which the answer certainly has room."""
+        """Number of tokens, beyond the one of the next plan, for which the answer certainly has
+        room."""
         return self.max_tokens - self.num_scheduled_tokens - self.num_draft_tokens - 1

@@ -30,7 +30,9 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.WAITING: QUEUED | {State.PREFILLING, State.FINISHED},
     State.WAITING_FOR_PREFIX: QUEUED | {State.PREFILLING, State.FINISHED},
     State.WAITING_FOR_DISK: QUEUED | {State.PREFILLING, State.FINISHED},
-    State.PREFILLING: frozenset({State.DECODING, State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}),
+    State.PREFILLING: frozenset(
+        {State.DECODING, State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}
+    ),
     State.DECODING: frozenset({State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}),
     State.LAST_TOKEN_SCHEDULED: frozenset({State.PREEMPTED, State.FINISHED}),
     State.PREEMPTED: QUEUED | {State.PREFILLING, State.FINISHED},

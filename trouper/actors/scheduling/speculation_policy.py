@@ -1,8 +1,9 @@
-"""Speculation policy: which rows draft, by what and how much. Measured acceptance (`draft_records`) against the measured cost of a
-step that verifies drafts, and of the passes of a draft model or an MTP head (`draft_costs`). Pure.
+"""Speculation policy: which rows draft, by what and how much. Measured acceptance (`draft_records`)
+against the measured cost of a step that verifies drafts, and of the passes of a draft model or an
+MTP head (`draft_costs`). Pure.
 
-A row drafts nothing from its own text until its output repeats earlier tokens. While no row does, the engine is only asked
-periodically which rows repeat something, which does not lengthen a step.
+A row drafts nothing from its own text until its output repeats earlier tokens. While no row does,
+the engine is only asked periodically which rows repeat something, which does not lengthen a step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Drafter(Protocol):
 
     @property
     def records(self) -> Mapping[ProposerName, Record]:
-        """History of the row's drafts by each proposer that it may use; empty: the row never drafts."""
+        """History of the row's drafts by each proposer that it may use; empty: the row never
+        drafts."""
 
     @property
     def room(self) -> int:
@@ -56,7 +58,8 @@ class DraftOption(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """What drafts are expected to bring: the speed-up over plain steps of these options with drafts of `size` tokens."""
+    """What drafts are expected to bring: the speed-up over plain steps of these options with drafts
+    of `size` tokens."""
 
     speed_up: float
     chosen: Sequence[DraftOption]
@@ -67,8 +70,11 @@ class Speculation:
     """Decides for each plan how much each row drafts and by what, and learns from each result."""
 
     def __init__(self, max_tokens: int, min_match: int, stats: SpeculationStats) -> None:
-        """Maximum draft of `max_tokens` tokens; minimum match of `min_match` tokens. Counters continue from `stats`."""
-        self._sizes = sorted({min(1 << power, max_tokens) for power in range(max_tokens.bit_length() + 1)})
+        """Maximum draft of `max_tokens` tokens; minimum match of `min_match` tokens. Counters
+        continue from `stats`."""
+        self._sizes = sorted(
+            {min(1 << power, max_tokens) for power in range(max_tokens.bit_length() + 1)}
+        )
         self._min_match = min_match
         self._costs, self._priors = Costs(), Priors()
         self._steps = 0
@@ -96,7 +102,8 @@ class Speculation:
         return attrs.evolve(best, watch=True) if watch else best
 
     def _best(self, rows: Sequence[Drafter]) -> Allowed:
-        """The drafts with the highest expected tokens a second: one size, for the most promising rows, each by its better proposer."""
+        """The drafts with the highest expected tokens a second: one size, for the most promising
+        rows, each by its better proposer."""
         options = [
             DraftOption(index, record, room)
             for index, row in enumerate(rows)
@@ -111,7 +118,10 @@ class Speculation:
             return Allowed()
         # One proposer at most runs passes in a step, for which all rows wait: with it and without.
         names = {option.record.name for option in options} - {"ngram"}
-        subsets = [[option for option in options if option.record.name in ("ngram", name)] for name in sorted(names)]
+        subsets = [
+            [option for option in options if option.record.name in ("ngram", name)]
+            for name in sorted(names)
+        ]
         promises = [self._promise(some, len(rows)) for some in (*subsets, ngrams) if some]
         promise = max(promises, key=lambda promise: promise.speed_up)
         self._promised = promise.speed_up
@@ -124,9 +134,9 @@ class Speculation:
         return Allowed(tuple(drafts), tuple(chosen) if set(chosen) != {"ngram"} else ())
 
     def _promise(self, options: Sequence[DraftOption], rows: int) -> Promise:
-        """The best of all sizes and, for each size, of all numbers of its most promising options. A step takes longer only if some
-        row has something to draft; a draft model or a head always has, and runs a pass for each token. Options are by n-grams, and by
-        one such proposer."""
+        """The best of all sizes and, for each size, of all numbers of its most promising options. A
+        step takes longer only if some row has something to draft; a draft model or a head always
+        has, and runs a pass for each token. Options are by n-grams, and by one such proposer."""
         chance = np.array([record.chance(self._priors, self._steps) for _, record, _ in options])
         finds, room = np.array([(record.finds, room) for _, record, room in options]).T
         modelled = np.array([record.name != "ngram" for _, record, _ in options])
@@ -134,7 +144,9 @@ class Speculation:
         draft_pass = self._costs.draft_pass(name, rows) if name else 0.0
         sizes = self._costs.affordable(rows, self._sizes)
         # Expected number of accepted tokens of a draft: those before the first rejected one.
-        expected = chance * (1 - chance ** np.minimum(np.array(sizes)[:, None], room)) / (1 - chance)
+        expected = (
+            chance * (1 - chance ** np.minimum(np.array(sizes)[:, None], room)) / (1 - chance)
+        )
         _only_better(expected, finds, [option.row_index for option in options])
         order = np.argsort(-expected, axis=1, kind="stable")
         tokens = rows + np.cumsum(np.take_along_axis(finds * expected, order, axis=1), axis=1)
@@ -144,7 +156,11 @@ class Speculation:
         taken = nobody * self._costs.ratio(rows, 0) + (1 - nobody) * full + passes * draft_pass
         gain = tokens / rows / taken
         best, last = np.unravel_index(np.argmax(gain), gain.shape)
-        return Promise(float(gain[best, last]), [options[index] for index in order[best, : last + 1]], sizes[best])
+        return Promise(
+            float(gain[best, last]),
+            [options[index] for index in order[best, : last + 1]],
+            sizes[best],
+        )
 
     def answered(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
         """Learn from the result of a plan. `rows`: the rows that still exist."""
@@ -164,7 +180,8 @@ class Speculation:
         self.stats = counted(self.stats, plan, stepped)
 
     def _learn(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
-        """Learn how many drafted tokens were right: those of each row, and those of all rows by each proposer."""
+        """Learn how many drafted tokens were right: those of each row, and those of all rows by
+        each proposer."""
         answers = {row: (tokens, right) for row, tokens, right in stepped.drafted}
         names = plan.proposer_of
         counts: dict[Acceptance, tuple[int, int]] = {}
@@ -190,14 +207,18 @@ class Speculation:
         sizes = zip(plan.drafts, plan.proposers, strict=False)
         passes = max((size for size, name in sizes if name in names), default=0)
         longest = max((tokens for _, tokens, _ in stepped.drafted), default=0)
-        self._costs.measured(rows, size_of(longest), stepped.seconds - (stepped.draft_s if passes else 0.0))
+        self._costs.measured(
+            rows, size_of(longest), stepped.seconds - (stepped.draft_s if passes else 0.0)
+        )
         for name in names if passes and len(names) == 1 else ():
             self._costs.measured_passes(name, rows, stepped.draft_s / passes)
 
 
-def _only_better(expected: NDArray[np.float64], finds: NDArray[np.float64], rows: Sequence[int]) -> None:
-    """Expect nothing of the worse of a row's two proposers, for each size. expected (sizes, options); finds (options,). `rows`:
-    the row of each option; those of one row are neighbours."""
+def _only_better(
+    expected: NDArray[np.float64], finds: NDArray[np.float64], rows: Sequence[int]
+) -> None:
+    """Expect nothing of the worse of a row's two proposers, for each size. expected (sizes,
+    options); finds (options,). `rows`: the row of each option; those of one row are neighbours."""
     for other in range(1, len(rows)):
         one = other - 1
         if rows[one] == rows[other]:
@@ -214,7 +235,9 @@ def counted(stats: SpeculationStats, plan: Plan, stepped: Stepped) -> Speculatio
     for row, tokens, right in stepped.drafted:
         before = by_proposer.get(names[row], ProposerStats())
         by_proposer[names[row]] = ProposerStats(
-            drafts=before.drafts + 1, drafted=before.drafted + tokens, accepted=before.accepted + right
+            drafts=before.drafts + 1,
+            drafted=before.drafted + tokens,
+            accepted=before.accepted + right,
         )
     return attrs.evolve(
         stats,

@@ -1,4 +1,5 @@
-"""Step statistics. A step is observed once, however many rows it has; the engine's banks are reported once a second."""
+"""Step statistics. A step is observed once, however many rows it has; the engine's banks are
+reported once a second."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ BANKS_EVERY_S = 1.0
 
 @attrs.define
 class StepStatistics:
-    """Histograms of inter-token latencies and of tokens a step. A decoding row decodes in every step, so the latency between two
-    of its tokens is that between two results, and it is the same for all rows that decoded in both."""
+    """Histograms of inter-token latencies and of tokens a step. A decoding row decodes in every
+    step, so the latency between two of its tokens is that between two results, and it is the same
+    for all rows that decoded in both."""
 
     inter_token_latency: Histogram
     step_tokens: Histogram
@@ -44,7 +46,8 @@ class StepStatistics:
         }
 
     def request_banks(self, plan: Plan, now: float) -> Plan:
-        """Let a plan report the banks once a second, and when work ends, since no later plan would say that the rows are no more."""
+        """Let a plan report the banks once a second, and when work ends, since no later plan would
+        say that the rows are no more."""
         if plan.has_work and now < self._banks_due_at:
             return plan
         if plan.has_work:
@@ -52,12 +55,15 @@ class StepStatistics:
         return attrs.evolve(plan, report_banks=True)
 
     def stepped(self, stepped: Stepped, now: float, *, decoding: int, tokens: int) -> None:
-        """Observe a step. `decoding`: number of rows that decoded; `tokens`: tokens that it prefilled and decoded."""
+        """Observe a step. `decoding`: number of rows that decoded; `tokens`: tokens that it
+        prefilled and decoded."""
         produced = bool(stepped.rows)
         if stepped.banks is not None:
             self._banks = stepped.banks
         if decoding and self._tokens_at is not None:
-            self.inter_token_latency = self.inter_token_latency.with_value(now - self._tokens_at, decoding)
+            self.inter_token_latency = self.inter_token_latency.with_value(
+                now - self._tokens_at, decoding
+            )
         if tokens:
             self.step_tokens = self.step_tokens.with_value(tokens)
         self._tokens_at = now if produced else None

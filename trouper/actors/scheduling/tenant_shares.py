@@ -4,19 +4,20 @@ While requests of one tenant alone run or wait, nothing here has an effect. Othe
 
 - **Queue**: of equal priority, the tenant with the fewest rows goes first. Each tenant may fill a
   queue of its own.
-- **Rows**: a tenant has at most its share, the number of rows divided by the tenants that are there.
-  A step takes longer with each row, and every stream pays that.
-- **Prefill**: a step's tokens are split between tenants before they are split between prompts. While
-  others decode, a tenant prefills on credit: each second gives every tenant its share of a second, up
-  to `CREDIT_S`, and prefill takes what it lasted. Credit outlasts requests, and the moments without
-  others. So long prompts of a tenant that seldom sends some are not slowed down, and one that
-  always sends some takes its share of the time.
+- **Rows**: a tenant has at most its share, the number of rows divided by the tenants that are
+  there. A step takes longer with each row, and every stream pays that.
+- **Prefill**: a step's tokens are split between tenants before they are split between prompts.
+  While others decode, a tenant prefills on credit: each second gives every tenant its share of a
+  second, up to `CREDIT_S`, and prefill takes what it lasted. Credit outlasts requests, and the
+  moments without others. So long prompts of a tenant that seldom sends some are not slowed down,
+  and one that always sends some takes its share of the time.
 
-Batches have no share: they yield to all others (`batch_yielding.py`). Among themselves they take turns.
+Batches have no share: they yield to all others (`batch_yielding.py`). Among themselves they take
+turns.
 
 Unlike the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
-2024), which orders the queue by tokens served, rows are bounded: an answer of 30,000 tokens may hold a
-row for minutes after the queue was fair.
+2024), which orders the queue by tokens served, rows are bounded: an answer of 30,000 tokens may
+  hold a row for minutes after the queue was fair.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.plans import Chunk, Plan, RowId
 
 CREDIT_S = 4.0
-"""Prefill that a tenant may take beyond its share: about 2,000 tokens of a small model on two CPU cores,
-140,000 of 4B on a GPU."""
+"""Prefill that a tenant may take beyond its share: about 2,000 tokens of a small model on two CPU
+cores, 140,000 of 4B on a GPU."""
 DEBT_S = 1.0
 """Most that a tenant may owe, which prefilled while nobody else decoded."""
 Tenant = tuple[bool, str]
@@ -90,8 +91,8 @@ class TenantShares:
         return tenant[0] or self.running[tenant] < self.row_share or not self.contended
 
     def in_turn(self, sequences: Ordered[Sequence]) -> Ordered[Sequence]:
-        """Sequences of one priority in the order in which they may enter: by the rows that their tenant
-        would have, then as they are."""
+        """Sequences of one priority in the order in which they may enter: by the rows that their
+        tenant would have, then as they are."""
         if len(self.waiting) < 2:
             return sequences
         would_have = self.running.copy()
@@ -104,7 +105,9 @@ class TenantShares:
 
     # -- prefill ---------------------------------------------------------------------------------
 
-    def may_prefill(self, prefilling: list[Sequence], decoding: Iterable[Sequence]) -> list[Sequence]:
+    def may_prefill(
+        self, prefilling: list[Sequence], decoding: Iterable[Sequence]
+    ) -> list[Sequence]:
         """Rows that may prefill in the next step. All, if only their own tenant decodes."""
         if not self.contended:
             return prefilling
@@ -115,7 +118,11 @@ class TenantShares:
         return self._credit_s.get(tenant_of(row), CREDIT_S) > 0
 
     def share_prefill(
-        self, remaining: Ordered[tuple[RowId, int]], rows: Mapping[RowId, Sequence], budget: int, max_tokens: int
+        self,
+        remaining: Ordered[tuple[RowId, int]],
+        rows: Mapping[RowId, Sequence],
+        budget: int,
+        max_tokens: int,
     ) -> tuple[Chunk, ...]:
         """Split `budget` tokens between tenants, and what each gets between its rows, as
         `share_chunks` does; the arguments are its own, and the sequences of the rows."""
@@ -124,7 +131,10 @@ class TenantShares:
             by_tenant.setdefault(tenant_of(rows[row]), []).append((row, tokens))
         if len(by_tenant) < 2:
             return share_chunks(remaining, budget, max_tokens)
-        requested = [(RowId(index), sum(tokens for _, tokens in its)) for index, its in enumerate(by_tenant.values())]
+        requested = [
+            (RowId(index), sum(tokens for _, tokens in its))
+            for index, its in enumerate(by_tenant.values())
+        ]
         shares = share_chunks(requested, budget, budget)
         chunks = {
             chunk.row: chunk
@@ -133,9 +143,13 @@ class TenantShares:
         }
         return tuple(chunks[row] for row, _ in remaining)
 
-    def note_prefill(self, step: int, chunks: Iterable[Chunk], rows: Mapping[RowId, Sequence]) -> None:
+    def note_prefill(
+        self, step: int, chunks: Iterable[Chunk], rows: Mapping[RowId, Sequence]
+    ) -> None:
         """Note whose rows the plan of a step prefills, if there are several tenants."""
-        if self.contended and (tenants := {chunk.row: tenant_of(rows[chunk.row]) for chunk in chunks}):
+        if self.contended and (
+            tenants := {chunk.row: tenant_of(rows[chunk.row]) for chunk in chunks}
+        ):
             self._planned[step] = tenants
 
     def charge(self, plan: Plan, seconds: float, decode_s: float) -> None:

@@ -14,11 +14,13 @@ from trouper.protocol.plans import BlockId
 
 _tokens = itemgetter(0)
 SOON = 128 * TOKEN_BYTES
-"""Bytes that are compared as a number: NumPy takes two to five times as long for so few. The beginning of a chat template is shorter."""
+"""Bytes that are compared as a number: NumPy takes two to five times as long for so few. The
+beginning of a chat template is shorter."""
 
 
 def common(a: bytes, b: bytes) -> int:
-    """Number of tokens in the common prefix of two token strings. Most that are compared differ soon, or not at all."""
+    """Number of tokens in the common prefix of two token strings. Most that are compared differ
+    soon, or not at all."""
     size = min(len(a), len(b))
     a, b = a[:size], b[:size]
     if a == b:
@@ -31,8 +33,8 @@ def common(a: bytes, b: bytes) -> int:
 
 @attrs.define(eq=False)
 class Node:
-    """A node of the prefix tree: the tokens of one block after those of its parent. It is usable while its block is in memory or
-    on disk."""
+    """A node of the prefix tree: the tokens of one block after those of its parent. It is usable
+    while its block is in memory or on disk."""
 
     key: bytes
     parent: Node | None
@@ -48,7 +50,8 @@ class Node:
     pins: int = 0
     """Number of rows and loads that use the node."""
     locks: int = 0
-    """Number of pins, and of children that are locked. A locked node has a pin on it or on a descendant."""
+    """Number of pins, and of children that are locked. A locked node has a pin on it or on a
+    descendant."""
     resident_children: int = 0
     """Number of children that are resident."""
     last_used: int = 0
@@ -56,7 +59,8 @@ class Node:
     _order: list[tuple[bytes, Node]] = attrs.field(factory=list)
     """Children, sorted by their tokens."""
 
-    def __lt__(self, other: Node) -> bool:  # Siblings have distinct tokens, and entries of a heap distinct stamps.
+    # Siblings have distinct tokens, and entries of a heap distinct stamps.
+    def __lt__(self, other: Node) -> bool:
         return self.key < other.key
 
     @property
@@ -73,7 +77,8 @@ class Node:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the node or a descendant is in memory or pinned. The parent of a resident node is not evicted."""
+        """Whether the node or a descendant is in memory or pinned. The parent of a resident node is
+        not evicted."""
         return self.block is not None or self.pins > 0 or self.resident_children > 0
 
     @property
@@ -95,17 +100,20 @@ class Node:
         del self._order[bisect_left(self._order, (child.tokens, child))]
 
     def nearest(self, tokens: bytes) -> tuple[int, Node | None]:
-        """The usable child that shares the longest prefix with `tokens`, and its length in tokens. The further a child is from
-        where `tokens` would be inserted the less it shares, so the first usable one on either side is the best of that side."""
+        """The usable child that shares the longest prefix with `tokens`, and its length in tokens.
+        The further a child is from where `tokens` would be inserted the less it shares, so the
+        first usable one on either side is the best of that side."""
         index = bisect_left(self._order, (tokens,))
         sides = range(index - 1, -1, -1), range(index, len(self._order))
-        near = [next((node for n in side if (node := self._order[n][1]).usable), None) for side in sides]
+        near = [
+            next((node for n in side if (node := self._order[n][1]).usable), None) for side in sides
+        ]
         found = [(common(tokens, node.tokens), node) for node in near if node is not None]
         return max(((n, node) for n, node in found if n), default=(0, None))
 
     def longest_with_snapshot(self, tokens: bytes) -> Node | None:
-        """The longest usable child that is a prefix of `tokens` and has a snapshot. All prefixes of `tokens` are prefixes of
-        what it shares with the last child that is not greater."""
+        """The longest usable child that is a prefix of `tokens` and has a snapshot. All prefixes of
+        `tokens` are prefixes of what it shares with the last child that is not greater."""
         index = bisect_right(self._order, tokens, key=_tokens)
         while index:
             child_tokens, node = self._order[index - 1]

@@ -1,8 +1,9 @@
 """Reuse of what live rows hold or still compute: tails to copy, and primaries to wait for.
 
-The *tail* of a live row is the KV between its last stored block and its last computed token; other rows copy it from the row itself.
-A *primary* is a row that prefills tokens which a waiting prompt shares. Waiting for it costs no computation, only time, and the core
-decides whether that is worth it.
+The *tail* of a live row is the KV between its last stored block and its last computed token; other
+rows copy it from the row itself. A *primary* is a row that prefills tokens which a waiting prompt
+shares. Waiting for it costs no computation, only time, and the core decides whether that is worth
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class LiveMatch(NamedTuple):
     """What live rows add to a prompt's match in the tree."""
 
     tokens: int
-    """Number of tokens that need not be computed: those of the match, or more with the tail of `source`."""
+    """Number of tokens that need not be computed: those of the match, or more with the tail of
+    `source`."""
     source: Sequence | None = None
     primary: Sequence | None = None
     """Row that computes more tokens of this prompt than `tokens`."""
@@ -53,16 +55,22 @@ class LiveRows:
         self._eviction.unpin(row.node)
         row.node = None
 
-    def extend(self, chain: Chain, limit: int, last: Node, tokens: int, *, tails: bool) -> LiveMatch:
-        """Extend a match of `tokens` tokens, whose full blocks end at `last`, by live rows. A tail begins where the full blocks end, so
-        only a match of all of these can continue in one, and only if `tails`: rings and states cannot be copied at a token."""
+    def extend(
+        self, chain: Chain, limit: int, last: Node, tokens: int, *, tails: bool
+    ) -> LiveMatch:
+        """Extend a match of `tokens` tokens, whose full blocks end at `last`, by live rows. A tail
+        begins where the full blocks end, so only a match of all of these can continue in one, and
+        only if `tails`: rings and states cannot be copied at a token."""
         match, until, primary = LiveMatch(tokens), 0, None
         prompt = chain.part(last.end, limit)
         for row in self._rows.get(last, {}).values():
             shared = last.end + common(prompt, row.chain.part(last.end, limit))
             if shared <= tokens:
                 continue
-            computed, promised = min(shared, row.num_computed_tokens), min(shared, row.num_prefill_tokens - 1)
+            computed, promised = (
+                min(shared, row.num_computed_tokens),
+                min(shared, row.num_prefill_tokens - 1),
+            )
             if tails and tokens >= last.end and computed > match.tokens:
                 match = LiveMatch(computed, row)
             if promised > max(until, row.num_computed_tokens):

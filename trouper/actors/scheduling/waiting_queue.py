@@ -1,9 +1,10 @@
-"""The waiting queue: sequences without a row, by priority, then by arrival; preempted ones before all others of their priority.
-Tenants take turns within a priority (`tenant_shares.py`).
+"""The waiting queue: sequences without a row, by priority, then by arrival; preempted ones before
+all others of their priority. Tenants take turns within a priority (`tenant_shares.py`).
 
-Lower priorities go first, so a sequence could wait for ever while others of a lower number arrive. Therefore a sequence that has waited
-longer than `max_wait_s` is overdue: it goes before all that are not, and overdue sequences go in the order of their arrival. Those of
-batches become overdue one at a time, if none of them runs (`batch_yielding.py`).
+Lower priorities go first, so a sequence could wait for ever while others of a lower number arrive.
+Therefore a sequence that has waited longer than `max_wait_s` is overdue: it goes before all that
+are not, and overdue sequences go in the order of their arrival. Those of batches become overdue one
+at a time, if none of them runs (`batch_yielding.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ class WaitingQueue:
         return sum(map(len, self._classes.values()))
 
     def is_full_for(self, request: Generate, size: int) -> bool:
-        """Whether a request is one too many of its tenant. Requests of batches take no room from others, and their number is bounded
-        where they come from."""
-        return request.priority != BATCH_PRIORITY and self._shares.waiting[False, request.tenant] >= size
+        """Whether a request is one too many of its tenant. Requests of batches take no room from
+        others, and their number is bounded where they come from."""
+        return (
+            request.priority != BATCH_PRIORITY
+            and self._shares.waiting[False, request.tenant] >= size
+        )
 
     @property
     def has_others(self) -> bool:
@@ -48,10 +52,14 @@ class WaitingQueue:
 
     @property
     def others_may_enter(self) -> bool:
-        """Whether a sequence that is of no batch waits for nothing but a row. One that is isolated after a crash waits for all rows to
-        end."""
-        classes = (sequences for priority, sequences in self._classes.items() if priority != BATCH_PRIORITY)
-        return any(one.is_ready and not one.standing.isolated for sequences in classes for one in sequences)
+        """Whether a sequence that is of no batch waits for nothing but a row. One that is isolated
+        after a crash waits for all rows to end."""
+        classes = (
+            sequences for priority, sequences in self._classes.items() if priority != BATCH_PRIORITY
+        )
+        return any(
+            one.is_ready and not one.standing.isolated for sequences in classes for one in sequences
+        )
 
     @property
     def first_of_batches(self) -> Sequence | None:
@@ -64,11 +72,13 @@ class WaitingQueue:
             yield from self._shares.in_turn(self._classes[priority])
 
     def count_sharing(self, sequence: Sequence, num_tokens: int, at_most: int) -> int:
-        """Number of sequences whose first `num_tokens` tokens are those of `sequence`, itself among them; `at_most` of the next
-        `MAX_COMPARED` are counted."""
+        """Number of sequences whose first `num_tokens` tokens are those of `sequence`, itself among
+        them; `at_most` of the next `MAX_COMPARED` are counted."""
         chain = sequence.chain
         start = chain.part(0, num_tokens)
-        near = islice((other.chain for other in self if other.chain.root is chain.root), MAX_COMPARED)
+        near = islice(
+            (other.chain for other in self if other.chain.root is chain.root), MAX_COMPARED
+        )
         return sum(islice((1 for other in near if other.starts_with(start)), at_most))
 
     def append(self, sequence: Sequence) -> None:
@@ -97,9 +107,13 @@ class WaitingQueue:
         self.num_preempted = 0
 
     def remove_aborted(self) -> list[Sequence]:
-        """Sequences whose client left. A suspect stays: it is tried to its end, since a client that leaves early could otherwise
-        crash the engine as often as it likes."""
-        aborted = [sequence for sequence in self if sequence.client.aborted and not sequence.standing.suspect]
+        """Sequences whose client left. A suspect stays: it is tried to its end, since a client that
+        leaves early could otherwise crash the engine as often as it likes."""
+        aborted = [
+            sequence
+            for sequence in self
+            if sequence.client.aborted and not sequence.standing.suspect
+        ]
         for sequence in aborted:
             self.remove(sequence)
         return aborted
@@ -110,14 +124,22 @@ class WaitingQueue:
         if len(self._classes) < 2 or not self._max_wait_s:
             return waiting
         for sequence in waiting:
-            sequence.overdue |= not sequence.of_batch and now - sequence.queued_at > self._max_wait_s
-        return sorted(waiting, key=lambda sequence: (not sequence.overdue, sequence.overdue and sequence.arrived_at))
+            sequence.overdue |= (
+                not sequence.of_batch and now - sequence.queued_at > self._max_wait_s
+            )
+        return sorted(
+            waiting,
+            key=lambda sequence: (not sequence.overdue, sequence.overdue and sequence.arrived_at),
+        )
 
     def first(self, now: float) -> Sequence | None:
         return next(iter(self.ordered(now)), None)
 
-    def candidates(self, batch: RunningBatch, blame: Blame, *, idle: bool, now: float) -> Ordered[Sequence]:
-        """Sequences that may enter the batch, in order, as far as isolated rows let them. `idle`: no plan is in flight."""
+    def candidates(
+        self, batch: RunningBatch, blame: Blame, *, idle: bool, now: float
+    ) -> Ordered[Sequence]:
+        """Sequences that may enter the batch, in order, as far as isolated rows let them. `idle`:
+        no plan is in flight."""
         return may_enter(
             self.ordered(now),
             [sequence.standing for sequence in (*batch.rows.values(), *batch.removed.values())],

@@ -1,4 +1,5 @@
-"""The write queue: which cached blocks wait to be written to disk, in which order, and which are in flight."""
+"""The write queue: which cached blocks wait to be written to disk, in which order, and which are in
+flight."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MAX_QUEUED_CHAINS = 4096
 
 @attrs.frozen(eq=False)
 class InFlightWrite:
-    """Consecutive nodes in flight to the disk. The record is valid even after the nodes were evicted."""
+    """Consecutive nodes in flight to the disk. The record is valid even after the nodes were
+    evicted."""
 
     run: Run
     nodes: tuple[Node, ...]
@@ -40,7 +42,10 @@ class WriteQueue:
         """Queue a node and its ancestors."""
         nodes: deque[Node] = deque()
         while (
-            self.enabled and node is not None and node.parent is not None and not (node.queued or self._is_saved(node))
+            self.enabled
+            and node is not None
+            and node.parent is not None
+            and not (node.queued or self._is_saved(node))
         ):
             node.queued = True
             nodes.appendleft(node)
@@ -51,10 +56,13 @@ class WriteQueue:
             self._drop_oldest()
 
     def _is_saved(self, node: Node) -> bool:
-        return (node.on_disk and (node.snapshot is None or node.snapshot_on_disk)) or node.key in self._in_flight
+        return (
+            node.on_disk and (node.snapshot is None or node.snapshot_on_disk)
+        ) or node.key in self._in_flight
 
     def next_run(self, max_bytes: int) -> InFlightWrite | None:
-        """The next nodes of one chain to write to disk: those in memory that are not on disk yet."""
+        """The next nodes of one chain to write to disk: those in memory that are not on disk
+        yet."""
         while self._chains:
             nodes = self._chains[0]
             run = self._take(nodes, max_bytes)
@@ -65,8 +73,8 @@ class WriteQueue:
         return None
 
     def _take(self, nodes: deque[Node], max_bytes: int) -> list[Node]:
-        """Take the next run off a chain. What remains of it is not visited: the chain of a long prompt has thousands of nodes, and a
-        run of a large model only a few."""
+        """Take the next run off a chain. What remains of it is not visited: the chain of a long
+        prompt has thousands of nodes, and a run of a large model only a few."""
         run: list[Node] = []
         nbytes = 0
         while nodes and self._is_saved(nodes[0]):
@@ -84,13 +92,20 @@ class WriteQueue:
             node.queued = False
 
     def _bytes_of(self, node: Node) -> int:
-        return node.size * self._sizes.token_bytes + (node.snapshot is not None) * self._sizes.snapshot_bytes
+        return (
+            node.size * self._sizes.token_bytes
+            + (node.snapshot is not None) * self._sizes.snapshot_bytes
+        )
 
     def _send(self, nodes: list[Node]) -> InFlightWrite:
         parent = nodes[0].parent
         assert parent is not None
         run = Run(
-            parent.key, tuple(BlockRef(node.key, node.tokens, snapshot=node.snapshot is not None) for node in nodes)
+            parent.key,
+            tuple(
+                BlockRef(node.key, node.tokens, snapshot=node.snapshot is not None)
+                for node in nodes
+            ),
         )
         self._in_flight |= {ref.key: (parent_key, ref) for parent_key, ref in run.linked()}
         return InFlightWrite(run, tuple(nodes), sum(map(self._bytes_of, nodes)))

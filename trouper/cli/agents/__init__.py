@@ -1,1 +1,2 @@
-"""Clients' own configurations: what each needs to use this server, and how their files are changed without loss."""
+"""Clients' own configurations: what each needs to use this server, and how their files are changed
+without loss."""

@@ -21,9 +21,11 @@ NO_KEY = "none"
 """Stands for a key where a client insists on one and the server wants none."""
 MAX_OUTPUT = 32768
 OUTPUT_SHARE = 4
-"""Part of the context that an answer may take: clients reserve so much of it, and compact when the rest is full."""
+"""Part of the context that an answer may take: clients reserve so much of it, and compact when the
+rest is full."""
 WAIT_S = 900
-"""How long a client should wait for the next event. A long prompt is prefilled in silence on slow machines."""
+"""How long a client should wait for the next event. A long prompt is prefilled in silence on slow
+machines."""
 
 
 @attrs.frozen
@@ -76,8 +78,8 @@ class RunFile:
 
 @attrs.frozen(kw_only=True)
 class Setup:
-    """What a client needs. `files` are its own. The rest is for one run: variables, variables that must not be there,
-    arguments, and files."""
+    """What a client needs. `files` are its own. The rest is for one run: variables, variables that
+    must not be there, arguments, and files."""
 
     files: tuple[ConfigFile, ...] = ()
     variables: Mapping[str, str | Secret] = attrs.field(factory=dict)
@@ -85,12 +87,14 @@ class Setup:
     arguments: tuple[str, ...] = ()
     run_files: tuple[RunFile, ...] = ()
     merged_to_run: tuple[ConfigFile, ...] = ()
-    """Files of the client that `--run` must change, too, since it reads such values from nowhere else."""
+    """Files of the client that `--run` must change, too, since it reads such values from nowhere
+    else."""
     notes: tuple[str, ...] = ()
     exports: Mapping[str, str | Secret] = attrs.field(factory=dict)
     """Variables that must be set whenever the client is started, also with the files written."""
     keys_of_its_own: tuple[str, ...] = ()
-    """Variables of the keys that the client wants of its own clients, as a proxy does. `--run` makes those that are not set."""
+    """Variables of the keys that the client wants of its own clients, as a proxy does. `--run`
+    makes those that are not set."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,7 +108,8 @@ class Agent:
     """The command that `--run` starts."""
     install: str = ""
     first_prompt: int = 0
-    """Tokens of its first prompt, about, where that was measured. With less context the client cannot work."""
+    """Tokens of its first prompt, about, where that was measured. With less context the client
+    cannot work."""
     why_no_write: str = ""
     why_no_run: str = ""
 
@@ -115,7 +120,8 @@ def run_dir(agent: str) -> Path:
 
 
 def home(variable: str, default: str) -> Path:
-    """Return the directory that a client's variable names, else its default. Raises `SettingsInvalid` for a user without a home directory."""
+    """Return the directory that a client's variable names, else its default. Raises
+    `SettingsInvalid` for a user without a home directory."""
     return expanded(os.environ.get(variable) or str(home_directory() / default))
 
 

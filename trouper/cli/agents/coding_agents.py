@@ -15,7 +15,7 @@ from trouper.cli.agents.agent import (
     home,
     run_dir,
     xdg_config,
-)  # fmt: skip
+)
 from trouper.cli.agents.config_files import ConfigFile
 from trouper.cli.agents.config_formats import JSON, TOML, YAML
 from trouper.cli.agents.merging import KEY_VARIABLE, Blank, Default, Dropped, Entries, plain
@@ -28,7 +28,8 @@ def _claude(served: ServedModel) -> Setup:
     names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
     environment: dict[str, Any] = {
         "ANTHROPIC_BASE_URL": served.url,
-        "ANTHROPIC_AUTH_TOKEN": Blank() if served.key else served.key_or_none,  # It counts more than the helper.
+        # It counts more than the helper.
+        "ANTHROPIC_AUTH_TOKEN": Blank() if served.key else served.key_or_none,
         **{f"ANTHROPIC_{name}": served.model for name in names},
         "CLAUDE_CODE_SUBAGENT_MODEL": served.model,
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
@@ -66,7 +67,10 @@ def _codex(served: ServedModel) -> Setup:
         "model_context_window": served.context,
         "model_auto_compact_token_limit": served.context - served.output,
     }
-    flags = {**settings, **{f"model_providers.{PROVIDER}.{key}": value for key, value in plain(provider).items()}}
+    flags = {
+        **settings,
+        **{f"model_providers.{PROVIDER}.{key}": value for key, value in plain(provider).items()},
+    }
     return Setup(
         files=(
             ConfigFile(
@@ -76,7 +80,9 @@ def _codex(served: ServedModel) -> Setup:
             ),
         ),
         # A JSON text or number is one in TOML, too.
-        arguments=tuple(part for key, value in flags.items() for part in ("-c", f"{key}={json.dumps(value)}")),
+        arguments=tuple(
+            part for key, value in flags.items() for part in ("-c", f"{key}={json.dumps(value)}")
+        ),
         variables=_key_variable(served),
         exports=_key_variable(served),
     )
@@ -90,7 +96,10 @@ def _opencode(served: ServedModel) -> Setup:
             PROVIDER: {
                 "npm": "@ai-sdk/openai-compatible",
                 "name": "Trouper",
-                "options": {"baseURL": served.api, "apiKey": served.key_by(f"{{env:{KEY_VARIABLE}}}")},
+                "options": {
+                    "baseURL": served.api,
+                    "apiKey": served.key_by(f"{{env:{KEY_VARIABLE}}}"),
+                },
                 "models": {
                     served.model: {
                         "name": served.model,
@@ -170,7 +179,12 @@ def _cline(served: ServedModel) -> Setup:
         files=(ConfigFile(home("CLINE_DATA_DIR", ".cline/data") / name, JSON, settings),),
         run_files=(RunFile(name, JSON, settings),),
         variables={"CLINE_DATA_DIR": str(run_dir("cline"))},
-        notes=("--run keeps Cline's state in a directory of its own, so sessions of other providers are not listed.",),
+        notes=(
+            (
+                "--run keeps Cline's state in a directory of its own, so sessions of other "
+                "providers are not listed."
+            ),
+        ),
     )
 
 
@@ -197,7 +211,12 @@ def _pi(served: ServedModel) -> Setup:
         arguments=("--provider", PROVIDER, "--model", served.model),
         variables=_key_variable(served),
         exports=_key_variable(served),
-        notes=("--run adds the provider to models.json, which alone can hold one, and changes no default.",),
+        notes=(
+            (
+                "--run adds the provider to models.json, which alone can hold one, and changes no "
+                "default."
+            ),
+        ),
     )
 
 
@@ -274,7 +293,12 @@ CODING_AGENTS = (
         first_prompt=16_000,
     ),
     Agent(
-        name="cline", title="Cline", setup=_cline, program="cline", install="npm install -g cline", first_prompt=6_000
+        name="cline",
+        title="Cline",
+        setup=_cline,
+        program="cline",
+        install="npm install -g cline",
+        first_prompt=6_000,
     ),
     Agent(
         name="pi",
@@ -285,6 +309,11 @@ CODING_AGENTS = (
         first_prompt=1_500,
     ),
     Agent(
-        name="aider", title="aider", setup=_aider, program="aider", install="pip install aider-chat", first_prompt=700
+        name="aider",
+        title="aider",
+        setup=_aider,
+        program="aider",
+        install="pip install aider-chat",
+        first_prompt=700,
     ),
 )

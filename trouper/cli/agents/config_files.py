@@ -13,7 +13,15 @@ from typing import Any
 import attrs
 
 from trouper.cli.agents.config_formats import Format
-from trouper.cli.agents.merging import KEY_VARIABLE, MISSING, ConfigInvalid, Edit, dotted, edits_for, with_edits
+from trouper.cli.agents.merging import (
+    KEY_VARIABLE,
+    MISSING,
+    ConfigInvalid,
+    Edit,
+    dotted,
+    edits_for,
+    with_edits,
+)
 from trouper.protocol.paths import home_directory
 from trouper.protocol.private_files import FILE_MODE, make_parents
 
@@ -47,14 +55,16 @@ class Change:
     after: str
     edits: tuple[Edit, ...]
     reformatted: bool
-    """Whether the format's library writes the file in another style, so that comments or blanks might be lost."""
+    """Whether the format's library writes the file in another style, so that comments or blanks
+    might be lost."""
 
     @property
     def path(self) -> Path:
         return self.file.path
 
     def diff(self) -> str:
-        """Return a unified diff without context, since the lines around may hold other keys. Secrets are masked."""
+        """Return a unified diff without context, since the lines around may hold other keys.
+        Secrets are masked."""
         shown = short(self.path)
         lines = difflib.unified_diff(
             (self.before or "").splitlines(keepends=True),
@@ -70,8 +80,8 @@ class Change:
         return [_described(edit) for edit in self.edits]
 
     def write(self) -> Path | None:
-        """Write the file and return its backup, if one was needed. Readers see the old file or the new one. A link stays
-        a link."""
+        """Write the file and return its backup, if one was needed. Readers see the old file or the
+        new one. A link stays a link."""
         target = Path(os.path.realpath(self.path))
         make_parents(target)
         backup = _backed_up(target) if self.reformatted else None
@@ -80,7 +90,8 @@ class Change:
 
 
 def change_of(file: ConfigFile) -> Change:
-    """Read a file and work out its change. Raises `ConfigInvalid`, in which case nothing was changed."""
+    """Read a file and work out its change. Raises `ConfigInvalid`, in which case nothing was
+    changed."""
     return changed_by(file, lambda data: edits_for(data, file.values))
 
 
@@ -96,7 +107,9 @@ def changed_by(file: ConfigFile, edits_of: Callable[[Any], Iterable[Edit]]) -> C
         edits = tuple(edits_of(data))
         after = _changed(file.format, text, edits) if edits else text
         if parsed(file.format, after) != with_edits(data, list(edits)):
-            raise ConfigInvalid("it is written in a way that cannot be changed safely; change the values by hand")
+            raise ConfigInvalid(
+                "it is written in a way that cannot be changed safely; change the values by hand"
+            )
         reformatted = bool(edits) and bool(text.strip()) and _changed(file.format, text, ()) != text
     except ConfigInvalid as invalid:
         raise ConfigInvalid(f"{short(file.path)}: {invalid}") from invalid
@@ -138,14 +151,17 @@ def _changed(format: Format, text: str, edits: tuple[Edit, ...]) -> str:
 def _backed_up(path: Path) -> Path:
     """Copy the file beside itself, under a name that was free."""
     number = 1
-    while (copy := path.with_name(f"{path.name}.before-trouper{'' if number == 1 else f'-{number}'}")).exists():
+    while (
+        copy := path.with_name(f"{path.name}.before-trouper{'' if number == 1 else f'-{number}'}")
+    ).exists():
         number += 1
     replace(copy, path.read_bytes().decode(), path.stat().st_mode & 0o7777)
     return copy
 
 
 def replace(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a file, so that readers see the old one or the new one. `mode` None: as it is; of a new one, for its owner only."""
+    """Write a file, so that readers see the old one or the new one. `mode` None: as it is; of a new
+    one, for its owner only."""
     if mode is None:
         mode = path.stat().st_mode & 0o7777 if path.exists() else FILE_MODE
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -162,7 +178,8 @@ def replace(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def _is_public(value: str) -> bool:
-    """Whether the value of a sensitive name may be shown: a placeholder, or a line that refers to the variable."""
+    """Whether the value of a sensitive name may be shown: a placeholder, or a line that refers to
+    the variable."""
     return value.lower() in PUBLIC or ("\n" not in value and VARIABLE.search(value) is not None)
 
 
@@ -183,5 +200,6 @@ def _shown(value: Any, *, secret: bool) -> str:
 
 def _masked_line(line: str) -> str:
     return SENSITIVE_LINE.sub(
-        lambda match: match["name"] + (match["value"] if _is_public(match["value"]) else "***"), line
+        lambda match: match["name"] + (match["value"] if _is_public(match["value"]) else "***"),
+        line,
     )

@@ -1,4 +1,5 @@
-"""The formats of clients' files: JSON with comments, TOML, YAML. Comments and the order of keys stay."""
+"""The formats of clients' files: JSON with comments, TOML, YAML. Comments and the order of keys
+stay."""
 
 from __future__ import annotations
 
@@ -44,7 +45,11 @@ class Json:
         text = text if text.strip() else "{}\n"
         for edit in edits:
             removed = edit.new is MISSING
-            text = jsonc.without(text, edit.path) if removed else jsonc.with_value(text, edit.path, edit.new)
+            text = (
+                jsonc.without(text, edit.path)
+                if removed
+                else jsonc.with_value(text, edit.path, edit.new)
+            )
         return text
 
     def dump(self, values: Mapping[str, Any]) -> str:

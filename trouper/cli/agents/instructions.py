@@ -1,4 +1,5 @@
-"""What `trouper connect AGENT` prints: the client's configuration, for a person to read and copy."""
+"""What `trouper connect AGENT` prints: the client's configuration, for a person to read and
+copy."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ def instructions(agent: Agent, served: ServedModel, setup: Setup) -> str:
 
 
 def _lines(agent: Agent, served: ServedModel, setup: Setup) -> Iterator[str]:
-    yield f"# {agent.title}: {served.model} at {served.url}, context {served.context}, output {served.output}"
+    yield (
+        f"# {agent.title}: {served.model} at {served.url}, context {served.context}, output "
+        f"{served.output}"
+    )
     for file in setup.files:
         yield f"\n# {short(file.path)}"
         yield file.format.dump(plain(file.values, shown=True)).rstrip("\n")
@@ -32,7 +36,10 @@ def _lines(agent: Agent, served: ServedModel, setup: Setup) -> Iterator[str]:
     if agent.why_no_write:
         yield f"# no --write; {agent.why_no_write}"
     else:
-        yield f"# trouper connect {agent.name} --write    merges this into the file{'s' * (len(setup.files) > 1)}"
+        yield (
+            f"# trouper connect {agent.name} --write    merges this into the "
+            f"file{'s' * (len(setup.files) > 1)}"
+        )
     if agent.why_no_run:
         yield f"# no --run; {agent.why_no_run}"
     else:
@@ -40,7 +47,8 @@ def _lines(agent: Agent, served: ServedModel, setup: Setup) -> Iterator[str]:
 
 
 def exported(variables: Mapping[str, str | Secret]) -> Iterator[str]:
-    """Yield the variables as a shell takes them. Keys are given by a reference to the variable that has the server's."""
+    """Yield the variables as a shell takes them. Keys are given by a reference to the variable that
+    has the server's."""
     for name, value in variables.items():
         if not isinstance(value, Secret):
             yield f"export {name}={shlex.quote(value)}"

@@ -1,7 +1,8 @@
-"""JSON with comments and trailing commas, changed in place: what is not changed stays as it is, byte for byte.
+"""JSON with comments and trailing commas, changed in place: what is not changed stays as it is,
+byte for byte.
 
-Editors' settings are such files. The standard library's `json` reads no comments, and would write the file in its own
-style.
+Editors' settings are such files. The standard library's `json` reads no comments, and would write
+the file in its own style.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ class _Reader:
 
 
 def with_value(text: str, path: tuple[Any, ...], value: Any) -> str:
-    """Return the text with `value` at `path`, whose objects are made where they are missing. An index that is the length
-    of a list appends. Raises `NotJson`."""
+    """Return the text with `value` at `path`, whose objects are made where they are missing. An
+    index that is the length of a list appends. Raises `NotJson`."""
     node, unit = parsed(text), _unit(text)
     for depth, key in enumerate(path):
         if node.value is None:  # As good as missing.
@@ -138,7 +139,8 @@ def with_value(text: str, path: tuple[Any, ...], value: Any) -> str:
 
 
 def without(text: str, path: tuple[Any, ...]) -> str:
-    """Return the text without the member or item at `path`, which is there. Comments stay where they are. Raises `NotJson`."""
+    """Return the text without the member or item at `path`, which is there. Comments stay where
+    they are. Raises `NotJson`."""
     node = parsed(text)
     for key in path[:-1]:
         node = node.children[key]
@@ -158,7 +160,9 @@ def _nested(path: tuple[Any, ...], value: Any) -> Any:
 
 
 def _replaced(text: str, node: JsonNode, value: Any, unit: str) -> str:
-    return text[: node.start] + _dumped(value, unit, _indent_at(text, node.start)) + text[node.end :]
+    return (
+        text[: node.start] + _dumped(value, unit, _indent_at(text, node.start)) + text[node.end :]
+    )
 
 
 def _added(text: str, node: JsonNode, key: Any, value: Any, unit: str) -> str:
@@ -166,7 +170,10 @@ def _added(text: str, node: JsonNode, key: Any, value: Any, unit: str) -> str:
     closing = node.end - 1
     outer = _indent_at(text, node.start)
     indent = outer + unit
-    if node.children and "\n" in text[node.start : (first := next(iter(node.children.values()))).start]:
+    if (
+        node.children
+        and "\n" in text[node.start : (first := next(iter(node.children.values()))).start]
+    ):
         indent = _indent_at(text, first.start)
     name = f"{json.dumps(key, ensure_ascii=False)}: " if isinstance(key, str) else ""
     begin = node.start + 1 if node.last_end is None else node.last_end

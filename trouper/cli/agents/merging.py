@@ -1,4 +1,5 @@
-"""What of a configuration must change so that it holds given values, on plain data. Everything else in it stays."""
+"""What of a configuration must change so that it holds given values, on plain data. Everything else
+in it stays."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Absence(Enum):
 
 MISSING = Absence.MISSING
 KEY_VARIABLE = "TROUPER_API_KEY"
-"""The variable that clients read the server's key from, so that it need not stand in their files."""
+"""The variable that clients read the server's key from, so that it need not stand in their
+files."""
 
 
 class ConfigInvalid(Exception):
@@ -52,14 +54,16 @@ class Entries:
 
 @attrs.frozen
 class Secret:
-    """The server's API key, for clients that cannot read it from a variable. It is written, but never shown."""
+    """The server's API key, for clients that cannot read it from a variable. It is written, but
+    never shown."""
 
     value: str = attrs.field(repr=False)
 
 
 @attrs.frozen
 class Edit:
-    """A value that is set. `path`: keys, and indices of lists; an index that is the length appends."""
+    """A value that is set. `path`: keys, and indices of lists; an index that is the length
+    appends."""
 
     path: tuple[Any, ...]
     old: Any
@@ -76,7 +80,9 @@ def plain(value: Any, *, shown: bool = False) -> Any:
         case Secret():
             return f"${KEY_VARIABLE}" if shown else value.value
         case Mapping():
-            kept = {key: item for key, item in value.items() if not isinstance(item, Blank | Dropped)}
+            kept = {
+                key: item for key, item in value.items() if not isinstance(item, Blank | Dropped)
+            }
             return {key: plain(item, shown=shown) for key, item in kept.items()}
         case list():
             return [plain(item, shown=shown) for item in value]
@@ -85,9 +91,12 @@ def plain(value: Any, *, shown: bool = False) -> Any:
 
 
 def edits_for(data: Any, values: Mapping[str, Any], path: tuple[Any, ...] = ()) -> Iterator[Edit]:
-    """Yield what must be set in `data`. Raises `ConfigInvalid` where it has another kind of value than it should have."""
+    """Yield what must be set in `data`. Raises `ConfigInvalid` where it has another kind of value
+    than it should have."""
     if not isinstance(data, dict):
-        raise ConfigInvalid(f"{dotted(path) or 'the file'} holds {_kind(data)}, where a table of keys is expected")
+        raise ConfigInvalid(
+            f"{dotted(path) or 'the file'} holds {_kind(data)}, where a table of keys is expected"
+        )
     for key, value in values.items():
         yield from _edits_of(data.get(key, MISSING), value, (*path, key))
 
@@ -121,7 +130,9 @@ def _edits_of_list(old: Any, entries: Entries, path: tuple[Any, ...]) -> Iterato
         raise ConfigInvalid(f"{dotted(path)} holds {_kind(old)}, where a list is expected")
     added = len(old)
     for item in entries.items:
-        index = next((index for index, known in enumerate(old) if _same(known, item, entries.by)), None)
+        index = next(
+            (index for index, known in enumerate(old) if _same(known, item, entries.by)), None
+        )
         if index is not None:
             yield from edits_for(old[index], item, (*path, index))
         else:
@@ -130,11 +141,14 @@ def _edits_of_list(old: Any, entries: Entries, path: tuple[Any, ...]) -> Iterato
 
 
 def _same(known: Any, item: Mapping[str, Any], by: tuple[str, ...]) -> bool:
-    return isinstance(known, dict) and all(known.get(key, MISSING) == plain(item[key]) for key in by)
+    return isinstance(known, dict) and all(
+        known.get(key, MISSING) == plain(item[key]) for key in by
+    )
 
 
 def edits_back(before: Any, after: Any, now: Any, path: tuple[Any, ...] = ()) -> Iterator[Edit]:
-    """Yield what takes a change from `before` to `after` back in `now`, which others have changed since. What they have set stays."""
+    """Yield what takes a change from `before` to `after` back in `now`, which others have changed
+    since. What they have set stays."""
     if not isinstance(now, dict):
         return
     for key in dict.fromkeys([*after, *before]):
@@ -147,7 +161,11 @@ def edits_back(before: Any, after: Any, now: Any, path: tuple[Any, ...] = ()) ->
             yield from edits_back(old if isinstance(old, dict) else {}, new, present, (*path, key))
         elif isinstance(new, list) and isinstance(present, list):
             known = old if isinstance(old, list) else []
-            yield Edit((*path, key), present, [item for item in present if item in known or item not in new])
+            yield Edit(
+                (*path, key),
+                present,
+                [item for item in present if item in known or item not in new],
+            )
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -155,7 +173,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def put(root: Any, edit: Edit) -> None:
-    """Carry out an edit in dictionaries and lists, or in what a format's library has in their place."""
+    """Carry out an edit in dictionaries and lists, or in what a format's library has in their
+    place."""
     *parents, last = edit.path
     for key in parents:
         root = root[key]
@@ -177,9 +196,17 @@ def with_edits(data: Any, edits: list[Edit]) -> Any:
 
 def dotted(path: tuple[Any, ...]) -> str:
     """Return the path as a person writes it: `models[2].name`."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(
+        "."
+    )
 
 
 def _kind(value: Any) -> str:
-    kinds = {dict: "a table of keys", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
+    kinds = {
+        dict: "a table of keys",
+        list: "a list",
+        str: "a text",
+        bool: "true or false",
+        type(None): "nothing",
+    }
     return kinds.get(type(value), "a number")

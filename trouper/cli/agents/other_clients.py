@@ -32,11 +32,16 @@ def _continue(served: ServedModel) -> Setup:
     run_file = RunFile("config.yaml", YAML, settings)
     key_notes = (f"Continue reads the key from ~/.continue/.env: add a line {KEY_VARIABLE}=...",)
     return Setup(
-        files=(ConfigFile(home("CONTINUE_GLOBAL_DIR", ".continue") / "config.yaml", YAML, settings),),
+        files=(
+            ConfigFile(home("CONTINUE_GLOBAL_DIR", ".continue") / "config.yaml", YAML, settings),
+        ),
         run_files=(run_file,),
         arguments=("--config", str(run_file.path("continue"))),
         variables={KEY_VARIABLE: served.secret} if served.key else {},
-        notes=(*(key_notes if served.key else ()), "--run starts Continue's program for the terminal."),
+        notes=(
+            *(key_notes if served.key else ()),
+            "--run starts Continue's program for the terminal.",
+        ),
     )
 
 
@@ -48,19 +53,29 @@ def _zed(served: ServedModel) -> Setup:
         "max_tokens": served.context,
         "max_output_tokens": served.output,
         "capabilities": {
-            "tools": True, "images": False, "parallel_tool_calls": True, "prompt_cache_key": False,
+            "tools": True,
+            "images": False,
+            "parallel_tool_calls": True,
+            "prompt_cache_key": False,
         },
-    }  # fmt: skip
+    }
     settings = {
         "language_models": {
-            "openai_compatible": {provider: {"api_url": served.api, "available_models": Entries(("name",), (entry,))}}
+            "openai_compatible": {
+                provider: {"api_url": served.api, "available_models": Entries(("name",), (entry,))}
+            }
         },
         "agent": {"default_model": {"provider": provider, "model": served.model}},
     }
     return Setup(
         files=(ConfigFile(xdg_config("zed") / "settings.json", JSON, settings),),
         exports={KEY_VARIABLE: served.secret},
-        notes=("Zed wants a key for every provider: from this variable when it starts, or in its agent settings.",),
+        notes=(
+            (
+                "Zed wants a key for every provider: from this variable when it starts, or in its "
+                "agent settings."
+            ),
+        ),
     )
 
 
@@ -76,8 +91,14 @@ def _open_webui(served: ServedModel) -> Setup:
         },
         arguments=("serve",),
         notes=(
-            "The connection is read at the first start only; later it is changed under Admin Settings > Connections.",
-            "In a container the server is at http://host.docker.internal, and must listen there (--host).",
+            (
+                "The connection is read at the first start only; later it is changed under Admin "
+                "Settings > Connections."
+            ),
+            (
+                "In a container the server is at http://host.docker.internal, and must listen "
+                "there (--host)."
+            ),
         ),
     )
 
@@ -96,7 +117,8 @@ def _litellm(served: ServedModel) -> Setup:
             "max_input_tokens": served.context - served.output,
             "max_output_tokens": served.output,
             "supports_function_calling": True,
-            "supports_reasoning": True,  # Else LiteLLM itself refuses requests with thinking, whatever the model does.
+            # Else LiteLLM itself refuses requests with thinking, whatever the model does.
+            "supports_reasoning": True,
         },
     }
     settings = {"model_list": Entries(("model_name",), (entry,))}
@@ -111,7 +133,10 @@ def _litellm(served: ServedModel) -> Setup:
         keys_of_its_own=(LITELLM_KEY,),
         notes=(
             "The file is written here; start the proxy by: litellm --config litellm_config.yaml",
-            f"It starts only with a key for its own clients: set {LITELLM_KEY} to a long random one, as sk-$(uuidgen).",
+            (
+                f"It starts only with a key for its own clients: set {LITELLM_KEY} to a long "
+                "random one, as sk-$(uuidgen)."
+            ),
             "--run makes one if it is not set, and prints it.",
         ),
     )
@@ -132,7 +157,10 @@ def _generic(served: ServedModel) -> Setup:
         unset=("ANTHROPIC_API_KEY",),
         notes=(
             f"As an OpenAI-compatible provider: base URL {served.api}, model {served.model}.",
-            "Cursor asks from its maker's servers: it needs a public https URL (--url), not one of this machine.",
+            (
+                "Cursor asks from its maker's servers: it needs a public https URL (--url), not "
+                "one of this machine."
+            ),
         ),
     )
 
@@ -157,7 +185,10 @@ OTHER_CLIENTS = (
         setup=_open_webui,
         program="open-webui",
         install="pip install open-webui",
-        why_no_write="Open WebUI keeps its settings in a database: use --run, or set the variables where it starts",
+        why_no_write=(
+            "Open WebUI keeps its settings in a database: use --run, or set the variables where it "
+            "starts"
+        ),
     ),
     Agent(
         name="litellm",
@@ -170,7 +201,10 @@ OTHER_CLIENTS = (
         name="generic",
         title="Cursor and any other client",
         setup=_generic,
-        why_no_write="where a client that is not known has its settings is not known: set the variables, or its settings",
+        why_no_write=(
+            "where a client that is not known has its settings is not known: set the variables, or "
+            "its settings"
+        ),
         why_no_run="say what to start: `trouper connect generic --run -- COMMAND`",
     ),
 )

@@ -26,8 +26,8 @@ class FoundModel:
 
 
 def find_model(where: Where, name: str | None) -> FoundModel:
-    """Ask the server for a model by its name, or for its default. Ends the command with one line if no server answers, if
-    it wants another key, or has no such model."""
+    """Ask the server for a model by its name, or for its default. Ends the command with one line if
+    no server answers, if it wants another key, or has no such model."""
     with refused_in_one_line(where):
         where.say(", if it wants one")
         where = _with_key_if_needed(where)
@@ -41,8 +41,8 @@ def find_model(where: Where, name: str | None) -> FoundModel:
 
 
 def _with_key_if_needed(where: Where) -> Where:
-    """Return the server with its key, or without one if it wants none, since a key that is not needed should stand in no
-    file."""
+    """Return the server with its key, or without one if it wants none, since a key that is not
+    needed should stand in no file."""
     keyless = attrs.evolve(where, key=None)
     with keyless.client() as client:
         if client.get("/v1/models").status_code != httpx2.codes.UNAUTHORIZED:
@@ -51,7 +51,10 @@ def _with_key_if_needed(where: Where) -> Where:
         refuse(f"{where.url} wants an API key: give --api-key, or set TROUPER_API_KEY")
     with where.client() as client:
         if client.get("/v1/models").status_code == httpx2.codes.UNAUTHORIZED:
-            refuse(f"{where.url} does not accept this API key: give another by --api-key, or TROUPER_API_KEY")
+            refuse(
+                f"{where.url} does not accept this API key: give another by --api-key, or "
+                "TROUPER_API_KEY"
+            )
     return where
 
 
@@ -98,7 +101,9 @@ def _context_by_loading(client: httpx2.Client, model: str) -> int:
         return int(answer.json()["max_model_len"])
 
 
-def _warnings(client: httpx2.Client, name: str | None, listed: dict[str, int | None]) -> tuple[str, ...]:
+def _warnings(
+    client: httpx2.Client, name: str | None, listed: dict[str, int | None]
+) -> tuple[str, ...]:
     health = client.get("/health")
     with read_as_trouper(client):
         body = data_shown(health.json())

@@ -12,7 +12,15 @@ import attrs
 import cattrs
 
 from trouper.cli.agents.agent import run_dir
-from trouper.cli.agents.config_files import Change, ConfigFile, changed_by, parsed, read_text, replace, short
+from trouper.cli.agents.config_files import (
+    Change,
+    ConfigFile,
+    changed_by,
+    parsed,
+    read_text,
+    replace,
+    short,
+)
 from trouper.cli.agents.config_formats import FORMATS
 from trouper.cli.agents.merging import ConfigInvalid, dotted, edits_back
 from trouper.protocol.private_files import make_private
@@ -33,7 +41,8 @@ class FileChange:
 
 
 class UndoLog:
-    """The changes of one client's files, oldest first. They hold what the files held, so only their owner may read them."""
+    """The changes of one client's files, oldest first. They hold what the files held, so only their
+    owner may read them."""
 
     def __init__(self, agent: str) -> None:
         self._path = run_dir(agent) / FILE
@@ -44,7 +53,9 @@ class UndoLog:
         try:
             return cattrs.structure(json.loads(text or "[]"), list[FileChange])
         except (ValueError, TypeError, cattrs.BaseValidationError) as error:
-            raise ConfigInvalid(f"{short(self._path)} is damaged, and nothing can be undone by it") from error
+            raise ConfigInvalid(
+                f"{short(self._path)} is damaged, and nothing can be undone by it"
+            ) from error
 
     def write(self, changes: Sequence[FileChange]) -> None:
         """Raises `OSError`."""
@@ -55,10 +66,13 @@ class UndoLog:
         replace(self._path, json.dumps(cattrs.unstructure(changes), indent=1))
 
     def add(self, change: Change, backup: Path | None) -> None:
-        """Note a change that was made. One that continues the last is one with it. Raises `ConfigInvalid` and `OSError`."""
+        """Note a change that was made. One that continues the last is one with it. Raises
+        `ConfigInvalid` and `OSError`."""
         known = self.read()
         copy = None if backup is None else str(backup)
-        new = FileChange(str(change.path.absolute()), change.file.format.name, change.before, change.after, copy)
+        new = FileChange(
+            str(change.path.absolute()), change.file.format.name, change.before, change.after, copy
+        )
         last = next((one for one in reversed(known) if one.path == new.path), None)
         if last is not None and last.after == new.before:
             known.remove(last)
@@ -67,8 +81,9 @@ class UndoLog:
 
 
 def undo(agent: str) -> Iterator[str]:
-    """Take back what was changed in the files of a client, the last change first. Yields a line for each file. Raises `ConfigInvalid` for a file
-    that cannot be changed back; what comes before it is done."""
+    """Take back what was changed in the files of a client, the last change first. Yields a line for
+    each file. Raises `ConfigInvalid` for a file that cannot be changed back; what comes before it
+    is done."""
     log = UndoLog(agent)
     changes = log.read()
     while changes:

@@ -30,7 +30,8 @@ def cache() -> None:
 
 
 def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> Callable[..., None]:
-    """The flag that `serve` has, and one line for what is wrong with it. `must_exist`: a directory that is named must be there."""
+    """The flag that `serve` has, and one line for what is wrong with it. `must_exist`: a directory
+    that is named must be there."""
     field = attrs.fields(Settings).ssd_cache_dir
 
     @wraps(command)
@@ -38,7 +39,10 @@ def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> 
         directory = Settings(ssd_cache_dir=ssd_cache_dir).blocks_dir
         assert directory is not None, "--no-ssd is not a flag of these"
         if must_exist and ssd_cache_dir is not None and not exists(directory):
-            refuse(f"there is no directory {directory}; --ssd-cache-dir names one that a server has used")
+            refuse(
+                f"there is no directory {directory}; --ssd-cache-dir names one that a server has "
+                "used"
+            )
         try:
             command(directory, **given)
         except OSError as error:
@@ -58,7 +62,14 @@ def list_cache(directory: Path) -> None:
         click.echo(f"nothing is cached in {directory}")
         return
     rows = [
-        (entry.name, str(entry.files), decimal(entry.bytes), str(entry.blocks), str(entry.tokens), _age(entry.newest_s))
+        (
+            entry.name,
+            str(entry.files),
+            decimal(entry.bytes),
+            str(entry.blocks),
+            str(entry.tokens),
+            _age(entry.newest_s),
+        )
         for entry in namespaces
     ]
     print_listing(("namespace", "files", "size", "blocks", "tokens", "used"), rows)
@@ -80,22 +91,37 @@ def cache_stats(directory: Path) -> None:
 
 
 @cache.command("verify")
-@click.option("--remove", is_flag=True, help="Remove what is damaged. A server does so when it comes across it.")
+@click.option(
+    "--remove",
+    is_flag=True,
+    help="Remove what is damaged. A server does so when it comes across it.",
+)
 @partial(_of_directory, must_exist=True)
 def verify_cache(directory: Path, remove: bool) -> None:
-    """Read every file and compare it with its checksums. Exit code 1 if one is damaged, 2 if the directory that is named is not there."""
+    """Read every file and compare it with its checksums. Exit code 1 if one is damaged, 2 if the
+    directory that is named is not there."""
     files = cache_inspection.runs(directory)
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     damaged = 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("verifying", total=sum(size for _, size in files))
         for checked in cache_inspection.verify(files, remove=remove):
             progress.advance(task, checked.bytes)
             if checked.problem is not None:
                 damaged += 1
                 click.echo(f"{checked.path}: {checked.problem}")
-    click.echo(f"{len(files)} files, {decimal(sum(size for _, size in files))}: {damaged or 'none'} damaged")
+    click.echo(
+        f"{len(files)} files, {decimal(sum(size for _, size in files))}: {damaged or 'none'} "
+        "damaged"
+    )
     if damaged:
         sys.exit(DAMAGE_FOUND)
 
@@ -107,7 +133,9 @@ def clear_cache(directory: Path, yes: bool) -> None:
     """Remove all that is cached, of every model."""
     usage = cache_inspection.total(cache_inspection.namespaces(directory))
     if not yes:
-        click.confirm(f"Remove {usage.files} files ({decimal(usage.bytes)}) from {directory}?", abort=True)
+        click.confirm(
+            f"Remove {usage.files} files ({decimal(usage.bytes)}) from {directory}?", abort=True
+        )
     removed = cache_inspection.clear(directory)
     click.echo(f"removed {removed.files} files ({decimal(removed.bytes)})")
 

@@ -14,7 +14,15 @@ import httpx2
 
 from trouper.cli import own_server
 from trouper.cli.client import NotTrouper, Where, client_of, first_model, refused_in_one_line
-from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, EndOfChat, follow, question_in
+from trouper.cli.conversation import (
+    COMMANDS,
+    AskAgain,
+    CommandRefused,
+    Conversation,
+    EndOfChat,
+    follow,
+    question_in,
+)
 from trouper.cli.exits import forget, refuse
 from trouper.cli.flags import Finite
 from trouper.cli.settings_file import file_read, only_this
@@ -26,7 +34,12 @@ STOPPED = "stopped"
 
 @click.command()
 @client_of
-@click.option("--model", "own_model", metavar="DIR-OR-HUB-ID", help="Start a server of one's own with this model.")
+@click.option(
+    "--model",
+    "own_model",
+    metavar="DIR-OR-HUB-ID",
+    help="Start a server of one's own with this model.",
+)
 @click.option("--name", help="Which of the server's models. Default: its first.")
 @click.option("--system", default="", help="System prompt.")
 @click.option("--temperature", type=Finite(), help="Default: the server's.")
@@ -34,9 +47,16 @@ STOPPED = "stopped"
 @click.argument("question", nargs=-1)
 @click.pass_context
 def chat(
-    context: click.Context, where: Where, /, *, own_model: str | None, name: str | None, system: str, question: tuple[str, ...],
+    context: click.Context,
+    where: Where,
+    /,
+    *,
+    own_model: str | None,
+    name: str | None,
+    system: str,
+    question: tuple[str, ...],
     **parameters: float | None,
-) -> None:  # fmt: skip
+) -> None:
     """Talk to a model. With a QUESTION, or one in stdin, print its answer and end.
 
     In the terminal /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.
@@ -47,7 +67,9 @@ def chat(
     with ExitStack() as stack:
         if own_model is not None:
             flags = only_this(file_read(context))
-            url = stack.enter_context(own_server.serving("--model", own_model, "--log-level", "warning", *flags))
+            url = stack.enter_context(
+                own_server.serving("--model", own_model, "--log-level", "warning", *flags)
+            )
             where = attrs.evolve(where, url=url, url_from="")
         stack.enter_context(refused_in_one_line(where))
         where.say()
@@ -79,7 +101,8 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
 
 
 def _print(text: str) -> None:
-    """Print a part of the answer. A reader that is gone is click's matter; a full disk is said in one line."""
+    """Print a part of the answer. A reader that is gone is click's matter; a full disk is said in
+    one line."""
     try:
         click.echo(text, nl=False)
     except BrokenPipeError:
@@ -125,14 +148,20 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
     return True
 
 
-def answer_to(question: str, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]) -> None:
-    """Stream the answer. Ctrl-C ends it, by closing the connection; what was said until then is kept."""
+def answer_to(
+    question: str, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]
+) -> None:
+    """Stream the answer. Ctrl-C ends it, by closing the connection; what was said until then is
+    kept."""
     conversation.ask(question)
     answer, note = StreamedAnswer(), ""
     pieces = stream(client, conversation.body(), answer)
     try:
         for piece in pieces:
-            echo(click.style(piece.text, dim=True) if piece.kind == "thinking" else piece.text, nl=False)
+            echo(
+                click.style(piece.text, dim=True) if piece.kind == "thinking" else piece.text,
+                nl=False,
+            )
     except KeyboardInterrupt:
         note = STOPPED
     except (AnswerFailed, NotTrouper, httpx2.HTTPError) as failed:

@@ -24,20 +24,40 @@ from trouper.cli.terminal_text import text_shown
 from trouper.protocol.paths import absolute_only
 
 AGENTS = {agent.name: agent for agent in (*CODING_AGENTS, *OTHER_CLIENTS)}
-SYNONYMS = {"cursor": "generic", "claude-code": "claude", "openwebui": "open-webui", "qwen-code": "qwen"}
+SYNONYMS = {
+    "cursor": "generic",
+    "claude-code": "claude",
+    "openwebui": "open-webui",
+    "qwen-code": "qwen",
+}
 
 
 @click.command(short_help="Set up a coding agent to use this server.")
 @client_of
-@click.option("--write", is_flag=True, help="Merge it into the client's own files; what else they hold stays.")
+@click.option(
+    "--write", is_flag=True, help="Merge it into the client's own files; what else they hold stays."
+)
 @click.option("--dry-run", is_flag=True, help="Show what --write would change.")
-@click.option("--undo", is_flag=True, help="Take back what --write has changed; what was changed since stays.")
-@click.option("--run", is_flag=True, help="Start the client so, once, with the arguments behind `--`.")
+@click.option(
+    "--undo", is_flag=True, help="Take back what --write has changed; what was changed since stays."
+)
+@click.option(
+    "--run", is_flag=True, help="Start the client so, once, with the arguments behind `--`."
+)
 @click.option("--name", help="Which of the server's models. Default: its first.")
 @click.argument("agent", type=click.Choice([*AGENTS, *SYNONYMS]), metavar="[AGENT]", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def connect(where: Where, /, *, agent: str | None, arguments: tuple[str, ...], name: str | None, **mode: bool) -> None:
-    """Print what a client needs to use a running server: URL, model, context and output lengths, as the server says.
+def connect(
+    where: Where,
+    /,
+    *,
+    agent: str | None,
+    arguments: tuple[str, ...],
+    name: str | None,
+    **mode: bool,
+) -> None:
+    """Print what a client needs to use a running server: URL, model, context and output lengths, as
+    the server says.
 
     Without AGENT, list the clients that are known.
     """
@@ -86,7 +106,8 @@ def _short_context(agent: Agent, context: int) -> tuple[str, ...]:
     if context - agent.first_prompt >= agent.first_prompt // 2:
         return ()
     message = (
-        f"{agent.title}'s first prompt has about {agent.first_prompt} tokens, and this model holds {context}: "
+        f"{agent.title}'s first prompt has about {agent.first_prompt} tokens, and this model holds "
+        f"{context}: "
         "serve one with a longer context, or raise --max-kv-size"
     )
     return (message,)
@@ -159,7 +180,8 @@ def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
     environment |= {name: plain(value) for name, value in setup.variables.items()}
     environment |= _new_keys(setup.keys_of_its_own)
     more = arguments if agent.program else tuple(own)
-    os.execve(path, [program, *setup.arguments, *more], environment)  # noqa: S606 - the client that was named
+    # The client that was named
+    os.execve(path, [program, *setup.arguments, *more], environment)  # noqa: S606
 
 
 def _new_keys(names: Iterable[str]) -> dict[str, str]:

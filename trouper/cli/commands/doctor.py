@@ -31,16 +31,26 @@ FAILED = 1
 
 @click.command(short_help="Would it run here, and how well?")
 @configured
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, to send along with a question.")
-@click.option("--for", "purpose", type=click.Choice(["agents"]), help="Would the model do for agents, and which would?")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object, to send along with a question."
+)
+@click.option(
+    "--for",
+    "purpose",
+    type=click.Choice(["agents"]),
+    help="Would the model do for agents, and which would?",
+)
 @flags_of(Settings)
 @flags_of(ServerSettings)
 @click.pass_context
 def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **given: Any) -> None:
-    """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if it would not."""
+    """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if
+    it would not."""
     try:
         plan = CheckedSettings(
-            *all_from(given, model_tables(context)), file_read(context), [*misspelt(context, os.environ)]
+            *all_from(given, model_tables(context)),
+            file_read(context),
+            [*misspelt(context, os.environ)],
         )
     except SettingsInvalid as invalid:
         refuse(settings_error(context, invalid))
@@ -51,19 +61,26 @@ def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **give
         if not as_json:
             console.print(_row(subject, finding))
     if as_json:
-        click.echo(json.dumps([_finding_body(subject, finding) for subject, finding in found], indent=1))
+        click.echo(
+            json.dumps([_finding_body(subject, finding) for subject, finding in found], indent=1)
+        )
     if any(finding.level == "fail" for _, finding in found):
         sys.exit(FAILED)
 
 
 def _finding_body(subject: str, finding: Finding) -> dict[str, str]:
     """Return one entry of the --json output, whose key for the message is "said"."""
-    return {"subject": subject, "level": finding.level, "said": finding.message, "remedy": finding.remedy}
+    return {
+        "subject": subject,
+        "level": finding.level,
+        "said": finding.message,
+        "remedy": finding.remedy,
+    }
 
 
 def examined(plan: CheckedSettings, checks: Mapping[str, Check]) -> Iterator[tuple[str, Finding]]:
-    """Run the checks one after another, so that each finding is shown when it is known. A check that fails itself is a
-    finding, too."""
+    """Run the checks one after another, so that each finding is shown when it is known. A check
+    that fails itself is a finding, too."""
     for subject, check in checks.items():
         try:
             for finding in check(plan):

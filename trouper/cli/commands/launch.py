@@ -1,4 +1,5 @@
-"""`trouper launch`: run the ranks of one model as processes that start, end and restart together."""
+"""`trouper launch`: run the ranks of one model as processes that start, end and restart
+together."""
 
 from __future__ import annotations
 
@@ -24,32 +25,58 @@ ON_THIS_MACHINE = ("ring", "nccl")
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": False}, short_help="Start ranks that serve one model together."
+    context_settings={"ignore_unknown_options": False},
+    short_help="Start ranks that serve one model together.",
 )
-@click.option("-n", "ranks", type=click.IntRange(1, 256), default=2, show_default=True, help="Ranks on this machine.")
-@click.option("--hostfile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As mlx.launch has it.")
+@click.option(
+    "-n",
+    "ranks",
+    type=click.IntRange(1, 256),
+    default=2,
+    show_default=True,
+    help="Ranks on this machine.",
+)
+@click.option(
+    "--hostfile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="As mlx.launch has it.",
+)
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),
     default="any",
     show_default=True,
-    help="How tensors travel; any: NCCL where there are NVIDIA GPUs and MLX's CUDA build, else ring, or what --hostfile says.",
+    help=(
+        "How tensors travel; any: NCCL where there are NVIDIA GPUs and MLX's CUDA build, else "
+        "ring, or what --hostfile says."
+    ),
 )
-@click.option("--restarts", type=click.IntRange(0), default=None, help="Starts after a loss; default: without end.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=None,
+    help="Starts after a loss; default: without end.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-def launch(ranks: int, hostfile: Path | None, backend: str, restarts: int | None, command: tuple[str, ...]) -> None:
-    """Start ranks that serve one model together, as in `trouper launch -n 2 -- serve --model DIR`. When one is lost all are
-    started again. Each line of their output begins with the rank."""
+def launch(
+    ranks: int, hostfile: Path | None, backend: str, restarts: int | None, command: tuple[str, ...]
+) -> None:
+    """Start ranks that serve one model together, as in `trouper launch -n 2 -- serve --model DIR`.
+    When one is lost all are started again. Each line of their output begins with the rank."""
     if command[0] != "serve":
-        refuse(f"launch starts `serve`, as in `trouper launch -n 2 -- serve --model DIR`; not {command[0]!r}")
+        refuse(
+            "launch starts `serve`, as in `trouper launch -n 2 -- serve --model DIR`; not "
+            f"{command[0]!r}"
+        )
     temporary_directory.keep_private()  # The hostfile lies there, and all ranks share it.
     group = _group(ranks, hostfile, backend, command)
     sys.exit(trio.run(supervise, group, restarts))
 
 
 def _require_hosts(hostfile: Path) -> None:
-    """Refuse a file without hosts, with which mlx.launch starts nothing and ends well, and names that ssh would take as options of its own, some of
-    which run commands. mlx.launch says itself what else is wrong."""
+    """Refuse a file without hosts, with which mlx.launch starts nothing and ends well, and names
+    that ssh would take as options of its own, some of which run commands. mlx.launch says itself
+    what else is wrong."""
     with suppress(OSError, ValueError):
         content = json.loads(hostfile.read_bytes())
         hosts = content.get("hosts", True) if isinstance(content, dict) else content
@@ -61,7 +88,9 @@ def _require_hosts(hostfile: Path) -> None:
                 refuse(f"--hostfile {hostfile}: {name!r} is no name of a host for ssh")
 
 
-def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]) -> RankLauncher:
+def _group(
+    ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]
+) -> RankLauncher:
     if hostfile is None and backend == "any":
         backend = "nccl" if _has_cuda() else "ring"
     if hostfile is None and backend in ON_THIS_MACHINE:
@@ -75,5 +104,7 @@ def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, 
 def _has_cuda() -> bool:
     from importlib.metadata import distributions
 
-    built = any((distribution.name or "").startswith("mlx-cuda") for distribution in distributions())
+    built = any(
+        (distribution.name or "").startswith("mlx-cuda") for distribution in distributions()
+    )
     return built and any(Path("/dev").glob("nvidia[0-9]*"))

@@ -23,8 +23,11 @@ from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cache
 
 
-def _require_directories(_: click.Context, __: click.Parameter, sources: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse a directory that is not there, as `serve` does: an empty list with exit code 0 would hide a misspelt name."""
+def _require_directories(
+    _: click.Context, __: click.Parameter, sources: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuse a directory that is not there, as `serve` does: an empty list with exit code 0 would
+    hide a misspelt name."""
     try:
         require_sources(sources)
         require_hub_cache(sources)
@@ -65,7 +68,12 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
     rows = []
     for body in bodies:
         fits = "damaged" if body["problem"] else "yes" if body["fits"] else "no"
-        shown = (body["kind"], decimal(body["memory_bytes"]), str(body["context_length"]), body["quantization"])
+        shown = (
+            body["kind"],
+            decimal(body["memory_bytes"]),
+            str(body["context_length"]),
+            body["quantization"],
+        )
         rows.append((body["name"], *shown, fits))
     print_listing(("model", "kind", "memory", "context", "weights", "fits"), rows)
 
@@ -75,8 +83,8 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
 @SOURCES
 @AS_JSON
 def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
-    """What the files of a model say of it: one that `ls` lists, the directory of one, or the embedded one, as `serve --model`
-    takes it."""
+    """What the files of a model say of it: one that `ls` lists, the directory of one, or the
+    embedded one, as `serve --model` takes it."""
     body = _body(_found(model, models_from))
     if as_json:
         click.echo(json.dumps(body))
@@ -98,7 +106,8 @@ def _shown(name: str, value: Any) -> str:
 @models.command("pull")
 @click.argument("model")
 def pull_model(model: str) -> None:
-    """Fetch a model from the hub into its cache, or the embedded one: the files that `serve --model` would fetch."""
+    """Fetch a model from the hub into its cache, or the embedded one: the files that `serve
+    --model` would fetch."""
     from trouper.engine.loading.checkpoint import inspect
     from trouper.engine.loading.model_source import resolve, source_of
 
@@ -122,7 +131,11 @@ def remove_model(model: str, yes: bool) -> None:
     repository = directory_of(HUB_CACHE) / f"models--{model.replace('/', '--')}"
     if "--" in model or model.startswith(".") or not is_directory(repository):
         _not_there(model, (HUB_CACHE,))
-    size = sum(path.stat().st_size for path in repository.rglob("*") if path.is_file() and not path.is_symlink())
+    size = sum(
+        path.stat().st_size
+        for path in repository.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
     if not yes:
         click.confirm(f"Remove {model} ({decimal(size)}) from {repository.parent}?", abort=True)
     try:
@@ -150,7 +163,10 @@ def _embedded() -> Path:
     from trouper.engine.loading import bundled_model
 
     if not bundled_model.is_here():
-        refuse(f"{EMBEDDED}, the embedded model, is not here yet; `trouper models pull {EMBEDDED}` fetches it")
+        refuse(
+            f"{EMBEDDED}, the embedded model, is not here yet; `trouper models pull {EMBEDDED}` "
+            "fetches it"
+        )
     try:
         return bundled_model.directory()
     except ModelUnusable as unusable:

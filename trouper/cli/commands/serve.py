@@ -35,10 +35,20 @@ NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 
 @click.command()
 @partial(configured, works_here=True)
-@click.option("--print-config", is_flag=True, help="Print the settings that hold, as a settings file, and end.")
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print the settings that hold, as a settings file, and end.",
+)
 @flags_of(Settings)
 @flags_of(ServerSettings)
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", envvar="TROUPER_LOG_LEVEL", show_default=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    envvar="TROUPER_LOG_LEVEL",
+    show_default=True,
+)
 @click.option(
     "--log-format",
     type=click.Choice(FORMATS),
@@ -51,7 +61,10 @@ NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
     "--otlp-endpoint",
     metavar="URL",
     envvar="TROUPER_OTLP_ENDPOINT",
-    help="Where traces of requests go: an OpenTelemetry collector, as in http://127.0.0.1:4318. Or OpenTelemetry's variables.",
+    help=(
+        "Where traces of requests go: an OpenTelemetry collector, as in http://127.0.0.1:4318. Or "
+        "OpenTelemetry's variables."
+    ),
 )
 @click.pass_context
 def serve(
@@ -120,7 +133,10 @@ def _run(
     rank = rank_process.rank_of(os.environ)
     if rank is None:
         with tracing(otlp_endpoint) as observers:
-            trio.run(partial(run, settings, server_settings, console, observers, options=options), clock=WakingClock())
+            trio.run(
+                partial(run, settings, server_settings, console, observers, options=options),
+                clock=WakingClock(),
+            )
         return
     model_settings = rank_process.only_model(settings)
     rank_process.bound_joining()
@@ -129,5 +145,8 @@ def _run(
         return
     leader = rank_process.leader(model_settings, os.environ)
     with rank_process.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as observers:
-        trio.run(partial(run, settings, server_settings, console, observers, ranks=leader), clock=WakingClock())
+        trio.run(
+            partial(run, settings, server_settings, console, observers, ranks=leader),
+            clock=WakingClock(),
+        )
     end_at_once(0)  # Unwinding would wait for native code of the group.

@@ -13,7 +13,14 @@ import httpx2
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from trouper.cli.client import DetailsHidden, UnusableAnswer, Where, client_of, read_as_trouper, refused_in_one_line
+from trouper.cli.client import (
+    DetailsHidden,
+    UnusableAnswer,
+    Where,
+    client_of,
+    read_as_trouper,
+    refused_in_one_line,
+)
 from trouper.cli.dashboard import Rates, models_of, page
 from trouper.cli.flags import Finite
 from trouper.cli.terminal_text import data_shown
@@ -23,7 +30,13 @@ LONGEST_S = 86400
 
 @click.command(short_help="Watch a running server.")
 @client_of
-@click.option("--interval-s", type=Finite(0.1, LONGEST_S), default=1.0, show_default=True, help="How often it looks.")
+@click.option(
+    "--interval-s",
+    type=Finite(0.1, LONGEST_S),
+    default=1.0,
+    show_default=True,
+    help="How often it looks.",
+)
 @click.option("--once", is_flag=True, help="Print what it sees after two looks, and end.")
 def top(where: Where, /, interval_s: float, once: bool) -> None:
     """Watch a running server: tokens a second, rows, cache, memory, actors. Ctrl-C leaves."""
@@ -72,7 +85,8 @@ class Watching:
         return shown
 
     def frame(self) -> RenderableType:
-        """Render like `fetch`, but show the last known state if the server does not answer, or is not Trouper."""
+        """Render like `fetch`, but show the last known state if the server does not answer, or is
+        not Trouper."""
         try:
             return self.fetch()
         except (UnusableAnswer, httpx2.HTTPError) as error:
@@ -83,8 +97,12 @@ class Watching:
     def _without_right(self) -> str:
         """Say why there are no details."""
         if "Authorization" not in self._client.headers:
-            return f"{self._url} shows its health to keys with the right observability only; give one by --api-key"
+            return (
+                f"{self._url} shows its health to keys with the right observability only; give one "
+                "by --api-key"
+            )
         return (
-            f"the key has no right to observability, which `trouper top` needs at {self._url}; whoever runs the server gives it by "
+            f"the key has no right to observability, which `trouper top` needs at {self._url}; "
+            "whoever runs the server gives it by "
             "observability=true in --api-key-file"
         )

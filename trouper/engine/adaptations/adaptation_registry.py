@@ -1,11 +1,13 @@
-"""Registry of adaptations that some of mlx-lm's models need before rows of different lengths may share their passes.
+"""Registry of adaptations that some of mlx-lm's models need before rows of different lengths may
+share their passes.
 
-A pass over several rows has one offset for each row, a mask that differs between rows, and padding. Most models support
-that. The models here assume one offset, one mask or their own cache; each entry of the registry recognises such a model,
-by its structure where that is possible, and changes it: either the traits of our caches and masks,
-or a submodule of this instance, which is replaced by one with the same arithmetic. A replaced submodule does
-outside of our passes what the original does. Without the registry such models fail when they are batched, in a crash
-or silently, and must run row by row.
+A pass over several rows has one offset for each row, a mask that differs between rows, and padding.
+Most models support that. The models here assume one offset, one mask or their own cache; each entry
+of the registry recognises such a model, by its structure where that is possible, and changes it:
+either the traits of our caches and masks, or a submodule of this instance, which is replaced by one
+with the same arithmetic. A replaced submodule does outside of our passes what the original does.
+Without the registry such models fail when they are batched, in a crash or silently, and must run
+row by row.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from trouper.engine.adaptations.block_sparse_attention import BlockSparseAttention
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
 from trouper.engine.adaptations.chunked_attention import ChunkedAttention, TemperedProjection
-from trouper.engine.adaptations.row_offsets import CurrentPass, RowByRowRope, RowOffsetRope, RowPositions
+from trouper.engine.adaptations.row_offsets import (
+    CurrentPass,
+    RowByRowRope,
+    RowOffsetRope,
+    RowPositions,
+)
 from trouper.engine.adaptations.single_groups import has_single_groups, unpacked
 from trouper.engine.adaptations.sorted_experts import RowMajorExperts, has_biased_experts
 from trouper.engine.kv.region import Region
@@ -36,7 +43,8 @@ class Adapted:
     traits: Traits = USUAL
     """Traits of the caches of this model."""
     history: int | None = None
-    """Number of last tokens of a row that the model keeps in a cache of arrays; rows that have fewer begin with zeros."""
+    """Number of last tokens of a row that the model keeps in a cache of arrays; rows that have
+    fewer begin with zeros."""
     chunked: bool = False
     """Whether the model's chunked caches have a counterpart in slots."""
     alone: str = ""
@@ -55,7 +63,8 @@ class Adapted:
 
 @attrs.frozen
 class Adaptation:
-    """A named adaptation. `apply` changes the model or its traits if it recognises the model, and returns whether it did."""
+    """A named adaptation. `apply` changes the model or its traits if it recognises the model, and
+    returns whether it did."""
 
     name: str
     apply: Callable[[nn.Module, Adapted], bool]
@@ -66,7 +75,9 @@ def adapted(model: nn.Module) -> Adapted:
     found: Adapted | None = getattr(model, "adapted", None)
     if found is None:
         found = Adapted()
-        found.names += [adaptation.name for adaptation in REGISTRY if adaptation.apply(model, found)]
+        found.names += [
+            adaptation.name for adaptation in REGISTRY if adaptation.apply(model, found)
+        ]
         model.adapted = found
     return found
 
@@ -84,28 +95,37 @@ INNER: dict[type[nn.Module], str] = {
 
 
 def original_paths(model: nn.Module) -> dict[str, str]:
-    """The present path of each module by the one that it has in the model's code, and in a checkpoint: without the modules that adaptations have put
-    around it."""
+    """The present path of each module by the one that it has in the model's code, and in a
+    checkpoint: without the modules that adaptations have put around it."""
     modules = dict(model.named_modules())
-    around = {f"{path}.{INNER[type(module)]}" for path, module in modules.items() if type(module) in INNER}
+    around = {
+        f"{path}.{INNER[type(module)]}" for path, module in modules.items() if type(module) in INNER
+    }
     found: dict[str, str] = {}
     for path in sorted(modules, key=len):  # What stands in another comes after it.
         parts = path.split(".")
-        kept = (part for index, part in enumerate(parts) if ".".join(parts[: index + 1]) not in around)
+        kept = (
+            part for index, part in enumerate(parts) if ".".join(parts[: index + 1]) not in around
+        )
         found[".".join(kept)] = path
     return found
 
 
 def _dynamic_rope(model: nn.Module, found: Adapted) -> bool:
-    return _replace(model, lambda child: isinstance(child, DynamicNTKScalingRoPE), RowByRowRope, found.current)
+    return _replace(
+        model, lambda child: isinstance(child, DynamicNTKScalingRoPE), RowByRowRope, found.current
+    )
 
 
 def _shared_kv_rope(model: nn.Module, found: Adapted) -> bool:
-    """Attention over another layer's keys and values derives its offset from how many keys it gets."""
+    """Attention over another layer's keys and values derives its offset from how many keys it
+    gets."""
     attentions = [
         module
         for _, module in model.named_modules()
-        if {"keys", "values"} <= _arguments(module) and "cache" not in _arguments(module) and "rope" in module
+        if {"keys", "values"} <= _arguments(module)
+        and "cache" not in _arguments(module)
+        and "rope" in module
     ]
     for module in attentions:
         module.rope = RowOffsetRope(module.rope, found.current)
@@ -117,36 +137,51 @@ def _arguments(module: nn.Module) -> set[str]:
 
 
 def _learned_positions(model: nn.Module, found: Adapted) -> bool:
-    """GPT-2 and its successors name the table `wpe`. Some count positions from a single offset: caches give them 0."""
-    if not _replace(model, lambda child: isinstance(child, nn.Embedding | nn.QuantizedEmbedding), RowPositions,
-                    found.current, name="wpe"):  # fmt: skip
+    """GPT-2 and its successors name the table `wpe`. Some count positions from a single offset:
+    caches give them 0."""
+    if not _replace(
+        model,
+        lambda child: isinstance(child, nn.Embedding | nn.QuantizedEmbedding),
+        RowPositions,
+        found.current,
+        name="wpe",
+    ):
         return False
     found.traits = attrs.evolve(found.traits, counts_from_zero=True)
     return True
 
 
-# -- traits of caches and masks ---------------------------------------------------------------------------
+# -- traits of caches and masks ------------------------------------------------------------------
 
 
 def _grouped_scores(model: nn.Module, found: Adapted) -> bool:
-    """Attention that computes scores itself, (rows, KV heads, repeats, queries, keys) where heads are grouped: a mask of
-    four axes would be broadcast along the wrong one."""
-    if not _any(model, lambda module: "attn_logit_softcapping" in _names(module) and getattr(module, "repeats", 1) > 1):
+    """Attention that computes scores itself, (rows, KV heads, repeats, queries, keys) where heads
+    are grouped: a mask of four axes would be broadcast along the wrong one."""
+    if not _any(
+        model,
+        lambda module: (
+            "attn_logit_softcapping" in _names(module) and getattr(module, "repeats", 1) > 1
+        ),
+    ):
         return False
     found.traits = attrs.evolve(found.traits, mask_rank=5)
     return True
 
 
 def _wider_masks(model: nn.Module, found: Adapted) -> bool:
-    """A mask over one token more than the cache keeps for its windows: a chunk's later tokens see one more than its first."""
-    if not _any(model, lambda module: {"swa_idx", "full_idx", "window_size", "config"} <= _names(module)):
+    """A mask over one token more than the cache keeps for its windows: a chunk's later tokens see
+    one more than its first."""
+    if not _any(
+        model, lambda module: {"swa_idx", "full_idx", "window_size", "config"} <= _names(module)
+    ):
         return False
     found.traits = attrs.evolve(found.traits, wide_masks=True)
     return True
 
 
 def _written_buffers(model: nn.Module, found: Adapted) -> bool:
-    """An indexer that assigns to its cache's buffers, to bring them into the graph of what is computed anyway."""
+    """An indexer that assigns to its cache's buffers, to bring them into the graph of what is
+    computed anyway."""
     if not _any(model, lambda module: {"index_topk", "softmax_scale"} <= _names(module)):
         return False
     found.traits = attrs.evolve(found.traits, open_buffers=True)
@@ -167,7 +202,9 @@ def _chunked_attention(model: nn.Module, found: Adapted) -> bool:
     for _, body in model.named_modules():
         if "attention_chunk_size" in _names(body) and "layers" in body:
             for layer in body.layers:
-                layer.self_attn = ChunkedAttention(layer.self_attn, body.attention_chunk_size, found.current)
+                layer.self_attn = ChunkedAttention(
+                    layer.self_attn, body.attention_chunk_size, found.current
+                )
             found.chunked = True
             found.traits = attrs.evolve(found.traits, counts_from_zero=True)
             return True
@@ -192,8 +229,11 @@ def _sparse_by_distance(model: nn.Module, found: Adapted) -> bool:
 
 
 def _biased_experts(model: nn.Module, found: Adapted) -> bool:
-    """Expert layers whose outputs have strides that MLX's kernel for sorted experts does not support (see sorted_experts.py)."""
-    return _replace(model, has_biased_experts, lambda child, _: RowMajorExperts(child), found.current)
+    """Expert layers whose outputs have strides that MLX's kernel for sorted experts does not
+    support (see sorted_experts.py)."""
+    return _replace(
+        model, has_biased_experts, lambda child, _: RowMajorExperts(child), found.current
+    )
 
 
 def _single_groups(model: nn.Module, found: Adapted) -> bool:
@@ -216,7 +256,8 @@ def _replace(
     current: CurrentPass,
     name: str = "",
 ) -> bool:
-    """Wrap each submodule that matches (and has that name), as an attribute of its parent or in a list of the parent's."""
+    """Wrap each submodule that matches (and has that name), as an attribute of its parent or in a
+    list of the parent's."""
     targets = [
         (holder, key)
         for _, parent in model.named_modules()
@@ -229,17 +270,25 @@ def _replace(
 
 
 def _children(parent: nn.Module) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (attribute, holder, key) of each child; the holder is the parent or a list of the parent's."""
+    """Yield (attribute, holder, key) of each child; the holder is the parent or a list of the
+    parent's."""
     for name, value in parent.items():
         if isinstance(value, nn.Module):
             yield name, parent, name
         elif isinstance(value, list):
-            yield from ((name, value, index) for index, child in enumerate(value) if isinstance(child, nn.Module))
+            yield from (
+                (name, value, index)
+                for index, child in enumerate(value)
+                if isinstance(child, nn.Module)
+            )
 
 
 REGISTRY = [
     Adaptation("a rotary embedding whose base grows with the row", _dynamic_rope),
-    Adaptation("layers that share keys and values take their offset from the number of keys", _shared_kv_rope),
+    Adaptation(
+        "layers that share keys and values take their offset from the number of keys",
+        _shared_kv_rope,
+    ),
     Adaptation("learned positions are looked up at each row's own", _learned_positions),
     Adaptation("scores of grouped heads need a mask of five axes", _grouped_scores),
     Adaptation("masks reach one token beyond the window that is kept", _wider_masks),

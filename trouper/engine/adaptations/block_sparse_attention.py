@@ -1,8 +1,10 @@
-"""Attention over the blocks of keys that an indexer scores best, as MiniMax M3 has it, for rows of different lengths.
+"""Attention over the blocks of keys that an indexer scores best, as MiniMax M3 has it, for rows of
+different lengths.
 
-mlx-lm cuts blocks and assigns queries to them by the distance from the last key, which differs between rows. Rows here
-begin at 0 of their slots, so blocks are cut as for the row alone, and each row's positions determine its queries' blocks. A row
-that has fewer blocks than the longest keeps all its own: blocks without any key of the row score minus infinity.
+mlx-lm cuts blocks and assigns queries to them by the distance from the last key, which differs
+between rows. Rows here begin at 0 of their slots, so blocks are cut as for the row alone, and each
+row's positions determine its queries' blocks. A row that has fewer blocks than the longest keeps
+all its own: blocks without any key of the row score minus infinity.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from trouper.engine.kv.region import Region
 
 
 class BlockSparseAttention(nn.Module):
-    """Attention of mlx-lm that gets its block mask from here; outside of our passes it makes the mask itself."""
+    """Attention of mlx-lm that gets its block mask from here; outside of our passes it makes the
+    mask itself."""
 
     def __init__(self, attention: nn.Module, current: CurrentPass) -> None:
         super().__init__()
@@ -26,19 +29,23 @@ class BlockSparseAttention(nn.Module):
         """The model makes a cache for the index if this is true."""
         self._current = current
 
-    def __call__(self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None) -> mx.array:
+    def __call__(
+        self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None
+    ) -> mx.array:
         region = self._current.region
         self.attention.is_sparse_attn = region is None
         if region is not None:
             keys = self._indexed(x, region, cache[1])
             mask = self._block_mask(x, keys, region, mask)
-            # Nothing reads the index while all blocks are kept: computed with what is read, its graph cannot grow.
+            # Nothing reads the index while all blocks are kept: computed with what is read, its
+            # graph cannot grow.
             x = mx.depends(x, keys)
         out: mx.array = self.attention(x, mask, cache)
         return out
 
     def _indexed(self, x: mx.array, region: Region, cache: Any) -> mx.array:
-        """(rows, 1, keys, dim): the index of each row with the pass's tokens. Its values would have no width."""
+        """(rows, 1, keys, dim): the index of each row with the pass's tokens. Its values would have
+        no width."""
         attention = self.attention
         keys = attention.index_k_norm(attention.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
         keys = attention.index_rope(keys, offset=region.offset)
@@ -65,11 +72,18 @@ class BlockSparseAttention(nn.Module):
         kept = mx.repeat(kept, size, axis=-1)[..., :num_keys] & visible
         return mx.repeat(kept, attention.num_attention_heads // attention.index_n_heads, axis=1)
 
-    def _block_scores(self, x: mx.array, keys: mx.array, region: Region, visible: mx.array) -> mx.array:
-        """(rows, index heads, width, blocks): the best score of any key in it that the query may see."""
+    def _block_scores(
+        self, x: mx.array, keys: mx.array, region: Region, visible: mx.array
+    ) -> mx.array:
+        """(rows, index heads, width, blocks): the best score of any key in it that the query may
+        see."""
         attention, (rows, width, _) = self.attention, x.shape
-        queries = attention.index_q_proj(x).reshape(rows, width, attention.index_n_heads, attention.index_head_dim)
-        queries = attention.index_rope(attention.index_q_norm(queries).transpose(0, 2, 1, 3), offset=region.offset)
+        queries = attention.index_q_proj(x).reshape(
+            rows, width, attention.index_n_heads, attention.index_head_dim
+        )
+        queries = attention.index_rope(
+            attention.index_q_norm(queries).transpose(0, 2, 1, 3), offset=region.offset
+        )
         scores = queries.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2)
         scores = mx.where(visible, scores, -mx.inf)
         end = -keys.shape[2] % attention.index_block_size

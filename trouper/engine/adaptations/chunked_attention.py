@@ -1,7 +1,7 @@
 """Attention within chunks of a row, as Llama 4 has it, with rows of different lengths in one pass.
 
-mlx-lm makes the masks of chunks and the scales of long contexts from one offset. Here each row's positions make both; the
-caches keep all tokens of a row, and report that they begin at 0.
+mlx-lm makes the masks of chunks and the scales of long contexts from one offset. Here each row's
+positions make both; the caches keep all tokens of a row, and report that they begin at 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from trouper.engine.kv.region import Region
 
 
 class ChunkSlots(FullSlots):
-    """Counterpart of mlx-lm's ChunkedKVCache. That one drops tokens that no chunk reaches; this one keeps all tokens."""
+    """Counterpart of mlx-lm's ChunkedKVCache. That one drops tokens that no chunk reaches; this one
+    keeps all tokens."""
 
     start_position = 0
 
@@ -61,7 +62,8 @@ class TemperedProjection(nn.Module):
 
 
 class ChunkedAttention(nn.Module):
-    """Llama 4's attention with a mask and scales for each row; outside of our passes with the caller's."""
+    """Llama 4's attention with a mask and scales for each row; outside of our passes with the
+    caller's."""
 
     def __init__(self, attention: nn.Module, chunk: int, current: CurrentPass) -> None:
         super().__init__()
@@ -69,15 +71,20 @@ class ChunkedAttention(nn.Module):
         self._chunk, self._current = chunk, current
         if attention.attn_temperature_tuning and not attention.use_rope:
             attention.attn_temperature_tuning = 0
-            attention.q_proj = TemperedProjection(attention.q_proj, attention.floor_scale, attention.attn_scale)
+            attention.q_proj = TemperedProjection(
+                attention.q_proj, attention.floor_scale, attention.attn_scale
+            )
 
     @property
     def _tempered(self) -> TemperedProjection | None:
-        """The projection of a layer that scales its queries. No attribute of its own: the model would have it twice."""
+        """The projection of a layer that scales its queries. No attribute of its own: the model
+        would have it twice."""
         projection = self.attention.q_proj
         return projection if isinstance(projection, TemperedProjection) else None
 
-    def __call__(self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None) -> mx.array:
+    def __call__(
+        self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None
+    ) -> mx.array:
         region = self._current.region
         if (tempered := self._tempered) is not None:
             tempered.set_positions(self._positions(region, cache, x.shape[1]))

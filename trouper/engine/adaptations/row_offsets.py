@@ -1,4 +1,5 @@
-"""Rotary embeddings and tables of learned positions that replace a model's own, which support one offset for all rows.
+"""Rotary embeddings and tables of learned positions that replace a model's own, which support one
+offset for all rows.
 
 Outside of our passes each does what the original does.
 """
@@ -21,7 +22,8 @@ class CurrentPass:
 
 
 class RowByRowRope(nn.Module):
-    """A dynamically scaled rotary embedding, whose base depends on how long a row is: beyond the limit row by row."""
+    """A dynamically scaled rotary embedding, whose base depends on how long a row is: beyond the
+    limit row by row."""
 
     def __init__(self, rope: DynamicNTKScalingRoPE, current: CurrentPass) -> None:
         super().__init__()
@@ -34,20 +36,31 @@ class RowByRowRope(nn.Module):
             return self.rope(x, offset=offset)
         if region.longest <= self.rope.max_position_embeddings:
             return mx.fast.rope(
-                x, self.rope.dims, traditional=self.rope.traditional, base=self.rope.base, scale=1.0, offset=offset
+                x,
+                self.rope.dims,
+                traditional=self.rope.traditional,
+                base=self.rope.base,
+                scale=1.0,
+                offset=offset,
             )
         spans = zip(region.lengths.tolist(), region.counts.tolist(), strict=True)
-        return mx.concatenate([self._row(x[row : row + 1], *span, region) for row, span in enumerate(spans)])
+        return mx.concatenate(
+            [self._row(x[row : row + 1], *span, region) for row, span in enumerate(spans)]
+        )
 
     def _row(self, x: mx.array, length: int, count: int, region: Region) -> mx.array:
-        """(1, heads, width, dim): the row's tokens in one call, or one by one if they are drafts; padding stays as it is."""
+        """(1, heads, width, dim): the row's tokens in one call, or one by one if they are drafts;
+        padding stays as it is."""
         size = 1 if region.singly else max(count, 1)
-        parts = [self.rope(x[:, :, at : at + size], offset=length + at) for at in range(0, count, size)]
+        parts = [
+            self.rope(x[:, :, at : at + size], offset=length + at) for at in range(0, count, size)
+        ]
         return mx.concatenate([*parts, x[:, :, count:]], axis=2)
 
 
 class RowOffsetRope(nn.Module):
-    """A rotary embedding that ignores the caller's offset, which is wrong for rows of different lengths, and uses each row's."""
+    """A rotary embedding that ignores the caller's offset, which is wrong for rows of different
+    lengths, and uses each row's."""
 
     def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
         super().__init__()
@@ -61,7 +74,8 @@ class RowOffsetRope(nn.Module):
 
 
 class RowPositions(nn.Module):
-    """A table of learned positions, looked up at each row's own. Padding may lie beyond the table's end."""
+    """A table of learned positions, looked up at each row's own. Padding may lie beyond the table's
+    end."""
 
     def __init__(self, table: nn.Module, current: CurrentPass) -> None:
         super().__init__()

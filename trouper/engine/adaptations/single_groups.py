@@ -1,11 +1,13 @@
 """Unpacks quantized layers that have one group a row, where MLX multiplies such layers wrongly.
 
-On Hopper MLX has a kernel of its own for affine weights of 4 or 8 bits. In MLX 0.32.4 it is chosen only where the group is as long
-as the row (`supports_qmm_sm90` in mlx/backend/cuda/quantized/qmm/qmm.cu excludes `group_size < k`), and there every
-product of two or more rows is wrong: measured on an H200, rows of 64 inputs in groups of 64, float32 and bfloat16, 4 and 8
-bits, 2 to 16 rows: off by 20 and more where values are about 8, or not a number; with two groups a row, all right. Compiling
-it takes 100 s, too. Layers with so few inputs are small parts of real models, such as low-rank projections, so their
-weights are kept unpacked: the same numbers, a little more memory.
+On Hopper MLX has a kernel of its own for affine weights of 4 or 8 bits. In MLX 0.32.4 it is chosen
+only where the group is as long as the row (`supports_qmm_sm90` in
+mlx/backend/cuda/quantized/qmm/qmm.cu excludes `group_size < k`), and there every product of two or
+more rows is wrong: measured on an H200, rows of 64 inputs in groups of 64, float32 and bfloat16, 4
+and 8 bits, 2 to 16 rows: off by 20 and more where values are about 8, or not a number; with two
+groups a row, all right. Compiling it takes 100 s, too. Layers with so few inputs are small parts of
+real models, such as low-rank projections, so their weights are kept unpacked: the same numbers, a
+little more memory.
 """
 
 from __future__ import annotations
@@ -31,13 +33,23 @@ def is_affected(module: nn.Module) -> bool:
     if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedMultiLinear):
         return False
     single_group = module.scales.shape[-1] == 1
-    return single_group and module.mode == "affine" and module.bits in BITS and module.group_size >= SHORTEST
+    return (
+        single_group
+        and module.mode == "affine"
+        and module.bits in BITS
+        and module.group_size >= SHORTEST
+    )
 
 
 def unpacked(module: nn.Module) -> nn.Module:
     """Return the same layer with plain weights, in the dtype of its scales."""
     weight = mx.dequantize(
-        module.weight, module.scales, module.biases, group_size=module.group_size, bits=module.bits, mode=module.mode
+        module.weight,
+        module.scales,
+        module.biases,
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
     )
     outputs, inputs = weight.shape[-2:]
     plain: nn.Module

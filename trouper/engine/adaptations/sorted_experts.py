@@ -1,15 +1,17 @@
 """Keeps the input of sorted expert matmuls in the memory layout that MLX's CUDA kernel assumes.
 
-MLX runs `mx.gather_mm(..., sorted_indices=True)` as one grouped GEMM. On CUDA it takes the distance between rows of
-`x` (rows, 1, dim) from the stride of the axis of size 1, where any stride is legal: `mx.expand_dims` writes 1 there. The
-kernel then reads each row one element after the row before, and the product is wrong without an error (MLX 0.32.4,
-mlx/backend/cuda/matmul.cpp, `ensure_batch_contiguous`; issue 4253 and pull request 3960 of ml-explore/mlx, which mended
-the same fault for Metal alone).
+MLX runs `mx.gather_mm(..., sorted_indices=True)` as one grouped GEMM. On CUDA it takes the distance
+between rows of `x` (rows, 1, dim) from the stride of the axis of size 1, where any stride is legal:
+`mx.expand_dims` writes 1 there. The kernel then reads each row one element after the row before,
+and the product is wrong without an error (MLX 0.32.4, mlx/backend/cuda/matmul.cpp,
+`ensure_batch_contiguous`; issue 4253 and pull request 3960 of ml-explore/mlx, which mended the same
+fault for Metal alone).
 
-mlx-lm adds the bias of expert layers as `x + mx.expand_dims(bias[indices], -2)`. A sum takes the memory, and with it the
-strides, of its first operand if that one's buffer is not much larger than needed, else of its second. Which it is
-depends on the buffers that earlier work has left in MLX's cache. So gpt_oss, whose experts have biases, gave wrong tokens
-now and then, and other models did not.
+mlx-lm adds the bias of expert layers as `x + mx.expand_dims(bias[indices], -2)`. A sum takes the
+memory, and with it the strides, of its first operand if that one's buffer is not much larger than
+needed, else of its second. Which it is depends on the buffers that earlier work has left in MLX's
+cache. So gpt_oss, whose experts have biases, gave wrong tokens now and then, and other models did
+not.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ class RowMajorExperts(nn.Module):
         self.experts = experts
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """x (rows, 1, inputs) or (batch, length, 1, 1, inputs), indices of experts; the layer's outputs, of the same rank."""
+        """x (rows, 1, inputs) or (batch, length, 1, 1, inputs), indices of experts; the layer's
+        outputs, of the same rank."""
         output: mx.array = self.experts(x, indices, sorted_indices=sorted_indices)
         return row_major(output) if sorted_indices else output
 
 
 def row_major(x: mx.array) -> mx.array:
-    """Return a view of the same values with row-major strides: reshaping a row-contiguous array gives each axis the stride of the
-    axes behind it, which `mx.contiguous` does not, since it leaves such an array as it is."""
+    """Return a view of the same values with row-major strides: reshaping a row-contiguous array
+    gives each axis the stride of the axes behind it, which `mx.contiguous` does not, since it
+    leaves such an array as it is."""
     return mx.unflatten(mx.flatten(x), 0, x.shape)
 
 

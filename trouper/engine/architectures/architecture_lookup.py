@@ -1,6 +1,8 @@
-"""Finds the classes of a config's `model_type`, as mlx-lm's `load_model(get_model_classes=...)` takes them.
+"""Finds the classes of a config's `model_type`, as mlx-lm's `load_model(get_model_classes=...)`
+takes them.
 
-The order: a plugin that replaces mlx-lm's architecture, mlx-lm, a plugin, mlx-vlm. Nothing but the one that is found is imported.
+The order: a plugin that replaces mlx-lm's architecture, mlx-lm, a plugin, mlx-vlm. Nothing but the
+one that is found is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ EXTRA = "pip install 'trouper[vlm]'"
 
 @attrs.frozen(eq=False)
 class Architecture:
-    """Where the classes of a model_type come from. `provider`: as text for a person. `get_classes` imports them."""
+    """Where the classes of a model_type come from. `provider`: as text for a person. `get_classes`
+    imports them."""
 
     provider: str
     get_classes: Callable[[], Classes]
@@ -38,12 +41,18 @@ class Architecture:
 
     @property
     def identity(self) -> str:
-        """What results of this code depend on, beside the version of mlx-lm; "" for mlx-lm's own. The classes must be imported."""
-        return "" if self.native else f"{self.provider} {'' if self.plugin is None else self.plugin.digest()}".strip()
+        """What results of this code depend on, beside the version of mlx-lm; "" for mlx-lm's own.
+        The classes must be imported."""
+        return (
+            ""
+            if self.native
+            else f"{self.provider} {'' if self.plugin is None else self.plugin.digest()}".strip()
+        )
 
 
 def find_architecture(config: Mapping[str, Any]) -> Architecture:
-    """Find a config's architecture. Imports none of its modules. Raises `ModelUnusable`, which says what to install."""
+    """Find a config's architecture. Imports none of its modules. Raises `ModelUnusable`, which says
+    what to install."""
     kind = str(config["model_type"])
     if override := plugin_for(kind, OVERRIDES):
         return Architecture(override.description, override.classes, override)
@@ -53,8 +62,13 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
     if plugin := plugin_for(kind):
         return Architecture(plugin.description, plugin.classes, plugin)
     if vlm_models.has(config):
-        return Architecture(f"mlx-vlm {vlm_models.version()}", lambda: vlm_models.text_classes(config))
-    raise ModelUnusable(f"no architecture for model_type {kind!r}: mlx-lm {version('mlx-lm')} has none", _remedy(kind))
+        return Architecture(
+            f"mlx-vlm {vlm_models.version()}", lambda: vlm_models.text_classes(config)
+        )
+    raise ModelUnusable(
+        f"no architecture for model_type {kind!r}: mlx-lm {version('mlx-lm')} has none",
+        _remedy(kind),
+    )
 
 
 def get_classes(config: Mapping[str, Any]) -> Classes:
@@ -74,14 +88,17 @@ def _native_classes(config: Mapping[str, Any]) -> Classes:
 def _module_name(config: Mapping[str, Any]) -> str:
     """Return the name of mlx-lm's module for a config, as its `_get_classes` finds it."""
     kind, architectures = str(config["model_type"]), config.get("architectures")
-    for architecture in architectures if isinstance(architectures, list | tuple) else (architectures,):
+    for architecture in (
+        architectures if isinstance(architectures, list | tuple) else (architectures,)
+    ):
         if remapped := utils.MODEL_ARCHITECTURE_REMAPPING.get((kind, str(architecture))):
             return str(remapped)
     return str(utils.MODEL_REMAPPING.get(kind, kind))
 
 
 def _module_file(name: str) -> Path | None:
-    """Find a module of mlx_lm.models. Some have a dash in their name, so that they are no identifiers."""
+    """Find a module of mlx_lm.models. Some have a dash in their name, so that they are no
+    identifiers."""
     if not re.fullmatch(r"[\w-]+", name):
         return None
     files = (Path(directory) / f"{name}.py" for directory in mlx_lm.models.__path__)
@@ -91,10 +108,17 @@ def _module_file(name: str) -> Path | None:
 def _remedy(kind: str) -> str:
     """Say what to install, and the name that is nearest."""
     has_vlm = vlm_models.version() is not None
-    vlm = f"mlx-vlm {vlm_models.version()} has no text part of it either" if has_vlm else f"mlx-vlm may: {EXTRA}"
+    vlm = (
+        f"mlx-vlm {vlm_models.version()} has no text part of it either"
+        if has_vlm
+        else f"mlx-vlm may: {EXTRA}"
+    )
     nearest = get_close_matches(kind, known_types(), n=1)
     hint = f"; the nearest known model_type is {nearest[0]!r}" if nearest else ""
-    return f"{vlm}; a plugin may register it as an entry point of {GROUP}, or a newer mlx-lm may have it{hint}"
+    return (
+        f"{vlm}; a plugin may register it as an entry point of {GROUP}, or a newer mlx-lm may have "
+        f"it{hint}"
+    )
 
 
 def known_types() -> list[str]:

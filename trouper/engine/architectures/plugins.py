@@ -1,4 +1,5 @@
-"""Plugins: modules with mlx-lm's interface that installed packages register under a `model_type`, as entry points."""
+"""Plugins: modules with mlx-lm's interface that installed packages register under a `model_type`,
+as entry points."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ from trouper.engine.platform.error_text import line_of
 from trouper.protocol.problems import ModelUnusable
 
 GROUP = "trouper.architectures"
-"""Entry point group of architectures that mlx-lm does not have. An entry's name is the model_type, its value the module."""
+"""Entry point group of architectures that mlx-lm does not have. An entry's name is the model_type,
+its value the module."""
 OVERRIDES = "trouper.architectures.overrides"
-"""Entry point group of architectures that replace mlx-lm's own. It is a group of its own, so that nothing needs to be imported to know."""
+"""Entry point group of architectures that replace mlx-lm's own. It is a group of its own, so that
+nothing needs to be imported to know."""
 
 
 @attrs.frozen
@@ -30,38 +33,54 @@ class Plugin:
     def description(self) -> str:
         """The package, its version and the module."""
         package = self.entry.dist
-        return f"{self.entry.value} of {package.name} {package.version}" if package else self.entry.value
+        return (
+            f"{self.entry.value} of {package.name} {package.version}"
+            if package
+            else self.entry.value
+        )
 
     def classes(self) -> tuple[Any, Any]:
-        """Import the module and return its `Model` and `ModelArgs`. Raises `ModelUnusable`, which names the plugin."""
+        """Import the module and return its `Model` and `ModelArgs`. Raises `ModelUnusable`, which
+        names the plugin."""
         try:
             module = self.entry.load()
-        except (Exception, SystemExit) as error:  # a package's own code: whatever it raises, this model is unusable
-            reason = line_of(error) if isinstance(error, Exception) else f"it exits with {error.code}"
+        except (
+            Exception,
+            SystemExit,
+        ) as error:
+            # A package's own code: whatever it raises, this model is unusable.
+            reason = (
+                line_of(error) if isinstance(error, Exception) else f"it exits with {error.code}"
+            )
             raise ModelUnusable(
-                f"the plugin {self.description}, which registers model_type {self.entry.name!r}, cannot be imported: {reason}",
+                f"the plugin {self.description}, which registers model_type {self.entry.name!r}, "
+                f"cannot be imported: {reason}",
                 "update or uninstall that package",
             ) from error
         missing = [name for name in ("Model", "ModelArgs") if not hasattr(module, name)]
         if missing:
             raise ModelUnusable(
-                f"the plugin {self.description}, which registers model_type {self.entry.name!r}, has no {missing[0]}",
+                f"the plugin {self.description}, which registers model_type {self.entry.name!r}, "
+                f"has no {missing[0]}",
                 "a plugin has the interface of a module of mlx_lm.models",
             )
         return module.Model, module.ModelArgs
 
     def digest(self) -> str:
-        """Hash the file of the module, which may change without the version. It must be imported."""
+        """Hash the file of the module, which may change without the version. It must be
+        imported."""
         file = getattr(sys.modules.get(self.entry.module), "__file__", None)
         return xxh3_64_hexdigest(Path(file).read_bytes()) if file else ""
 
 
 def plugin_for(model_type: str, group: str = GROUP) -> Plugin | None:
-    """Find what is registered under a model_type, without importing it. Raises `ModelUnusable` if several packages register it."""
+    """Find what is registered under a model_type, without importing it. Raises `ModelUnusable` if
+    several packages register it."""
     found = _registered(group, tuple(sys.path)).get(model_type, ())
     if len(found) > 1:
         raise ModelUnusable(
-            f"model_type {model_type!r} is registered by {' and by '.join(plugin.description for plugin in found)}",
+            f"model_type {model_type!r} is registered by "
+            f"{' and by '.join(plugin.description for plugin in found)}",
             "uninstall all but one of these packages",
         )
     return found[0] if found else None

@@ -1,7 +1,9 @@
-"""The text parts of mlx-vlm's models, an optional extra: what there is, and a model with mlx-lm's interface around one.
+"""The text parts of mlx-vlm's models, an optional extra: what there is, and a model with mlx-lm's
+interface around one.
 
-mlx-vlm builds a model whole, with its encoders of images and sound, and its `sanitize` gives a checkpoint's weights their names. So it is
-built whole here, lazily, and only its `language_model` is kept: no weight of an encoder is read.
+mlx-vlm builds a model whole, with its encoders of images and sound, and its `sanitize` gives a
+checkpoint's weights their names. So it is built whole here, lazily, and only its `language_model`
+is kept: no weight of an encoder is read.
 """
 
 from __future__ import annotations
@@ -41,11 +43,16 @@ def version() -> str | None:
 
 def names() -> frozenset[str]:
     """Return the names of its modules that define a language model."""
-    return frozenset(file.parent.name for file in _directory().glob("*/language.py")) if version() else frozenset()
+    return (
+        frozenset(file.parent.name for file in _directory().glob("*/language.py"))
+        if version()
+        else frozenset()
+    )
 
 
 def has(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-vlm is installed and has a module for this config. Imports the package, but no model."""
+    """Whether mlx-vlm is installed and has a module for this config. Imports the package, but no
+    model."""
     if version() is None:
         return False
     name = str(_utils().get_model_type(dict(config)))
@@ -53,18 +60,25 @@ def has(config: Mapping[str, Any]) -> bool:
 
 
 def text_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the classes of a text part, as mlx-lm's `load_model` takes them. Raises `ModelUnusable`."""
+    """Return the classes of a text part, as mlx-lm's `load_model` takes them. Raises
+    `ModelUnusable`."""
     kind = config["model_type"]
     try:
         module, _ = _utils().get_model_and_args(dict(config))
     except Exception as error:
-        raise ModelUnusable(f"mlx-vlm's module for model_type {kind!r} cannot be imported: {line_of(error)}") from error
+        raise ModelUnusable(
+            f"mlx-vlm's module for model_type {kind!r} cannot be imported: {line_of(error)}"
+        ) from error
     if not hasattr(module, "Model") or not hasattr(module, "ModelConfig"):
-        raise ModelUnusable(f"mlx-vlm's module for model_type {kind!r} is no model that answers with text")
+        raise ModelUnusable(
+            f"mlx-vlm's module for model_type {kind!r} is no model that answers with text"
+        )
     caches = importlib.import_module(f"{PACKAGE}.models.cache")
     treat_alike(caches.KVCache, KVCache)
     treat_alike(caches.RotatingKVCache, RotatingKVCache)
-    attention_seam.replace_too(importlib.import_module(f"{PACKAGE}.models.base").scaled_dot_product_attention)
+    attention_seam.replace_too(
+        importlib.import_module(f"{PACKAGE}.models.base").scaled_dot_product_attention
+    )
     return partial(WrappedLanguageModel, module), LanguageModelArgs
 
 
@@ -85,7 +99,9 @@ class WrappedLanguageModel(nn.Module):
         model = _vlm_model(module, args)
         language_model = getattr(model, "language_model", None)
         if language_model is None:
-            raise ModelUnusable(f"mlx-vlm's module for model_type {args['model_type']!r} has no language_model")
+            raise ModelUnusable(
+                f"mlx-vlm's module for model_type {args['model_type']!r} has no language_model"
+            )
         self.language_model = language_model
         self._sanitize = (
             model.sanitize if hasattr(model, "sanitize") else dict
@@ -107,7 +123,9 @@ class WrappedLanguageModel(nn.Module):
 
     def make_cache(self) -> list[Any]:
         """Make mlx-vlm's own caches for one row."""
-        caches: list[Any] = importlib.import_module(f"{PACKAGE}.models.cache").make_prompt_cache(self.language_model)
+        caches: list[Any] = importlib.import_module(f"{PACKAGE}.models.cache").make_prompt_cache(
+            self.language_model
+        )
         return caches
 
     @property

@@ -1,7 +1,9 @@
-"""`python -m trouper.engine.certificate PROGRAM JSON`: one measurement of `trouper certify`, in a process of its own.
+"""`python -m trouper.engine.certificate PROGRAM JSON`: one measurement of `trouper certify`, in a
+process of its own.
 
-Each line on stdout is a JSON object: a row that was measured. A process of its own gives its memory back, may be ended when it takes too
-long, and takes nothing with it when the device's driver crashes.
+Each line on stdout is a JSON object: a row that was measured. A process of its own gives its memory
+back, may be ended when it takes too long, and takes nothing with it when the device's driver
+crashes.
 """
 
 from __future__ import annotations
@@ -24,14 +26,26 @@ from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
 from trouper.engine.products import linear_layers
-from trouper.engine.self_check.accuracy import BFLOAT16, FLOAT16, FLOAT32, TENSOR_FLOAT32, arithmetic_of, is_routed
+from trouper.engine.self_check.accuracy import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    TENSOR_FLOAT32,
+    arithmetic_of,
+    is_routed,
+)
 from trouper.engine.self_check.matrix import SEEDS, subject_of
 from trouper.lifeline import end_with_launcher
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 Row = dict[str, Any]
-ARITHMETIC = {FLOAT32: "float32", TENSOR_FLOAT32: "float32, products in TF32", FLOAT16: "float16", BFLOAT16: "bfloat16"}
+ARITHMETIC = {
+    FLOAT32: "float32",
+    TENSOR_FLOAT32: "float32, products in TF32",
+    FLOAT16: "float16",
+    BFLOAT16: "bfloat16",
+}
 
 
 def describe_device(_: Row) -> Iterator[Row]:
@@ -60,13 +74,15 @@ def _version(name: str) -> str:
 
 
 def check_families(given: Row) -> Iterator[Row]:
-    """A row for each family named, as soon as it is known. `jobs`: [family, format or "", dtype]."""
+    """A row for each family named, as soon as it is known. `jobs`: [family, format or "",
+    dtype]."""
     for name, quantized, dtype in given["jobs"]:
         yield family_checks.check(name, quantized, dtype)
 
 
 def describe_model(given: Row) -> Iterator[Row]:
-    """The user's model: the stages of loading it, what it is, then how far mlx-lm's loop differs from itself."""
+    """The user's model: the stages of loading it, what it is, then how far mlx-lm's loop differs
+    from itself."""
     # With the self-check of a start, which changes how rows are laid out.
     settings = Settings(model=given["model"], no_ssd=True)
     loaded = load(settings, lambda stage: _write({"stage": stage}))
@@ -92,13 +108,19 @@ def describe_model(given: Row) -> Iterator[Row]:
 def check_model(given: Row) -> Iterator[Row]:
     """A row for each scenario on the user's model itself."""
     loaded = _loaded(given)
-    yield from family_checks.rows_of(subject_of(loaded.model, loaded.card.vocab_size, SEEDS[0], of_device()))
+    yield from family_checks.rows_of(
+        subject_of(loaded.model, loaded.card.vocab_size, SEEDS[0], of_device())
+    )
 
 
 def _stored(config: Row) -> str:
     quantization = config.get("quantization") or config.get("quantization_config") or {}
     bits = quantization.get("bits")
-    return f"{quantization.get('mode', 'affine')}, {bits} bits" if bits else str(config.get("torch_dtype") or "plain")
+    return (
+        f"{quantization.get('mode', 'affine')}, {bits} bits"
+        if bits
+        else str(config.get("torch_dtype") or "plain")
+    )
 
 
 def run_bare_loop(given: Row) -> Iterator[Row]:
@@ -106,7 +128,9 @@ def run_bare_loop(given: Row) -> Iterator[Row]:
     loaded = _loaded(given)
     linear_layers.unprepare(loaded.model)
     for rows in given["streams"]:
-        yield bare_loop.bare_loop(loaded.model, rows, given["steps"], given["rounds"], loaded.card.vocab_size)
+        yield bare_loop.bare_loop(
+            loaded.model, rows, given["steps"], given["rounds"], loaded.card.vocab_size
+        )
 
 
 def copy_model(given: Row) -> Iterator[Row]:

@@ -15,9 +15,12 @@ PROMPT, SETTLING = 50, 3
 """Tokens of each row's prompt; steps that are not counted."""
 
 
-def bare_loop(model: nn.Module, rows: int, steps: int, rounds: int, vocabulary: int) -> dict[str, Any]:
-    """Measure tokens a second of `rows` rows that decode together, the median of `rounds`, and the gap between two tokens of a row.
-    The next step is launched before the tokens of the last one are read, as servers do it."""
+def bare_loop(
+    model: nn.Module, rows: int, steps: int, rounds: int, vocabulary: int
+) -> dict[str, Any]:
+    """Measure tokens a second of `rows` rows that decode together, the median of `rounds`, and the
+    gap between two tokens of a row. The next step is launched before the tokens of the last one are
+    read, as servers do it."""
     rates, gaps = [], []
     for seed in range(rounds):
         mx.random.seed(seed)
@@ -41,7 +44,8 @@ def bare_loop(model: nn.Module, rows: int, steps: int, rounds: int, vocabulary: 
 
 
 def _cache(model: nn.Module, rows: int) -> list[Any]:
-    """Return mlx-lm's caches for a batch, where it has them for this model; else those for one row, which equal lengths permit."""
+    """Return mlx-lm's caches for a batch, where it has them for this model; else those for one row,
+    which equal lengths permit."""
     caches = make_prompt_cache(model)
     plain = all(type(cache) is KVCache for cache in caches)
     return [BatchKVCache([0] * rows) for _ in caches] if plain else caches

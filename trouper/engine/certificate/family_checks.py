@@ -1,4 +1,5 @@
-"""The family matrix: every scenario on a tiny random model of each family, plain and with quantized weights."""
+"""The family matrix: every scenario on a tiny random model of each family, plain and with quantized
+weights."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Weights of the tiny models are 64 and 128 wide: groups of 32 leave no row with a single group."""
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 NO_KERNEL = "No implementation for problem shape"
-"""MLX on CUDA has no kernel of packed weights for products as narrow as a tiny model's: of the packed floating-point formats, and of
-16 columns in any."""
+"""MLX on CUDA has no kernel of packed weights for products as narrow as a tiny model's: of the
+packed floating-point formats, and of 16 columns in any."""
 
 
 def check(name: str, quantized: str = "", dtype: str = "float32") -> Row:
-    """Check one family. The row has its largest error, the bound there, and what differs. With `quantized`, weights are packed in that
-    format and stay so, on a CPU, too."""
+    """Check one family. The row has its largest error, the bound there, and what differs. With
+    `quantized`, weights are packed in that format and stay so, on a CPU, too."""
     row: Row = {"family": name, "weights": " ".join(part for part in (quantized, dtype) if part)}
     try:
         found = list(scenario_errors(partial(_subject, name, quantized, dtype)))
@@ -55,23 +56,35 @@ def check(name: str, quantized: str = "", dtype: str = "float32") -> Row:
 
 
 def _unknown(problem: str, quantized: str) -> Row:
-    """The rest of a row of a model that could not be compared. For packed weights that MLX has no kernel for, nothing differs."""
+    """The rest of a row of a model that could not be compared. For packed weights that MLX has no
+    kernel for, nothing differs."""
     no_kernel = bool(quantized) and NO_KERNEL in problem
-    return {"error": None, "bound": 0.0, "differs": "" if no_kernel else problem, "off": [], "no_kernel": no_kernel}
+    return {
+        "error": None,
+        "bound": 0.0,
+        "differs": "" if no_kernel else problem,
+        "off": [],
+        "no_kernel": no_kernel,
+    }
 
 
 def _subject(name: str, quantized: str, dtype: str, seed: int) -> Subject:
     model = build(name, None if seed == SEEDS[0] else FAMILY_SEEDS.get(name, 0) + seed)
     model.set_dtype(DTYPES[dtype])
     if quantized:
-        nn.quantize(model, class_predicate=partial(_fits, FORMATS[quantized]["group_size"]), **FORMATS[quantized])
+        nn.quantize(
+            model,
+            class_predicate=partial(_fits, FORMATS[quantized]["group_size"]),
+            **FORMATS[quantized],
+        )
     adapted(model)
     mx.eval(model.parameters())
     return subject_of(model, VOCABULARY, seed, of_device())
 
 
 def _fits(group: int, _: str, module: nn.Module) -> bool:
-    """Whether groups divide a layer's rows: what they do not stays plain, as mlx-lm's converter leaves it."""
+    """Whether groups divide a layer's rows: what they do not stays plain, as mlx-lm's converter
+    leaves it."""
     return hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0
 
 

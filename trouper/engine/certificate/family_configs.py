@@ -1,4 +1,5 @@
-"""Configs of 27 families of models, as their config.json would say it. Small, and odd where that finds faults.
+"""Configs of 27 families of models, as their config.json would say it. Small, and odd where that
+finds faults.
 
 Windows of 16 tokens wrap within every prompt; heads are grouped; layers alternate between kinds.
 """
@@ -131,7 +132,10 @@ FAMILIES: dict[str, Config] = {
         "intermediate_size": 32,
     },
     "deepseek_v3": {**BASE, "model_type": "deepseek_v3", **DEEPSEEK_V3},
-    "kimi_k25": {"model_type": "kimi_k25", "text_config": {**BASE, "model_type": "kimi_k2", **DEEPSEEK_V3}},
+    "kimi_k25": {
+        "model_type": "kimi_k25",
+        "text_config": {**BASE, "model_type": "kimi_k2", **DEEPSEEK_V3},
+    },
     "kimi_linear": {
         **BASE,
         "model_type": "kimi_linear",
@@ -167,7 +171,11 @@ FAMILIES: dict[str, Config] = {
             **BASE,
             "model_type": "qwen3_5_text",
             **GATED_DELTA,
-            "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "rope_parameters": {
+                "type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
         },
     },
     "mamba2": {

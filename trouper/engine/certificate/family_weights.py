@@ -1,4 +1,5 @@
-"""Random weights that make tiny models behave like models: varied tokens, clear winners, stable states."""
+"""Random weights that make tiny models behave like models: varied tokens, clear winners, stable
+states."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ SCALES = {
     "gemma3_text": (0.25, 0.25, 1.5),
     "recurrent_gemma": (0.25, 0.25, 1.5),
 }
-"""Standard deviation of embeddings and of the head, gain of layers. Tied embeddings want a small one."""
+"""Standard deviation of embeddings and of the head, gain of layers. Tied embeddings want a small
+one."""
 USUAL_SCALES = (1.0, 0.5, 1.5)
 FINAL_NORM_GAIN = {"gemma2": 6.0, "gemma3n": 7.0}
 """Spreads small tied logits."""
@@ -52,15 +54,19 @@ BY_LEAF: dict[str, Draw] = {
 }
 
 
-def draw(family: str, path: str, shape: Shape, random: np.random.RandomState) -> npt.NDArray[np.float32]:
-    """One parameter. The order of draws is the seed's meaning, so every parameter takes exactly one."""
+def draw(
+    family: str, path: str, shape: Shape, random: np.random.RandomState
+) -> npt.NDArray[np.float32]:
+    """One parameter. The order of draws is the seed's meaning, so every parameter takes exactly
+    one."""
     values = _recipe(family, path, shape)(random, shape)
     if path.endswith(("model.norm.weight", "language_model.norm.weight")):
         values = values + FINAL_NORM_GAIN.get(family, 1.0) - 1.0
     return values.astype(np.float32)
 
 
-def _recipe(family: str, path: str, shape: Shape) -> Draw:  # noqa: PLR0911 - a table, whose rows are conditions
+# A table, whose rows are conditions
+def _recipe(family: str, path: str, shape: Shape) -> Draw:  # noqa: PLR0911
     embedding, head, gain = SCALES.get(family, USUAL_SCALES)
     leaf = path.rsplit(".", 1)[-1]
     if "embed_tokens" in path or "embeddings" in path:

@@ -1,4 +1,5 @@
-"""The model as this device computes it, as a directory for a server that does not convert weights itself."""
+"""The model as this device computes it, as a directory for a server that does not convert weights
+itself."""
 
 from __future__ import annotations
 
@@ -24,12 +25,17 @@ TOKENIZER_FILES = (
 
 
 def save_copy(loaded: EvaluatedModel, target: Path) -> None:
-    """Save plain weights, which were converted from what was stored, with the config and the tokenizer."""
+    """Save plain weights, which were converted from what was stored, with the config and the
+    tokenizer."""
     target.mkdir(parents=True)
     mx.save_safetensors(
-        str(target / "model.safetensors"), dict(tree_flatten(loaded.model.parameters())), {"format": "mlx"}
+        str(target / "model.safetensors"),
+        dict(tree_flatten(loaded.model.parameters())),
+        {"format": "mlx"},
     )
-    config = {key: value for key, value in loaded.config.items() if not key.startswith("quantization")}
+    config = {
+        key: value for key, value in loaded.config.items() if not key.startswith("quantization")
+    }
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (loaded.directory / name).exists():

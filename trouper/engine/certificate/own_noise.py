@@ -1,6 +1,8 @@
-"""How far mlx-lm's own loop differs from itself on this device, when the same row runs in other company or other chunks.
+"""How far mlx-lm's own loop differs from itself on this device, when the same row runs in other
+company or other chunks.
 
-Where kernels change with the number of rows, no server can give in a batch what the row gives alone: this says by how much.
+Where kernels change with the number of rows, no server can give in a batch what the row gives
+alone: this says by how much.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ Floats = NDArray[np.float32]
 
 
 def own_noise(model: nn.Module, vocabulary: int) -> dict[str, Any]:
-    """Measure the largest change, over the decoded positions, of the lead of the best token over the second, in log-probability: by
-    company, and when the whole text runs in one pass. Text: fixed random tokens, the same whatever is sampled."""
+    """Measure the largest change, over the decoded positions, of the lead of the best token over
+    the second, in log-probability: by company, and when the whole text runs in one pass. Text:
+    fixed random tokens, the same whatever is sampled."""
     [text] = random_texts([PROMPT + DECODED], vocabulary, 3)
     alone = _decoded(model, text, 1)
     second, best = np.argsort(alone, -1)[:, -2:].T
@@ -64,5 +67,7 @@ def _lead(found: Floats, best: NDArray[np.int64], second: NDArray[np.int64]) -> 
     return lead
 
 
-def _change(alone: Floats, other: Floats, best: NDArray[np.int64], second: NDArray[np.int64]) -> float:
+def _change(
+    alone: Floats, other: Floats, best: NDArray[np.int64], second: NDArray[np.int64]
+) -> float:
     return float(np.abs(_lead(other, best, second) - _lead(alone, best, second)).max())

@@ -1,4 +1,5 @@
-"""How far rows in company are from the row alone: the scenarios of the self-check, with the error of each."""
+"""How far rows in company are from the row alone: the scenarios of the self-check, with the error
+of each."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from trouper.protocol.capabilities import Capabilities
 
 @attrs.frozen(kw_only=True)
 class ScenarioError:
-    """One scenario. error: see `self_check.accuracy`; None if it was not run or raised. bound: an error up to it is rounding. problem: why
-    there is no error. off: the model's caches or its code are known not to allow the feature, so nothing was run."""
+    """One scenario. error: see `self_check.accuracy`; None if it was not run or raised. bound: an
+    error up to it is rounding. problem: why there is no error. off: the model's caches or its code
+    are known not to allow the feature, so nothing was run."""
 
     feature: str
     scenario: str
@@ -32,8 +34,9 @@ class ScenarioError:
 
 
 def scenario_errors(make: Callable[[int], Subject]) -> Iterator[ScenarioError]:
-    """Yield each scenario of one model. `make`: a subject from a seed; a scenario beyond its bound is run again with the next seed, as
-    the self-check does it: a router that is undecided between two experts within rounding is no fault of the batch."""
+    """Yield each scenario of one model. `make`: a subject from a seed; a scenario beyond its bound
+    is run again with the next seed, as the self-check does it: a router that is undecided between
+    two experts within rounding is no fault of the batch."""
     first = make(SEEDS[0])
     subjects = {SEEDS[0]: first}
     allowed = rows_for(first.model, first.kv, first.slack, first.shapes, None)[1]
@@ -41,7 +44,9 @@ def scenario_errors(make: Callable[[int], Subject]) -> Iterator[ScenarioError]:
     for scenario in (*BATCH, *MORE):
         if not allowed.allows(scenario.feature):
             reason = allowed.off[scenario.feature]
-            yield ScenarioError(feature=scenario.feature, scenario=scenario.name, problem=reason, off=True)
+            yield ScenarioError(
+                feature=scenario.feature, scenario=scenario.name, problem=reason, off=True
+            )
             continue
         capabilities = unpadded if scenario in BATCH else allowed
         found = _measured(subjects[SEEDS[0]], scenario, capabilities)

@@ -1,8 +1,9 @@
-"""Tiny random models of 27 families, of mlx-lm's own classes: every kind of cache and layer without a hub.
+"""Tiny random models of 27 families, of mlx-lm's own classes: every kind of cache and layer without
+a hub.
 
-float32, vocabulary 512, hidden size 64, about 1 MB each. Seeds are chosen so that the gap between the best two logits is at least 3e-3
-along the greedy path of the tests' prompts: a correct batch differs from the row alone by at most 1e-4, so its greedy tokens must be
-equal.
+float32, vocabulary 512, hidden size 64, about 1 MB each. Seeds are chosen so that the gap between
+the best two logits is at least 3e-3 along the greedy path of the tests' prompts: a correct batch
+differs from the row alone by at most 1e-4, so its greedy tokens must be equal.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def build(name: str, seed: int | None = None, config: Config | None = None) -> n
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     random = np.random.RandomState(seed + 1)
     weights = [
-        (path, mx.array(draw(name, path, array.shape, random))) for path, array in tree_flatten(model.parameters())
+        (path, mx.array(draw(name, path, array.shape, random)))
+        for path, array in tree_flatten(model.parameters())
     ]
     model.update(tree_unflatten(weights))
     model.eval()

@@ -1,8 +1,9 @@
 """The ranks of one model and their MLX collectives. With one rank all operations are free.
 
-A collective cannot be cancelled, and every rank must start the same ones in the same order: calls of collectives must
-depend on the plans alone (docs/ranks.md). `mx.distributed.init` waits for the other ranks with the GIL held
-(MLX 0.32.4): no other thread runs meanwhile, not even one that would handle a signal.
+A collective cannot be cancelled, and every rank must start the same ones in the same order: calls
+of collectives must depend on the plans alone (docs/ranks.md). `mx.distributed.init` waits for the
+other ranks with the GIL held (MLX 0.32.4): no other thread runs meanwhile, not even one that would
+handle a signal.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ BACKENDS = {
 }
 """Environment variables that launchers set, and the backend that reads each."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-"""Environment variable of visible devices. Ranks of one host that see different devices share no memory."""
+"""Environment variable of visible devices. Ranks of one host that see different devices share no
+memory."""
 
 
 def backend_of(environment: Mapping[str, str]) -> str | None:
-    """Return the backend that a launcher has set up for this process; None: the process runs alone."""
+    """Return the backend that a launcher has set up for this process; None: the process runs
+    alone."""
     return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
 
 
@@ -56,8 +59,9 @@ class RankGroup:
         return self.rank == 0
 
     def agree(self, tokens: mx.array) -> mx.array:
-        """Return rank 0's tokens, lazily (F21). Other ranks' tokens must stay in the graph: else their collective would run
-        before those that made the tokens, and would be paired with another collective of rank 0."""
+        """Return rank 0's tokens, lazily (F21). Other ranks' tokens must stay in the graph: else
+        their collective would run before those that made the tokens, and would be paired with
+        another collective of rank 0."""
         if self.size == 1:
             return tokens
         return self.sum(tokens if self.leads else tokens * 0)
@@ -76,7 +80,8 @@ class RankGroup:
         return np.array(self.sum(mx.array(room))).tobytes()
 
     def gather(self, number: int) -> list[int]:
-        """Gather each rank's number (63 bits), in order of ranks. Waits until all ranks have called it."""
+        """Gather each rank's number (63 bits), in order of ranks. Waits until all ranks have called
+        it."""
         numbers_by_rank = [number if rank == self.rank else 0 for rank in range(self.size)]
         numbers: list[int] = self.sum(mx.array(numbers_by_rank, mx.int64)).tolist()  # type: ignore[assignment]
         return numbers
@@ -91,7 +96,8 @@ ALONE = RankGroup()
 
 
 def join() -> RankGroup:
-    """Join the group that a launcher has set up, or return the group of one. Waits for all ranks. Raises `ModelUnusable`."""
+    """Join the group that a launcher has set up, or return the group of one. Waits for all ranks.
+    Raises `ModelUnusable`."""
     backend = backend_of(os.environ)
     if backend is None:
         return ALONE

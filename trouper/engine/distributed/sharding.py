@@ -1,6 +1,7 @@
 """Sharding of a model over ranks: mlx-lm's `shard`, its preconditions, and the sums of the parts.
 
-Sharding is lazy: no weight is read before the parameters are evaluated, so a rank only ever holds its own part.
+Sharding is lazy: no weight is read before the parameters are evaluated, so a rank only ever holds
+its own part.
 """
 
 from __future__ import annotations
@@ -27,23 +28,31 @@ HEADS = {
 }
 KV_HEADS = "num_key_value_heads"
 REPEATS_KV_HEADS = frozenset({"qwen3_5", "qwen3_5_moe"})
-"""Model types whose `shard` gives each rank a copy of a KV head if there are more ranks than KV heads."""
+"""Model types whose `shard` gives each rank a copy of a KV head if there are more ranks than KV
+heads."""
 MAX_RANKS = 64
 """Largest number of ranks that is tried for the error message's list of possible numbers."""
 Make = Callable[[], nn.Module]
 """Loads the whole model again, lazily: `shard` changes a model in place."""
 
 
-def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: RankGroup, make: Make) -> None:
+def shard(
+    model: nn.Module, config: Mapping[str, Any], directory: Path, group: RankGroup, make: Make
+) -> None:
     """Reduce the model to this rank's part. Raises `ModelUnusable` with one line."""
     if not hasattr(model, "shard"):
         raise ModelUnusable(
-            f"{directory}: mlx-lm cannot split {config['model_type']} over ranks; run it in one process, without a launcher"
+            f"{directory}: mlx-lm cannot split {config['model_type']} over ranks; run it in one "
+            "process, without a launcher"
         )
     reason = fault(model, config, group.mlx) or _misfit(model)
     if reason is None:
         return
-    counts = [count for count in range(2, MAX_RANKS + 1) if count != group.size and _can_shard(count, config, make)]
+    counts = [
+        count
+        for count in range(2, MAX_RANKS + 1)
+        if count != group.size and _can_shard(count, config, make)
+    ]
     remedy = f"it runs at 1, {', '.join(map(str, counts))}" if counts else "it runs only at 1"
     raise ModelUnusable(f"{directory} cannot be split over {group.size} ranks: {reason}; {remedy}")
 
@@ -96,7 +105,9 @@ def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         for key, name in HEADS.items():
             if isinstance(heads := level.get(key), int):
                 yield heads, name
-        replicated = config["model_type"] in REPEATS_KV_HEADS or level.get("kv_lora_rank") is not None
+        replicated = (
+            config["model_type"] in REPEATS_KV_HEADS or level.get("kv_lora_rank") is not None
+        )
         if isinstance(heads := level.get(KV_HEADS), int) and not replicated:
             yield heads, "KV heads"
 
@@ -105,9 +116,13 @@ def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def fuse_adapters(model: nn.Module) -> None:
-    """Fuse adapters into their layers, lazily, since mlx-lm shards plain layers only. Quantized layers are dequantized, since
-    quantizing the sum again would lose the adapter's small steps."""
-    fused = [(name, layer.fuse(dequantize=True)) for name, layer in model.named_modules() if hasattr(layer, "fuse")]
+    """Fuse adapters into their layers, lazily, since mlx-lm shards plain layers only. Quantized
+    layers are dequantized, since quantizing the sum again would lose the adapter's small steps."""
+    fused = [
+        (name, layer.fuse(dequantize=True))
+        for name, layer in model.named_modules()
+        if hasattr(layer, "fuse")
+    ]
     if fused:
         model.update_modules(tree_unflatten(fused))
 
@@ -116,14 +131,19 @@ def fuse_adapters(model: nn.Module) -> None:
 
 
 class Float32Sum(nn.Module):
-    """A layer split along its input, whose parts are added in float32 and rounded once (F26). mlx-lm's adds them in the
-    activations' type: with more than two ranks it rounds at each of them."""
+    """A layer split along its input, whose parts are added in float32 and rounded once (F26).
+    mlx-lm's adds them in the activations' type: with more than two ranks it rounds at each of
+    them."""
 
     def __init__(self, layer: nn.Module, group: RankGroup) -> None:
         super().__init__()
         for name, parameter in layer.parameters().items():
             self[name] = parameter
-        self._packing = {key: getattr(layer, key) for key in ("group_size", "bits", "mode") if hasattr(layer, key)}
+        self._packing = {
+            key: getattr(layer, key)
+            for key in ("group_size", "bits", "mode")
+            if hasattr(layer, key)
+        }
         self._group = group
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -133,12 +153,19 @@ class Float32Sum(nn.Module):
 
     def _quantized(self, x: mx.array) -> mx.array:
         scales, biases = self["scales"], self.get("biases")
-        return mx.quantized_matmul(x, self["weight"], scales=scales, biases=biases, transpose=True, **self._packing)
+        return mx.quantized_matmul(
+            x, self["weight"], scales=scales, biases=biases, transpose=True, **self._packing
+        )
 
 
 def sum_in_float32(model: nn.Module, group: RankGroup) -> None:
-    """Replace mlx-lm's layers that sum over ranks. Sums in a model's own code, as of mixtures of experts, are not replaced."""
+    """Replace mlx-lm's layers that sum over ranks. Sums in a model's own code, as of mixtures of
+    experts, are not replaced."""
     kinds = (ShardedToAllLinear, QuantizedShardedToAllLinear)
-    layers = [(name, Float32Sum(layer, group)) for name, layer in model.named_modules() if isinstance(layer, kinds)]
+    layers = [
+        (name, Float32Sum(layer, group))
+        for name, layer in model.named_modules()
+        if isinstance(layer, kinds)
+    ]
     if layers:
         model.update_modules(tree_unflatten(layers))

@@ -1,4 +1,5 @@
-"""Hashes of this rank's state, to compare with the state that a plan expects (`protocol/ranks.py`)."""
+"""Hashes of this rank's state, to compare with the state that a plan expects
+(`protocol/ranks.py`)."""
 
 from __future__ import annotations
 
@@ -25,15 +26,16 @@ class Digests:
         """For each step that was read: hashes of the order of slots, and of all tokens so far."""
         self._tokens = 0
         self._drafted: dict[int, Drafted] = {}
-        """The drafts of each step that was read. A plan that was sent before rank 0 had the step's result does not count them."""
+        """The drafts of each step that was read. A plan that was sent before rank 0 had the step's
+        result does not count them."""
 
     def order(self) -> int:
         """Hash the present order of rows in their slots."""
         return sequence([*self._rows.order, len(self._rows.decoding)])
 
     def settle(self, stepped: Stepped, order: int) -> Stepped:
-        """Record a step that was read, and add the hashes that other ranks must agree on. `order`: hash of the order of slots
-        after its launch."""
+        """Record a step that was read, and add the hashes that other ranks must agree on. `order`:
+        hash of the order of slots after its launch."""
         self._tokens = sequence([*stepped.rows, *stepped.tokens], self._tokens)
         self._settled[stepped.step] = order, self._tokens
         forget_old(self._settled)
@@ -46,7 +48,8 @@ class Digests:
         return step in self._settled
 
     def now(self, settled: int) -> Digest:
-        """Compute the digest before a plan changes the state. `settled`: the last step whose result the plan includes."""
+        """Compute the digest before a plan changes the state. `settled`: the last step whose result
+        the plan includes."""
         order, lengths = self._rows.order, self._rows.lengths()
         for step, drafted in self._drafted.items():
             for row, _, accepted in drafted if step > settled else ():
@@ -58,6 +61,10 @@ class Digests:
         blocks = self._blocks.members if self._blocks is not None else 0
         slots, tokens_hash = self._settled[settled]
         return Digest(
-            rows=pairs(ids, decodes), lengths=pairs(ids, tokens), blocks=blocks, settled=settled, order=slots,
+            rows=pairs(ids, decodes),
+            lengths=pairs(ids, tokens),
+            blocks=blocks,
+            settled=settled,
+            order=slots,
             tokens=tokens_hash,
-        )  # fmt: skip
+        )

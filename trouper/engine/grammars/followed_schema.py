@@ -1,7 +1,9 @@
-"""A JSON schema as llguidance can follow it: what it refuses and what asserts nothing is left out, or said in another way.
+"""A JSON schema as llguidance can follow it: what it refuses and what asserts nothing is left out,
+or said in another way.
 
-An answer follows the one schema if and only if it follows the other. A keyword that asserts something llguidance does not know stays, and is
-refused. Source: JSON Schema 2020-12, of which `format` is an annotation (7.2.1).
+An answer follows the one schema if and only if it follows the other. A keyword that asserts
+something llguidance does not know stays, and is refused. Source: JSON Schema 2020-12, of which
+`format` is an annotation (7.2.1).
 """
 
 from __future__ import annotations
@@ -15,9 +17,22 @@ from urllib.parse import unquote
 from trouper.engine.grammars.schema_faults import LIST_KEYS, NAMED, SINGLE
 
 FORMATS = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
+    {
+        "date-time",
+        "time",
+        "date",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "uuid",
+        "uri",
+        "unknown",
+    }
 )
-"""Formats that llguidance follows. Others, as `password` and `path` of pydantic's types, say what a text means, not how it is written."""
+"""Formats that llguidance follows. Others, as `password` and `path` of pydantic's types, say what a
+text means, not how it is written."""
 NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -28,7 +43,8 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},),
     "not": (False,),
 }
-"""Keywords that llguidance refuses, and the values of each that hold for everything: zod writes every record with the second."""
+"""Keywords that llguidance refuses, and the values of each that hold for everything: zod writes
+every record with the second."""
 ANYTHING: tuple[Any, ...] = (True, {})
 NAMING = {"enum", "type", "title", "description"}
 """Keywords of a list of names."""
@@ -40,7 +56,8 @@ KEYS = ('"format"', '"pattern"', *(f'"{name}"' for name in NOTHING))
 
 
 def followed(source: str) -> str:
-    """Return the schema's text. Raises `ValueError` or `RecursionError` for one that Python cannot decode."""
+    """Return the schema's text. Raises `ValueError` or `RecursionError` for one that Python cannot
+    decode."""
     if not any(key in source for key in KEYS):
         return source
     schema: Any = json.loads(source)
@@ -54,7 +71,8 @@ def followed(source: str) -> str:
 
 
 def _subschemas(schema: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield where the direct subschemas are: the object or array around each, and its key or index."""
+    """Yield where the direct subschemas are: the object or array around each, and its key or
+    index."""
     for key, inner in schema.items() if isinstance(schema, dict) else ():
         if key in NAMED and isinstance(inner, dict):
             yield from ((inner, name) for name in inner)
@@ -75,17 +93,26 @@ def _changed(schema: Any, root: Any) -> Any:
     if names and not {"properties", "patternProperties"} & kept.keys():
         del kept["propertyNames"]
         pattern = f"^({'|'.join(map(re.escape, names))})$"
-        kept |= {"patternProperties": {pattern: kept.get("additionalProperties", True)}, "additionalProperties": False}
+        kept |= {
+            "patternProperties": {pattern: kept.get("additionalProperties", True)},
+            "additionalProperties": False,
+        }
     written = kept.get("pattern")
-    return kept | {"pattern": PATTERNS[written]} if isinstance(written, str) and written in PATTERNS else kept
+    return (
+        kept | {"pattern": PATTERNS[written]}
+        if isinstance(written, str) and written in PATTERNS
+        else kept
+    )
 
 
 def _names_of(schema: Any, root: Any) -> list[str]:
-    """Return the names that a schema of names allows; none if it says them in another way than by an `enum`, as those of a dict of
-    literals or of an Enum."""
+    """Return the names that a schema of names allows; none if it says them in another way than by
+    an `enum`, as those of a dict of literals or of an Enum."""
     if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
         schema = _at(root, reference)
-    names: Any = schema.get("enum") if isinstance(schema, dict) and schema.keys() <= NAMING else None
+    names: Any = (
+        schema.get("enum") if isinstance(schema, dict) and schema.keys() <= NAMING else None
+    )
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
 
@@ -93,11 +120,17 @@ def _at(root: Any, reference: str) -> Any:
     """Return what a reference within the schema names; None: nothing."""
     found = root if reference.startswith("#") else None
     for step in unquote(reference[1:]).split("/")[1:]:
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+        found = (
+            found.get(step.replace("~1", "/").replace("~0", "~"))
+            if isinstance(found, dict)
+            else None
+        )
     return found
 
 
 def _asserts_nothing(name: str, value: Any) -> bool:
     if name == "format":
         return isinstance(value, str) and value not in FORMATS
-    return any(type(value) is type(nothing) and value == nothing for nothing in NOTHING.get(name, ()))
+    return any(
+        type(value) is type(nothing) and value == nothing for nothing in NOTHING.get(name, ())
+    )

@@ -1,4 +1,5 @@
-"""Structured output: compiles grammars for llguidance (https://github.com/guidance-ai/llguidance), and caches them."""
+"""Structured output: compiles grammars for llguidance (https://github.com/guidance-ai/llguidance),
+and caches them."""
 
 from __future__ import annotations
 
@@ -32,41 +33,53 @@ from trouper.protocol.grammar import Grammar, GrammarKind
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 
 BLANKS = r"[ \t\r\n]{1,40}"
-"""Whitespace between the tokens of JSON: enough for any indentation. Without a bound some models write blanks for ever."""
+"""Whitespace between the tokens of JSON: enough for any indentation. Without a bound some models
+write blanks for ever."""
 LARK_LIMITS = LLParserLimits(max_items_in_row=300)
-"""Limits for Lark grammars. An ambiguous grammar makes masks slow for the whole batch: with llguidance's limit of 2000 items, a
-third of a second each."""
+"""Limits for Lark grammars. An ambiguous grammar makes masks slow for the whole batch: with
+llguidance's limit of 2000 items, a third of a second each."""
 LIMITS = LLParserLimits()
-"""Limits for JSON schemas. An object takes four items for each property that is not required, and may have hundreds."""
+"""Limits for JSON schemas. An object takes four items for each property that is not required, and
+may have hundreds."""
 MAX_CALL_BLANKS = 8
 """Maximum number of blanks between the marker of a call and its object."""
 MAX_CALL_HEADER = 64
-"""Maximum number of characters between the marker of a call and the name of its tool. Kimi's header has 29, DeepSeek's 41."""
+"""Maximum number of characters between the marker of a call and the name of its tool. Kimi's header
+has 29, DeepSeek's 41."""
 ANYTHING = "( <[*]> )*"
 FINAL = '"<|channel|>final<|message|>"'
 """What harmony writes in front of an answer."""
-THOUGHT = 'thought: THOUGHT\nTHOUGHT: "<|channel|>analysis<|message|>" /([^<]|<+[^<|])*<*/ "<|end|><|start|>assistant"'
+THOUGHT = (
+    'thought: THOUGHT\nTHOUGHT: "<|channel|>analysis<|message|>" /([^<]|<+[^<|])*<*/ '
+    '"<|end|><|start|>assistant"'
+)
 """Harmony's reasoning and what follows it, without any other marker in between."""
 COMPILE_S = 10.0
 SLOW_BYTES = 4 * 2**20
 """Upper bound of the cache of grammars that took too long to compile."""
 RECENT_BYTES = 32 * 2**20
-"""Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of schemas."""
+"""Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of
+schemas."""
 BYTES_PER_CHARACTER = 500
 REGEX_BYTES = 2 * 2**20
-"""What a regular expression counts at least: it grows while rows follow it, and a few characters may come to 70 MB (`(.*a.{300}b)+`). So some
-twenty of them are kept, and not 3,000."""
+"""What a regular expression counts at least: it grows while rows follow it, and a few characters
+may come to 70 MB (`(.*a.{300}b)+`). So some twenty of them are kept, and not 3,000."""
 
 
 Key = tuple[Hashable, ...]
 
 
 class TokenizerVocabulary:
-    """The interface that llguidance expects of a tokenizer: the bytes of each token, and which are special."""
+    """The interface that llguidance expects of a tokenizer: the bytes of each token, and which are
+    special."""
 
-    def __init__(self, pieces: Sequence[bytes], specials: Mapping[int, str], eos: Sequence[int], encode: Any) -> None:
+    def __init__(
+        self, pieces: Sequence[bytes], specials: Mapping[int, str], eos: Sequence[int], encode: Any
+    ) -> None:
         self.tokens = [
-            b"\xff" + specials[i].encode() if i in specials else piece or f"\xff<unused {i}>".encode("latin-1")
+            b"\xff" + specials[i].encode()
+            if i in specials
+            else piece or f"\xff<unused {i}>".encode("latin-1")
             for i, piece in enumerate(pieces)
         ]
         self.special_token_ids = sorted(specials)
@@ -75,7 +88,9 @@ class TokenizerVocabulary:
         self._encode = encode
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return list(self._encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text))
+        return list(
+            self._encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+        )
 
 
 @attrs.frozen(eq=False)
@@ -90,9 +105,10 @@ class CompiledGrammar:
 class Grammars:
     """Grammars over one vocabulary. Compiled grammars are cached by their content.
 
-    Compiling takes from a millisecond to seconds, so it is done before a request is admitted, on a worker thread
-    (`compile`); the engine's thread only copies a compiled matcher. The caller must keep the result of `compile` until the row
-    is in the engine, since the cache may have evicted the grammar by then.
+    Compiling takes from a millisecond to seconds, so it is done before a request is admitted, on a
+    worker thread (`compile`); the engine's thread only copies a compiled matcher. The caller must
+    keep the result of `compile` until the row is in the engine, since the cache may have evicted
+    the grammar by then.
     """
 
     def __init__(self, vocabulary: TokenizerVocabulary, size: int, eos: Sequence[int]) -> None:
@@ -105,12 +121,15 @@ class Grammars:
         """Faults of grammars that took too long, and when each is forgotten."""
         self._trials = TrialPool(self._described)
         self.compiled_inline = 0
-        """Number of grammars that the engine's thread had to compile itself, since they were not cached."""
+        """Number of grammars that the engine's thread had to compile itself, since they were not
+        cached."""
 
     @cached_property
     def _tokens(self) -> TokenizerVocabulary:
         vocabulary = self._vocabulary
-        vocabulary.tokens += [f"\xff<unused {i}>".encode("latin-1") for i in range(len(vocabulary.tokens), self._size)]
+        vocabulary.tokens += [
+            f"\xff<unused {i}>".encode("latin-1") for i in range(len(vocabulary.tokens), self._size)
+        ]
         return vocabulary
 
     @cached_property
@@ -209,8 +228,11 @@ class Grammars:
             tokenizer = self._tokenizer
         return LLMatcher(tokenizer, text, log_level=0, limits=_limits(grammar))
 
-    def constraint(self, grammar: Grammar, min_tokens: int = 0, ends: Sequence[int] = ()) -> Constraint:
-        """Make the constraint of one row. No token of `ends` is allowed before `min_tokens` tokens, unless no other token is."""
+    def constraint(
+        self, grammar: Grammar, min_tokens: int = 0, ends: Sequence[int] = ()
+    ) -> Constraint:
+        """Make the constraint of one row. No token of `ends` is allowed before `min_tokens` tokens,
+        unless no other token is."""
         key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
         if not isinstance(found, CompiledGrammar):
@@ -249,7 +271,14 @@ class Grammars:
 
 def _key(grammar: Grammar) -> Key:
     """What grammars that are compiled alike have in common."""
-    return grammar.kind, grammar.source, grammar.calls, grammar.call_names, grammar.call_key, grammar.channels
+    return (
+        grammar.kind,
+        grammar.source,
+        grammar.calls,
+        grammar.call_names,
+        grammar.call_key,
+        grammar.channels,
+    )
 
 
 def _has_regex(grammar: Grammar) -> bool:
@@ -268,11 +297,14 @@ def _options(source: str) -> str:
 
 
 def _with_calls(grammar: Grammar) -> str:
-    """Make a Lark grammar of a text that follows the grammar or begins with a call of one of the tools. A call that is an object is followed to
-    its end, of another one the name must come soon; behind that anything may come: parsers of calls repair more than a grammar of their
-    format would allow."""
+    """Make a Lark grammar of a text that follows the grammar or begins with a call of one of the
+    tools. A call that is an object is followed to its end, of another one the name must come soon;
+    behind that anything may come: parsers of calls repair more than a grammar of their format would
+    allow."""
     answer = (
-        _options(grammar.source) if grammar.kind == "choice" else _json_rule(grammar.source or '{"type": "object"}')
+        _options(grammar.source)
+        if grammar.kind == "choice"
+        else _json_rule(grammar.source or '{"type": "object"}')
     )
     rules = [f"way_0: {FINAL} ({answer})", THOUGHT] if grammar.channels else [f"way_0: {answer}"]
     for index, marker in enumerate(grammar.calls, 1):
@@ -281,31 +313,46 @@ def _with_calls(grammar: Grammar) -> str:
             before = f"{start} /[ \\t\\r\\n]{{0,{MAX_CALL_BLANKS}}}/" if marker else ""
             rules.append(f"way_{index}: {before} {_json_rule(_call_schema(grammar))} {ANYTHING}")
         else:
-            header = f"{start} /(?s:.{{0,{MAX_CALL_HEADER}}})/ ({_options(json.dumps(grammar.call_names))})"
+            header = (
+                f"{start} /(?s:.{{0,{MAX_CALL_HEADER}}})/ "
+                f"({_options(json.dumps(grammar.call_names))})"
+            )
             rules += [
                 f"way_{index}: name_{index} {ANYTHING}",
                 f"name_{index}[lazy]: NAME_{index}",
                 f"NAME_{index}: {header}",
             ]
     ways = " | ".join(f"way_{index}" for index in range(len(grammar.calls) + 1))
-    return "\n".join([f"start: thought? ({ways})" if grammar.channels else f"start: {ways}", *rules])
+    return "\n".join(
+        [f"start: thought? ({ways})" if grammar.channels else f"start: {ways}", *rules]
+    )
 
 
 def _in_final_channel(kind: GrammarKind, text: str) -> str:
     """Nest a grammar, as text for llguidance, in one of harmony's messages."""
-    nested = [{"lark_grammar": text}] if kind in ("lark", "choice") else json.loads(text)["grammars"]
+    nested = (
+        [{"lark_grammar": text}] if kind in ("lark", "choice") else json.loads(text)["grammars"]
+    )
     nested[0]["name"] = "answer"
-    return json.dumps({"grammars": [{"lark_grammar": f"start: thought? {FINAL} @answer\n{THOUGHT}"}, *nested]})
+    return json.dumps(
+        {"grammars": [{"lark_grammar": f"start: thought? {FINAL} @answer\n{THOUGHT}"}, *nested]}
+    )
 
 
 def _call_schema(grammar: Grammar) -> str:
     properties = {"name": {"enum": grammar.call_names}, grammar.call_key: {"type": "object"}}
-    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
     return json.dumps(schema)
 
 
 def _json_rule(source: str) -> str:
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': BLANKS}} | json.loads(followed(source)))}"
+    options = {"x-guidance": {"whitespace_pattern": BLANKS}}
+    return f"%json {json.dumps(options | json.loads(followed(source)))}"
 
 
 def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
@@ -318,7 +365,9 @@ def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
 def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> RequestFailed:
     """Make the error of a grammar that could not be tried."""
     message = f"{grammar.param} could not be compiled: {unavailable}; try again soon"
-    return RequestFailed(Problem(503, message, "server_error", grammar.param, "system_shortage", retry_after_s=1))
+    return RequestFailed(
+        Problem(503, message, "server_error", grammar.param, "system_shortage", retry_after_s=1)
+    )
 
 
 def _of_schema(source: str) -> str:

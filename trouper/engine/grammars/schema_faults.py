@@ -1,4 +1,5 @@
-"""Finds the part of a JSON schema that llguidance rejects. llguidance reports the reason, but not the path."""
+"""Finds the part of a JSON schema that llguidance rejects. llguidance reports the reason, but not
+the path."""
 
 from __future__ import annotations
 
@@ -6,20 +7,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_TRIALS = 500
-"""Upper bound of trials of parts, each of which takes a fraction of a millisecond. A schema of thousands of parts gets a path near
-its root."""
+"""Upper bound of trials of parts, each of which takes a fraction of a millisecond. A schema of
+thousands of parts gets a path near its root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
-"""Keys of named schemas. Definitions come first: a part that refers to a faulty definition fails, too, and its path is less helpful."""
+"""Keys of named schemas. Definitions come first: a part that refers to a faulty definition fails,
+too, and its path is less helpful."""
 MAX_OPTIONAL = 490
-"""Upper bound of one object's optional properties: each takes four items of a row of llguidance's parser, which holds 2,000."""
+"""Upper bound of one object's optional properties: each takes four items of a row of llguidance's
+parser, which holds 2,000."""
 LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("additionalProperties", "items", "not")
 
 
 def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
-    """Return the path of the innermost part that fails by itself, such as ".properties.a.items"; "" for the whole schema. Each
-    part is tried with the schema's definitions."""
-    named = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
+    """Return the path of the innermost part that fails by itself, such as ".properties.a.items"; ""
+    for the whole schema. Each part is tried with the schema's definitions."""
+    named = {
+        key: schema[key]
+        for key in ("$defs", "definitions")
+        if isinstance(schema, dict) and key in schema
+    }
     trials = 0
     path = ""
     found: Any = schema
@@ -36,18 +43,25 @@ def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
 
 
 def too_wide(schema: Any, path: str = "") -> tuple[str, str] | None:
-    """Find the first object with more optional properties than llguidance can follow, as (path, reason)."""
+    """Find the first object with more optional properties than llguidance can follow, as (path,
+    reason)."""
     if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
         required = schema.get("required")
         optional = len(
-            schema["properties"].keys() - set(filter(_is_text, required if isinstance(required, list) else ()))
+            schema["properties"].keys()
+            - set(filter(_is_text, required if isinstance(required, list) else ()))
         )
         if optional > MAX_OPTIONAL:
             return (
                 path,
-                f"{optional} of its properties are not required, and at most {MAX_OPTIONAL} of one object may be so",
+                (
+                    f"{optional} of its properties are not required, and at most {MAX_OPTIONAL} of "
+                    "one object may be so"
+                ),
             )
-    return next((found for step, part in parts_of(schema) if (found := too_wide(part, path + step))), None)
+    return next(
+        (found for step, part in parts_of(schema) if (found := too_wide(part, path + step))), None
+    )
 
 
 def _is_text(value: object) -> bool:

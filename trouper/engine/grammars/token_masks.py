@@ -1,7 +1,8 @@
 """Token masks: the tokens that a row may have next, by the grammar that it follows.
 
-llguidance's matcher follows one row's text and fills a bit mask of the vocabulary, in about 50 us a row. The device expands the
-bits to booleans by a lookup in a table of 256 bytes, which every backend of MLX supports.
+llguidance's matcher follows one row's text and fills a bit mask of the vocabulary, in about 50 us a
+row. The device expands the bits to booleans by a lookup in a table of 256 bytes, which every
+backend of MLX supports.
 """
 
 from __future__ import annotations
@@ -13,21 +14,29 @@ import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher
 
-BITS = mx.array(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.bool_))
+BITS = mx.array(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(
+        np.bool_
+    )
+)
 """(256, 8): the bits of each byte, lowest first."""
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
 """Packed bits, lowest first."""
 
 
 def mask_bytes(vocabulary: int) -> int:
-    """Number of bytes of the mask of one row of `vocabulary` logits: a multiple of 4, for 32-bit words."""
+    """Number of bytes of the mask of one row of `vocabulary` logits: a multiple of 4, for 32-bit
+    words."""
     return (vocabulary + 31) // 32 * 4
 
 
 def reason_of(message: str) -> str:
-    """Shorten llguidance's message to one line: its first line, and the "error:" lines below a regular expression."""
+    """Shorten llguidance's message to one line: its first line, and the "error:" lines below a
+    regular expression."""
     first, *remaining = message.strip().splitlines() or [""]
-    return " ".join([first, *(line.removeprefix("error: ") for line in remaining if line.startswith("error: "))])
+    return " ".join(
+        [first, *(line.removeprefix("error: ") for line in remaining if line.startswith("error: "))]
+    )
 
 
 class Constraint:
@@ -38,7 +47,8 @@ class Constraint:
 
     @property
     def fault(self) -> str:
-        """Why the grammar cannot be followed any further, or "". If it is not "", masks are meaningless."""
+        """Why the grammar cannot be followed any further, or "". If it is not "", masks are
+        meaningless."""
         return reason_of(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def accept(self, token: int) -> str:
@@ -52,8 +62,9 @@ class Constraint:
         return 0 if self._matcher.is_stopped() else self._matcher.validate_tokens(list(draft))
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
-        """Masks before each draft token, and after the last; fewer if the grammar cannot be followed so far. A copy of the
-        matcher is used (1.4 us), since a matcher that failed cannot be rolled back."""
+        """Masks before each draft token, and after the last; fewer if the grammar cannot be
+        followed so far. A copy of the matcher is used (1.4 us), since a matcher that failed cannot
+        be rolled back."""
         masks, lookahead = (
             [self.allowed(drawn)],
             Constraint(self._matcher.deep_copy(), self._eos, self._min_tokens, self._ends),
@@ -70,7 +81,11 @@ class Constraint:
     def allowed(self, drawn: int) -> Mask:
         """Mask after `drawn` tokens. A complete text allows only the end token."""
         stopped = self._matcher.is_stopped()
-        mask = self._eos if stopped else np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._eos)]
+        mask = (
+            self._eos
+            if stopped
+            else np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._eos)]
+        )
         if drawn >= self._min_tokens:
             return mask
         remaining = mask & ~self._ends
@@ -78,11 +93,11 @@ class Constraint:
 
 
 def masked(logits: mx.array, rows: mx.array, packed: Mask) -> mx.array:
-    """Set logits (n, V) to -inf where the masks `packed` (k, bytes) of `rows` (k,) forbid a token."""
+    """Set logits (n, V) to -inf where the masks `packed` (k, bytes) of `rows` (k,) forbid a
+    token."""
     allowed = BITS[mx.array(packed)].reshape(packed.shape[0], -1)[:, : logits.shape[1]]
-    if (
-        packed.shape[0] == logits.shape[0]
-    ):  # All rows are masked: two copies of the logits less, two thirds of the time.
+    if packed.shape[0] == logits.shape[0]:
+        # All rows are masked: two copies of the logits less, two thirds of the time.
         return mx.where(allowed, logits, -mx.inf)
     shaped = logits.astype(mx.float32)
     shaped[rows] = mx.where(allowed, shaped[rows], -mx.inf)

@@ -25,7 +25,8 @@ from trouper.waking_time import LOOK_S, WakingTime
 log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("trial_script.py")
 START_S = 60.0
-"""Time limit for starting the interpreter, llguidance and the vocabulary: well under a second on an idle machine."""
+"""Time limit for starting the interpreter, llguidance and the vocabulary: well under a second on an
+idle machine."""
 AGAIN_S = 30.0
 """Time after which a process is started again that could not be."""
 SLOW_KEPT_S = 600.0
@@ -73,7 +74,10 @@ class TrialPool:
                 return process.fault(text, max_items, timeout_s)
         if len(text) <= SMALL:
             return ""
-        reason = f"over {SMALL} characters need a process of their own to be compiled, which cannot be started here"
+        reason = (
+            f"over {SMALL} characters need a process of their own to be compiled, which cannot be "
+            "started here"
+        )
         raise TrialFailedError(reason, kept_s=0)
 
     @contextmanager
@@ -117,7 +121,10 @@ class TrialPool:
             self._refused_until = time.monotonic() + AGAIN_S
             if not self._warned:
                 reason = str(error) or "it ended"
-                log.warning("grammars are compiled without a trial: its process cannot be started (%s)", reason)
+                log.warning(
+                    "grammars are compiled without a trial: its process cannot be started (%s)",
+                    reason,
+                )
             self._warned = True
             return None
         self._warned = False
@@ -144,7 +151,9 @@ class TrialProcess:
         except (OSError, EOFError) as error:
             self.stop()
             if not isinstance(error, TimeoutError) and self._process.returncode == -signal.SIGKILL:
-                raise TrialUnavailableError("the process that compiles it was ended from outside") from None
+                raise TrialUnavailableError(
+                    "the process that compiles it was ended from outside"
+                ) from None
             raise
         except BaseException:
             self.stop()

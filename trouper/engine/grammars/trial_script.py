@@ -1,12 +1,14 @@
-"""Process that compiles grammars before the server does: some compile for minutes, and some crash the compiling process.
+"""Process that compiles grammars before the server does: some compile for minutes, and some crash
+the compiling process.
 
-llguidance recurses over a grammar's rules: 1,000 definitions of a JSON schema that refer to one another overflow the stack, which
-raises no exception but ends the process. `a?` 50,000 times compiles for more than a minute, and nothing can interrupt that.
-So this process compiles each grammar first, and the server compiles those that this process survived within the time limit.
+llguidance recurses over a grammar's rules: 1,000 definitions of a JSON schema that refer to one
+another overflow the stack, which raises no exception but ends the process. `a?` 50,000 times
+compiles for more than a minute, and nothing can interrupt that. So this process compiles each
+grammar first, and the server compiles those that this process survived within the time limit.
 
-The file is run as a script (see `trial_process.py`) and imports nothing of the package, so that it starts in a fifth of a
-second. Frames on stdin and stdout: a little-endian length of four bytes, then JSON. First comes the vocabulary, then one
-grammar after another.
+The file is run as a script (see `trial_process.py`) and imports nothing of the package, so that it
+starts in a fifth of a second. Frames on stdin and stdout: a little-endian length of four bytes,
+then JSON. First comes the vocabulary, then one grammar after another.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<I")
 STACK_BYTES = 2 * 2**20
-"""Stack size: a quarter of the stack of a server's thread, so that a grammar that fits here also fits there, below Python's own
-frames."""
+"""Stack size: a quarter of the stack of a server's thread, so that a grammar that fits here also
+fits there, below Python's own frames."""
 MEMORY_BYTES = 4 * 2**30
 LONGEST = 16
 """Maximum length in bytes of the tokens that are tried."""
@@ -45,10 +47,13 @@ class TrialVocabulary:
         self._ids = {token: index for index, token in enumerate(self.tokens)}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenize forced text by the longest match at each position. Any tokens of these bytes are good enough here."""
+        """Tokenize forced text by the longest match at each position. Any tokens of these bytes are
+        good enough here."""
         data, found, at = text.encode() if isinstance(text, str) else text, list[int](), 0
         while at < len(data):
-            end = next((end for end in range(at + LONGEST, at, -1) if data[at:end] in self._ids), at + 1)
+            end = next(
+                (end for end in range(at + LONGEST, at, -1) if data[at:end] in self._ids), at + 1
+            )
             found += [self._ids[data[at:end]]] if data[at:end] in self._ids else []
             at = end
         return found
@@ -98,7 +103,8 @@ def send(outbox: BinaryIO, fault: str) -> None:
 def main() -> None:
     with suppress(OSError, ValueError):
         os.nice(NICER)
-    with suppress(OSError):  # Linux ends this process, not the server, if a grammar takes all memory.
+    # Linux ends this process, not the server, if a grammar takes all memory.
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     for limit, maximum in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
         with suppress(OSError, ValueError):

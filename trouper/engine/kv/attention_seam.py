@@ -1,8 +1,9 @@
 """The seam into mlx-lm's attention: the one place where mlx-lm is patched.
 
-mlx-lm's models import `scaled_dot_product_attention` by name, so the name is replaced in the module of each class that the
-model consists of. The replacement calls attention once for each bank if it gets the keys of several banks, and else hands
-all arguments on. A test pins what this relies on (tests/engine/test_banks.py).
+mlx-lm's models import `scaled_dot_product_attention` by name, so the name is replaced in the module
+of each class that the model consists of. The replacement calls attention once for each bank if it
+gets the keys of several banks, and else hands all arguments on. A test pins what this relies on
+(tests/engine/test_banks.py).
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ OPTIONS = ("scale", "mask", "sinks")
 def scaled_dot_product_attention(
     queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **options: Any
 ) -> mx.array:
-    """Attention as in mlx-lm, over the keys of one bank or of several. queries (n, heads, width, dim). `options`: scale, mask and
-    sinks, which some models give by position."""
+    """Attention as in mlx-lm, over the keys of one bank or of several. queries (n, heads, width,
+    dim). `options`: scale, mask and sinks, which some models give by position."""
     options |= zip(OPTIONS, args, strict=False)
     mask = options.pop("mask", None)
     if not isinstance(keys, Parts):
         if (calls := getattr(_recording, "calls", None)) is not None:
-            arrays = [part.view() if isinstance(part, WholeBuffer) else part for part in (keys, values)]
+            arrays = [
+                part.view() if isinstance(part, WholeBuffer) else part for part in (keys, values)
+            ]
             calls.append(AttentionCall(queries, arrays[0], arrays[1], {**options, "mask": mask}))
         return _attend(queries, keys, values, cache, mask=mask, **options)
     masks = mask.of_banks if isinstance(mask, Parts) else [None] * len(keys.ranges)
@@ -60,10 +63,13 @@ def scaled_dot_product_attention(
     return mx.concatenate(outputs)
 
 
-def _attend(queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any, **options: Any) -> mx.array:
-    """Attention as in mlx-lm. On a CPU, MLX reads a head's keys once for each query head that shares them; decoding over many keys
-    gives it these heads as queries of one head instead. One row, 32 query heads for 8 of keys: 12.7 ms a layer and 8.5 at 6,000
-    keys, 5.7 and 2.8 at 2,000, no difference at 1,000. Kernels of accelerators know groups."""
+def _attend(
+    queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any, **options: Any
+) -> mx.array:
+    """Attention as in mlx-lm. On a CPU, MLX reads a head's keys once for each query head that
+    shares them; decoding over many keys gives it these heads as queries of one head instead. One
+    row, 32 query heads for 8 of keys: 12.7 ms a layer and 8.5 at 6,000 keys, 5.7 and 2.8 at 2,000,
+    no difference at 1,000. Kernels of accelerators know groups."""
     heads = queries.shape[1]
     if isinstance(keys, WholeBuffer):
         if mask is None and supports(queries, keys, values, options):
@@ -80,11 +86,14 @@ def _attend(queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any,
     ):
         return plain(queries, keys, values, cache, mask=mask, **options)
     grouped = queries.reshape(-1, keys.shape[1], shared, queries.shape[3])
-    return plain(grouped, keys, values, cache, mask=mask, **options).reshape(-1, heads, 1, values.shape[3])
+    return plain(grouped, keys, values, cache, mask=mask, **options).reshape(
+        -1, heads, 1, values.shape[3]
+    )
 
 
 def _of_groups(mask: Any, options: dict[str, Any]) -> bool:
-    """Whether the arguments are the same for all heads of a group: no sinks, and no mask that differs by head."""
+    """Whether the arguments are the same for all heads of a group: no sinks, and no mask that
+    differs by head."""
     return options.get("sinks") is None and (
         mask is None or (isinstance(mask, mx.array) and mask.shape[-3:-1] in ((), (1,), (1, 1)))
     )
@@ -105,7 +114,8 @@ _recording = threading.local()
 
 @contextmanager
 def recording() -> Iterator[list[AttentionCall]]:
-    """Collect the calls of attention on this thread. The arrays are lazy until the pass is evaluated."""
+    """Collect the calls of attention on this thread. The arrays are lazy until the pass is
+    evaluated."""
     _recording.calls = calls = list[AttentionCall]()
     try:
         yield calls
@@ -115,19 +125,23 @@ def recording() -> Iterator[list[AttentionCall]]:
 
 def install(*models: nn.Module | None) -> None:
     """Replace the name in the modules that define the classes of the models' submodules."""
-    modules = (module for model in models if model is not None for _, module in model.named_modules())
+    modules = (
+        module for model in models if model is not None for _, module in model.named_modules()
+    )
     for name in {type(module).__module__ for module in modules}:
         if getattr(sys.modules.get(name), NAME, None) in _replaced:
             setattr(sys.modules[name], NAME, scaled_dot_product_attention)
 
 
 def replace_too(function: Callable[..., Any]) -> None:
-    """Replace the function of another package, too, which computes over plain and quantized keys what mlx-lm's does."""
+    """Replace the function of another package, too, which computes over plain and quantized keys
+    what mlx-lm's does."""
     _replaced.add(function)
 
 
 def fault(model: nn.Module) -> str:
-    """Return why a pass over decoding rows of two banks cannot be built, or "". Installs the seam; evaluates nothing."""
+    """Return why a pass over decoding rows of two banks cannot be built, or "". Installs the seam;
+    evaluates nothing."""
     install(model)
     states = state_slots(model)
     banks = [slot_caches(model, PLAIN, states=states) for _ in range(2)]

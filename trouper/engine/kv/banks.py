@@ -1,11 +1,14 @@
-"""Banks: rows of like length share buffers, so that no row's buffer is as long as another bank's longest row.
+"""Banks: rows of like length share buffers, so that no row's buffer is as long as another bank's
+longest row.
 
-The level of a bank bounds the length of its rows: 512 tokens, then twice as many with each level (`Shapes.first_bank`). The
-buffers of a bank are as long as its longest row, rounded up, so a row holds at most about twice its own tokens. A row that
-outgrows its bank moves to the next level: one copy, after as many tokens as it has. Rows move before they must, one a step, so
-that no step has many copies; if all rows of a bank outgrow it and nobody has the next, the bank becomes the next. A very long
-row has a bank of its own: attention then needs no mask, and its memory is its own length's. A pass over rows of several banks
-calls attention once for each bank (`attention_seam.py`); everything else in a layer runs over all rows.
+The level of a bank bounds the length of its rows: 512 tokens, then twice as many with each level
+(`Shapes.first_bank`). The buffers of a bank are as long as its longest row, rounded up, so a row
+holds at most about twice its own tokens. A row that outgrows its bank moves to the next level: one
+copy, after as many tokens as it has. Rows move before they must, one a step, so that no step has
+many copies; if all rows of a bank outgrow it and nobody has the next, the bank becomes the next. A
+very long row has a bank of its own: attention then needs no mask, and its memory is its own
+length's. A pass over rows of several banks calls attention once for each bank
+(`attention_seam.py`); everything else in a layer runs over all rows.
 
 Figures: docs/long-contexts.md.
 """
@@ -51,8 +54,11 @@ class Bank:
 
     @property
     def capacity_tokens(self) -> int:
-        """Number of tokens that a slot has room for, the mean over layers; rings count only if there is nothing else."""
-        caches = [cache for cache in self.buffers.leaves if isinstance(cache, FullSlots)] or self.buffers.leaves
+        """Number of tokens that a slot has room for, the mean over layers; rings count only if
+        there is nothing else."""
+        caches = [
+            cache for cache in self.buffers.leaves if isinstance(cache, FullSlots)
+        ] or self.buffers.leaves
         lengths = [cache.buffers[0].shape[2] for cache in caches if cache.buffers]
         return round(sum(lengths) / len(lengths)) if lengths else 0
 
@@ -93,9 +99,12 @@ class Bank:
 
 
 class Banks:
-    """All banks that have rows, the longest rows first: a new short row then changes no other row's index in a pass."""
+    """All banks that have rows, the longest rows first: a new short row then changes no other row's
+    index in a pass."""
 
-    def __init__(self, make_buffers: Callable[[], SlotBuffers], shapes: Shapes, *, several: bool) -> None:
+    def __init__(
+        self, make_buffers: Callable[[], SlotBuffers], shapes: Shapes, *, several: bool
+    ) -> None:
         """`several` False: all rows share one bank."""
         self._make_buffers, self._shapes, self._several = make_buffers, shapes, several
         self._banks: dict[Key, Bank] = {}
@@ -122,15 +131,17 @@ class Banks:
         return [row for bank in self for row in bank.slots.prefilling]
 
     def stats(self, state_bytes: int) -> tuple[BankStats, ...]:
-        """State of the banks of each level, those of the shortest rows first. `state_bytes`: bytes of all rows' recurrent states, which are outside of
-        banks; each bank counts its rows' share."""
+        """State of the banks of each level, those of the shortest rows first. `state_bytes`: bytes
+        of all rows' recurrent states, which are outside of banks; each bank counts its rows'
+        share."""
         return tuple(
             BankStats(
                 max_tokens=self._shapes.bank_tokens(level) if self._several else None,
                 capacity_tokens=max(bank.capacity_tokens for bank in banks),
                 rows=(rows := sum(len(bank.slots) for bank in banks)),
                 slots=sum(bank.num_slots for bank in banks),
-                bytes=sum(bank.buffers.nbytes for bank in banks) + state_bytes * rows // len(self._bank_of),
+                bytes=sum(bank.buffers.nbytes for bank in banks)
+                + state_bytes * rows // len(self._bank_of),
             )
             for level, group in groupby(reversed(self._banks.values()), lambda bank: bank.key.level)
             if (banks := [bank for bank in group if len(bank.slots)])
@@ -153,7 +164,8 @@ class Banks:
             bank.buffers.clean()
 
     def set_spares(self, *, spares: bool) -> None:
-        """Set whether buffers may have room to spare. Without, they are fitted now, and whenever rows come or leave."""
+        """Set whether buffers may have room to spare. Without, they are fitted now, and whenever
+        rows come or leave."""
         if spares != self._spares:
             self._spares = spares
             for bank in self:
@@ -162,7 +174,8 @@ class Banks:
             self.fit()
 
     def hold(self, lengths: Sequence[int]) -> None:
-        """Make room for new rows that will have this many tokens. Buffers that grow for each row would be copied each time."""
+        """Make room for new rows that will have this many tokens. Buffers that grow for each row
+        would be copied each time."""
         keys = Counter(self._key(tokens, NO_ROW) for tokens in lengths)
         for key, rows in keys.items():
             if self._shapes.shared(key.level) or not self._several:
@@ -184,12 +197,21 @@ class Banks:
             del self._bank_of[row]
 
     def move_outgrown(self) -> None:
-        """Move decoding rows whose next token does not belong to their bank: the longest, and all for which there is no room."""
+        """Move decoding rows whose next token does not belong to their bank: the longest, and all
+        for which there is no room."""
         for bank in reversed(list(self)):
-            if self._several and bank.slots.num_decoding and self._level(bank.slots.longest + 1) > bank.key.level:
+            if (
+                self._several
+                and bank.slots.num_decoding
+                and self._level(bank.slots.longest + 1) > bank.key.level
+            ):
                 rows = self._outgrown(bank)
                 targets = {self._key(length + 1, row) for row, length in rows.items()}
-                if len(rows) == len(bank.slots) and len(targets) == 1 and targets.isdisjoint(self._banks):
+                if (
+                    len(rows) == len(bank.slots)
+                    and len(targets) == 1
+                    and targets.isdisjoint(self._banks)
+                ):
                     self._rename(bank, targets.pop())
                 else:
                     self._move(bank, rows)
@@ -207,7 +229,10 @@ class Banks:
         self._bank_of |= dict.fromkeys(bank.slots.order, renamed)
 
     def _move(self, bank: Bank, rows: dict[RowId, int]) -> None:
-        bound, longest = self._shapes.bank_tokens(bank.key.level), max(rows, key=rows.__getitem__, default=None)
+        bound, longest = (
+            self._shapes.bank_tokens(bank.key.level),
+            max(rows, key=rows.__getitem__, default=None),
+        )
         for row, length in rows.items():
             if length >= bound or row == longest:
                 self._bank_of[row] = target = self._bank(self._key(length + 1, row))

@@ -1,4 +1,5 @@
-"""Serialization of blocks and snapshots. The first of a block's tensors is its header: U32 (kind, tokens)."""
+"""Serialization of blocks and snapshots. The first of a block's tensors is its header: U32 (kind,
+tokens)."""
 
 from __future__ import annotations
 
@@ -13,15 +14,23 @@ from trouper.protocol.blocks import Tensor, Tensors
 
 BLOCK, SNAPSHOT = 0, 1
 DTYPES = {
-    "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32, "I64": mx.int64, "U8": mx.uint8,
-}  # fmt: skip
+    "F32": mx.float32,
+    "F16": mx.float16,
+    "BF16": mx.bfloat16,
+    "U32": mx.uint32,
+    "I32": mx.int32,
+    "I64": mx.int64,
+    "U8": mx.uint8,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {mx.uint16: "BF16"}
-"""Names of types. NumPy has no bfloat16, so its bits are viewed as uint16, which no block has otherwise."""
+"""Names of types. NumPy has no bfloat16, so its bits are viewed as uint16, which no block has
+otherwise."""
 
 
 @attrs.frozen(eq=False)
 class BlockArrays:
-    """Arrays of a block of `tokens` tokens, or of a snapshot after `tokens` tokens. The arrays are immutable."""
+    """Arrays of a block of `tokens` tokens, or of a snapshot after `tokens` tokens. The arrays are
+    immutable."""
 
     tokens: int
     arrays: tuple[mx.array, ...]
@@ -35,13 +44,18 @@ class BlockArrays:
         """Return the bytes of `readable` arrays without copying them. Waits for the device."""
         mx.eval(self.arrays)
         header = np.array([SNAPSHOT if self.snapshot else BLOCK, self.tokens], np.uint32)
-        tensors = [Tensor(NAMES[array.dtype], tuple(array.shape), _bytes(array)) for array in self.arrays]
+        tensors = [
+            Tensor(NAMES[array.dtype], tuple(array.shape), _bytes(array)) for array in self.arrays
+        ]
         return (Tensor("U32", (2,), header.tobytes()), *tensors)
 
 
 def readable(stored: BlockArrays) -> BlockArrays:
-    """The block's arrays in types that NumPy has. The device makes them now, before the next step, and `read` waits for them."""
-    arrays = tuple(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays)
+    """The block's arrays in types that NumPy has. The device makes them now, before the next step,
+    and `read` waits for them."""
+    arrays = tuple(
+        array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays
+    )
     mx.async_eval(arrays)
     return attrs.evolve(stored, arrays=arrays)
 
@@ -52,8 +66,14 @@ def _bytes(array: mx.array) -> memoryview | bytes:
 
 
 def stored_from(payload: Tensors, layout: Layout) -> BlockArrays:
-    """Decode a payload. Raises ValueError if the bytes are not a block or a snapshot of this layout."""
-    if not payload or payload[0].dtype != "U32" or payload[0].shape != (2,) or payload[0].nbytes != 8:
+    """Decode a payload. Raises ValueError if the bytes are not a block or a snapshot of this
+    layout."""
+    if (
+        not payload
+        or payload[0].dtype != "U32"
+        or payload[0].shape != (2,)
+        or payload[0].nbytes != 8
+    ):
         raise ValueError("the payload does not begin with its kind and length")
     kind, tokens = np.frombuffer(payload[0].data, "<u4").tolist()
     if kind not in (BLOCK, SNAPSHOT) or tokens < 1:
@@ -64,7 +84,9 @@ def stored_from(payload: Tensors, layout: Layout) -> BlockArrays:
 
 def _arrays(tensors: Sequence[Tensor], shapes: Sequence[ArrayShape]) -> tuple[mx.array, ...]:
     if len(tensors) != len(shapes):
-        raise ValueError(f"the payload has {len(tensors)} arrays where this model has {len(shapes)}")
+        raise ValueError(
+            f"the payload has {len(tensors)} arrays where this model has {len(shapes)}"
+        )
     return tuple(_array(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True))
 
 

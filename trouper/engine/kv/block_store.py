@@ -1,7 +1,8 @@
-"""Cached blocks of KV and snapshots: stored from rows, restored into rows, evicted, persisted to and loaded from the disk.
+"""Cached blocks of KV and snapshots: stored from rows, restored into rows, evicted, persisted to
+and loaded from the disk.
 
-Stored arrays are immutable and own their memory. They are evaluated at once: a lazy graph that still refers to a slot
-buffer would make the next write to that buffer copy all of it.
+Stored arrays are immutable and own their memory. They are evaluated at once: a lazy graph that
+still refers to a slot buffer would make the next write to that buffer copy all of it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class BlockStore:
         self.members = joined(self.members, (*order.blocks, *snapshots))
 
     def _store_run(self, row: RowId, start: int, blocks: Sequence[tuple[BlockId, int]]) -> int:
-        """Split arrays (planes, tokens, dim) into blocks. Each block is a copy, since a view would keep the whole run alive."""
+        """Split arrays (planes, tokens, dim) into blocks. Each block is a copy, since a view would
+        keep the whole run alive."""
         stop = start + sum(size for _, size in blocks)
         run = self._layout.pack(self._rows.read(row, start, stop))
         at, made = 0, list[mx.array]()
@@ -80,32 +82,42 @@ class BlockStore:
         self._stored[block] = stored
 
     def load(self, order: Load) -> None:
-        """Add a block that was read from the disk. Raises ValueError if the bytes do not fit this model."""
+        """Add a block that was read from the disk. Raises ValueError if the bytes do not fit this
+        model."""
         self._keep(order.block, stored_from(order.payload, self._layout))
         self.members = joined(self.members, [order.block])
 
     def restore(self, row: RowId, order: Restore) -> None:
-        """Fill a row that was just opened: cached blocks first, then tokens of a live row beyond them, then rings and states."""
+        """Fill a row that was just opened: cached blocks first, then tokens of a live row beyond
+        them, then rings and states."""
         blocks = self._parts([self._stored[block] for block in order.blocks], order.tokens)
         self._write(row, blocks, order.tokens)
         if order.source is not None:
-            assert self._rows.length(row) < order.tokens, "nothing is left to copy from the live row"
+            assert self._rows.length(row) < order.tokens, (
+                "nothing is left to copy from the live row"
+            )
             self._rows.extend(row, order.source, order.tokens)
-        assert self._rows.length(row) == order.tokens, "blocks and source are not as long as the plan says"
+        assert self._rows.length(row) == order.tokens, (
+            "blocks and source are not as long as the plan says"
+        )
         self._restore_snapshot(row, order)
         self._rows.start(row)
 
     def _write(self, row: RowId, blocks: Sequence[BlockArrays], room: int) -> None:
-        """Write each slot buffer once, since a second write while the first is under way would copy the buffer."""
+        """Write each slot buffer once, since a second write while the first is under way would copy
+        the buffer."""
         tokens = sum(block.tokens for block in blocks)
         if blocks and self._rows.can_begin_with(row):
             planes = self._layout.planes
-            self._rows.begin_with(row, [[block.arrays[at][part] for block in blocks] for at, part in planes], room + 1)
+            self._rows.begin_with(
+                row, [[block.arrays[at][part] for block in blocks] for at, part in planes], room + 1
+            )
             self._rows.advance(row, tokens)
             return
         for slab in self._layout.slabs(tokens) if blocks else ():
             run = [
-                mx.concatenate([block.arrays[index][planes] for block in blocks], 1) for index, planes in slab.planes
+                mx.concatenate([block.arrays[index][planes] for block in blocks], 1)
+                for index, planes in slab.planes
             ]
             self._rows.write(row, slab.layout.unpack(run), room, slab.leaves)
             self._rows.start(row, slab.leaves)
@@ -114,20 +126,28 @@ class BlockStore:
     def _parts(self, blocks: list[BlockArrays], tokens: int) -> list[BlockArrays]:
         """Trim the blocks to `tokens` tokens: the last block may be used in part."""
         assert not any(block.snapshot for block in blocks), "a snapshot is no block"
-        if blocks and (last := tokens - sum(block.tokens for block in blocks[:-1])) < blocks[-1].tokens:
+        if (
+            blocks
+            and (last := tokens - sum(block.tokens for block in blocks[:-1])) < blocks[-1].tokens
+        ):
             assert last > 0, "the last block has nothing to give"
             blocks[-1] = BlockArrays(last, tuple(array[:, :last] for array in blocks[-1].arrays))
         return blocks
 
     def _restore_snapshot(self, row: RowId, order: Restore) -> None:
-        assert (order.snapshot is not None) == (self._layout.snapshot_bytes > 0), "a snapshot too few, or too many"
+        assert (order.snapshot is not None) == (self._layout.snapshot_bytes > 0), (
+            "a snapshot too few, or too many"
+        )
         if order.snapshot is not None:
             stored = self._stored[order.snapshot]
-            assert stored.snapshot and stored.tokens == order.tokens, "the snapshot is of another length"
+            assert stored.snapshot and stored.tokens == order.tokens, (
+                "the snapshot is of another length"
+            )
             self._rows.restore_snapshot(row, stored.arrays)
 
     def persist(self, blocks: Iterable[BlockId]) -> list[BlockArrays]:
-        """Take references to the blocks' arrays, so that an eviction before they are read does no harm."""
+        """Take references to the blocks' arrays, so that an eviction before they are read does no
+        harm."""
         return [readable(self._stored[block]) for block in blocks]
 
 

@@ -1,7 +1,9 @@
-"""Shapes of a bank's buffers, which a decode pass asks for in each step: computed anew only after a cache has got other buffers.
+"""Shapes of a bank's buffers, which a decode pass asks for in each step: computed anew only after a
+cache has got other buffers.
 
-To ask each of 28 layers for its shapes and its room was two fifths of the Python of a step of one row, 2,300 of 5,900 bytecodes. A pass writes into its buffers
-and so has new arrays, but of the same shapes: `SlotCache.buffers` is set only where shapes may change, and counts that.
+To ask each of 28 layers for its shapes and its room was two fifths of the Python of a step of one
+row, 2,300 of 5,900 bytecodes. A pass writes into its buffers and so has new arrays, but of the same
+shapes: `SlotCache.buffers` is set only where shapes may change, and counts that.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class ShapeChanges:
 
 @attrs.frozen(cache_hash=True)
 class HeldShapes:
-    """Shapes of the buffers of a bank's caches. Hashed once: they are a part of a key that each step looks for."""
+    """Shapes of the buffers of a bank's caches. Hashed once: they are a part of a key that each
+    step looks for."""
 
     shapes: tuple[tuple[int, ...], ...]
     room: Room = attrs.field(eq=False)
@@ -54,6 +57,13 @@ class BankCaches:
         """The shapes that the buffers have now."""
         if self._seen != self._changes.count:
             shapes = tuple(tuple(buffer.shape) for leaf in self.leaves for buffer in leaf.buffers)
-            slots, tokens = zip(*(leaf.room for leaf in self.leaves), strict=True) if self.leaves else ((0,), (0,))
-            self._held, self._seen = HeldShapes(shapes, (min(slots), min(tokens))), self._changes.count
+            slots, tokens = (
+                zip(*(leaf.room for leaf in self.leaves), strict=True)
+                if self.leaves
+                else ((0,), (0,))
+            )
+            self._held, self._seen = (
+                HeldShapes(shapes, (min(slots), min(tokens))),
+                self._changes.count,
+            )
         return self._held

@@ -1,4 +1,5 @@
-"""Kinds of caches: classes of other packages that behave as one of mlx-lm's, whose rows may then have slots."""
+"""Kinds of caches: classes of other packages that behave as one of mlx-lm's, whose rows may then
+have slots."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ _ALIKE: dict[type, type] = {}
 
 
 def treat_alike(kind: type, counterpart: type) -> None:
-    """Give caches of a class the slots of one of mlx-lm's classes. The self-check finds whether answers are then right."""
+    """Give caches of a class the slots of one of mlx-lm's classes. The self-check finds whether
+    answers are then right."""
     _ALIKE[kind] = counterpart
 
 

@@ -1,9 +1,10 @@
 """Attention of decoding rows over their slots, as one kernel that knows each row's length.
 
-MLX's kernels for few queries take no mask on CUDA, so rows of different lengths get attention made of a dozen operations,
-which read each row's slot up to the longest row. There, launching operations takes the time of a step (docs/performance.md). This
-kernel (`decode_kernel.py`) reads a layer's whole buffers and the lengths of the rows: no mask, no views, one operation, and its shapes
-change only when the buffers grow, so that the pass can be compiled (`compiled_pass.py`).
+MLX's kernels for few queries take no mask on CUDA, so rows of different lengths get attention made
+of a dozen operations, which read each row's slot up to the longest row. There, launching operations
+takes the time of a step (docs/performance.md). This kernel (`decode_kernel.py`) reads a layer's
+whole buffers and the lengths of the rows: no mask, no views, one operation, and its shapes change
+only when the buffers grow, so that the pass can be compiled (`compiled_pass.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from trouper.engine.platform.cuda_kernels import fault_of
 log = logging.getLogger(__name__)
 
 TRIED_LENGTHS = (0, 3, 70, SPLIT_TOKENS)
-"""Tokens of rows in the trial of the kernel: warps without a key, a second turn, and a second split."""
+"""Tokens of rows in the trial of the kernel: warps without a key, a second turn, and a second
+split."""
 TRIED_ERROR = 0.05
 """Largest error in the trial: outputs are of the order of 1, in bfloat16 within 0.02."""
 OPTIONS = {"scale", "sinks"}
@@ -33,23 +35,25 @@ OPTIONS = {"scale", "sinks"}
 
 @attrs.frozen(eq=False)
 class WholeBuffer:
-    """Keys or values of a pass over decoding rows: a layer's whole buffer (slots, heads, tokens, dim), of which row i of the pass has
-    slot i. Not an array, as `Parts` is none."""
+    """Keys or values of a pass over decoding rows: a layer's whole buffer (slots, heads, tokens,
+    dim), of which row i of the pass has slot i. Not an array, as `Parts` is none."""
 
     buffer: mx.array
     region: Region
     view: Callable[[], mx.array]
     mask: Callable[[], mx.array]
-    """Compute what a cache gives where there is no such kernel: the view (n, heads, keys, dim) of the rows of the pass, and the mask (n,
-    width, keys) for it."""
+    """Compute what a cache gives where there is no such kernel: the view (n, heads, keys, dim) of
+    the rows of the pass, and the mask (n, width, keys) for it."""
     ring: int = 0
     window: int = 0
     """See `Heads`."""
 
 
-def supports(queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: dict[str, Any]) -> bool:
-    """Whether the kernel computes this: queries of the pass's width, equal dimensions of keys and values, no options but a sink for
-    each head."""
+def supports(
+    queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: dict[str, Any]
+) -> bool:
+    """Whether the kernel computes this: queries of the pass's width, equal dimensions of keys and
+    values, no options but a sink for each head."""
     heads, dim = queries.shape[1], queries.shape[3]
     key_heads = keys.buffer.shape[1]
     return (
@@ -78,8 +82,8 @@ def _heads(queries: mx.array, keys: WholeBuffer, sinks: mx.array | None) -> Head
 
 @cache
 def computes(heads: Heads, width: int) -> bool:
-    """Whether the device runs the kernel for such heads and `width` queries of each row, and rightly. Tried once; where it does not, rows get
-    MLX's attention."""
+    """Whether the device runs the kernel for such heads and `width` queries of each row, and
+    rightly. Tried once; where it does not, rows get MLX's attention."""
     lengths, key = np.array(TRIED_LENGTHS, np.int32), mx.random.key(width)
     tokens = heads.ring or int(lengths.max()) + width
     sizes = [
@@ -98,10 +102,16 @@ def computes(heads: Heads, width: int) -> bool:
         mask=mask,
         sinks=None if sinks is None else sinks.astype(mx.float32),
     )
-    call = KernelCall(queries, keys, values, mx.array(lengths + width), heads.dim**-0.5, sinks=sinks)
-    fault = fault_of(lambda: decode_kernel.run(heads, call).astype(mx.float32) - expected, TRIED_ERROR)
+    call = KernelCall(
+        queries, keys, values, mx.array(lengths + width), heads.dim**-0.5, sinks=sinks
+    )
+    fault = fault_of(
+        lambda: decode_kernel.run(heads, call).astype(mx.float32) - expected, TRIED_ERROR
+    )
     if fault:
-        log.warning("attention by lengths is not used for %d queries of %s: %s", width, heads, fault)
+        log.warning(
+            "attention by lengths is not used for %d queries of %s: %s", width, heads, fault
+        )
     return not fault
 
 
@@ -114,10 +124,14 @@ def mask_of(heads: Heads, lengths: Any, width: int, tokens: int) -> mx.array:
     return mx.array(visible & (position > query - heads.window) if heads.window else visible)
 
 
-def attend(queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: dict[str, Any]) -> mx.array:
-    """Attention of queries (n, heads, width, dim) over each row's tokens up to the end of the pass, as `supports` allows it. Returns
-    (n, heads, width, dim)."""
+def attend(
+    queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: dict[str, Any]
+) -> mx.array:
+    """Attention of queries (n, heads, width, dim) over each row's tokens up to the end of the pass,
+    as `supports` allows it. Returns (n, heads, width, dim)."""
     sinks = options.get("sinks")
     heads = _heads(queries, keys, sinks)
-    call = KernelCall(queries, keys.buffer, values.buffer, keys.region.after, options["scale"], sinks=sinks)
+    call = KernelCall(
+        queries, keys.buffer, values.buffer, keys.region.after, options["scale"], sinks=sinks
+    )
     return decode_kernel.run(heads, call)

@@ -1,12 +1,15 @@
-"""The CUDA kernel of attention by lengths (`decode_attention.cuh`), and its launch, for `decode_attention.py`.
+"""The CUDA kernel of attention by lengths (`decode_attention.cuh`), and its launch, for
+`decode_attention.py`.
 
-The method is that of flash decoding (Dao et al. 2023). A block has one row, one head of keys, and up to four of the queries that share
-it; its warps take turns over the keys, each with its own running maximum, and the block joins their sums. Buffers longer than
-`SPLIT_TOKENS` are split between blocks, whose sums a second kernel joins. Splits begin at multiples of that length, and those behind a
-row's end add exact zeros: a row's result depends neither on other rows nor on the length of the buffers.
+The method is that of flash decoding (Dao et al. 2023). A block has one row, one head of keys, and
+up to four of the queries that share it; its warps take turns over the keys, each with its own
+running maximum, and the block joins their sums. Buffers longer than `SPLIT_TOKENS` are split
+between blocks, whose sums a second kernel joins. Splits begin at multiples of that length, and
+those behind a row's end add exact zeros: a row's result depends neither on other rows nor on the
+length of the buffers.
 
-Several queries of a head (drafts that are verified) are like more heads in a group: query w of a pass of `width` tokens attends to
-width - 1 - w keys less.
+Several queries of a head (drafts that are verified) are like more heads in a group: query w of a
+pass of `width` tokens attends to width - 1 - w keys less.
 """
 
 from __future__ import annotations
@@ -21,19 +24,21 @@ from trouper.engine.platform.cuda_kernels import Kernel, kernel
 
 HEAD_DIMS = (64, 128, 256)
 MAX_PART, MAX_SUMS = 4, 16
-"""Maximum number of queries that a block computes, and of elements of their sums that a thread holds: more would need more registers
-than 512 threads can have, and CUDA would refuse the launch (seen with eight heads of 128)."""
+"""Maximum number of queries that a block computes, and of elements of their sums that a thread
+holds: more would need more registers than 512 threads can have, and CUDA would refuse the launch
+(seen with eight heads of 128)."""
 WARPS = 16
 SPLIT_TOKENS = 1024
-"""On an H200 (4B shape), a layer of one row of 20,000 tokens: 91, 85 and 82 us with splits of 256, 512 and 1,024, 118 by cuDNN; of
-2,000: 41, 41, 44 and 31; 128 rows of 500: 230, 208, 174 and 297."""
+"""On an H200 (4B shape), a layer of one row of 20,000 tokens: 91, 85 and 82 us with splits of 256,
+512 and 1,024, 118 by cuDNN; of 2,000: 41, 41, 44 and 31; 128 rows of 500: 230, 208, 174 and 297."""
 FILE = Path(__file__).with_name("decode_attention.cuh")
 SOURCE = """
     decode_attention::attend<T, O, D, KEY_HEADS, GROUP, PART, WARPS, WINDOW, RING, SINKS, SPLIT>(
         queries, keys, values, lengths, scale[0], sinks, out, queries_shape[2], keys_shape[2]);
 """
 JOIN = """
-    decode_attention::join<T, D, SINKS>(splits, sinks, out, splits_shape[1], splits_shape[2], splits_shape[3]);
+    decode_attention::join<T, D, SINKS>(
+        splits, sinks, out, splits_shape[1], splits_shape[2], splits_shape[3]);
 """
 
 
@@ -51,7 +56,8 @@ class Heads:
     ring: int = 0
     """Length of the ring in which the token at position p has the index p % ring; 0: none."""
     sinks: bool = False
-    """Whether each query head has a sink: a logit that takes part in the softmax and has no value."""
+    """Whether each query head has a sink: a logit that takes part in the softmax and has no
+    value."""
 
 
 @attrs.frozen(eq=False)
@@ -79,17 +85,31 @@ def run(heads: Heads, call: KernelCall) -> mx.array:
     split = splits > 1
     part = part_of(heads.group * width, dim)
     sinks = _no_sinks(queries.dtype) if call.sinks is None else call.sinks
-    shape, dtype = ((rows, all_heads, width, splits, dim + 2), mx.float32) if split else (queries.shape, queries.dtype)
+    shape, dtype = (
+        ((rows, all_heads, width, splits, dim + 2), mx.float32)
+        if split
+        else (queries.shape, queries.dtype)
+    )
     [out] = _kernel()(
         inputs=[queries, keys, call.values, call.lengths, _scalar(call.scale), sinks],
-        template=[("T", queries.dtype), ("O", dtype), ("D", dim), ("KEY_HEADS", heads.key_heads), ("GROUP", heads.group),
-                  ("PART", part), ("WARPS", WARPS), ("WINDOW", heads.window), ("RING", heads.ring), ("SINKS", heads.sinks),
-                  ("SPLIT", SPLIT_TOKENS if split else 0)],
+        template=[
+            ("T", queries.dtype),
+            ("O", dtype),
+            ("D", dim),
+            ("KEY_HEADS", heads.key_heads),
+            ("GROUP", heads.group),
+            ("PART", part),
+            ("WARPS", WARPS),
+            ("WINDOW", heads.window),
+            ("RING", heads.ring),
+            ("SINKS", heads.sinks),
+            ("SPLIT", SPLIT_TOKENS if split else 0),
+        ],
         grid=(heads.key_heads * -(-heads.group * width // part) * WARPS * 32, rows, splits),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[shape],
         output_dtypes=[dtype],
-    )  # fmt: skip
+    )
     if not split:
         return out
     return _join()(
@@ -99,11 +119,12 @@ def run(heads: Heads, call: KernelCall) -> mx.array:
         threadgroup=(dim, 1, 1),
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
-    )[0]  # fmt: skip
+    )[0]
 
 
 def part_of(shared: int, dim: int) -> int:
-    """Number of queries that a block computes, which read their keys once, if `shared` share a head of keys."""
+    """Number of queries that a block computes, which read their keys once, if `shared` share a head
+    of keys."""
     blocks = -(-shared // min(MAX_PART, MAX_SUMS * 32 // dim))
     return -(-shared // blocks)
 

@@ -1,15 +1,18 @@
 """The passes of an MTP head over rows in slots.
 
-A head predicts the token behind the next one: from the hidden state of token p and the embedding of token p + 1 it says token p + 2.
-So position p of its KV belongs to token p, whose hidden state it was made of, and to the token after it. It is a further layer of
-the model's slots, as a draft model's layers are (`DraftRows`), with two differences.
+A head predicts the token behind the next one: from the hidden state of token p and the embedding of
+token p + 1 it says token p + 2. So position p of its KV belongs to token p, whose hidden state it
+was made of, and to the token after it. It is a further layer of the model's slots, as a draft
+model's layers are (`DraftRows`), with two differences.
 
-Hidden states come from the model's own passes, and from nowhere else. They are held until the token after each is known and the head
-has run: at once in a prefill, where only keys and values are computed of them (MLX is lazy: neither attention nor MLP of the head
-is), and with the next draft of a row that decodes. Rows that rest catch up in one such pass for `HELD_PASSES` steps.
+Hidden states come from the model's own passes, and from nowhere else. They are held until the token
+after each is known and the head has run: at once in a prefill, where only keys and values are
+computed of them (MLX is lazy: neither attention nor MLP of the head is), and with the next draft of
+a row that decodes. Rows that rest catch up in one such pass for `HELD_PASSES` steps.
 
-A row whose prefix was restored lacks one hidden state: that of the last restored token. The head's KV there is what the row
-computed that stored it, so it is right if that row went on with the same token. Wrong KV costs acceptance, and never a token.
+A row whose prefix was restored lacks one hidden state: that of the last restored token. The head's
+KV there is what the row computed that stored it, so it is right if that row went on with the same
+token. Wrong KV costs acceptance, and never a token.
 """
 
 from __future__ import annotations
@@ -30,36 +33,41 @@ from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 
 HELD_PASSES = 32
-"""Number of passes after which rows that rest catch up: their hidden states take (rows, dim) each, and the head's keys and values are
-computed at once in the time of about one token's."""
+"""Number of passes after which rows that rest catch up: their hidden states take (rows, dim) each,
+and the head's keys and values are computed at once in the time of about one token's."""
 HELD_POSITIONS = 4 * HELD_PASSES
-"""Number of positions of passes whose hidden states a row holds until it catches up. A pass that verifies drafts has the states of all of them,
-right or wrong, and they are held together."""
+"""Number of positions of passes whose hidden states a row holds until it catches up. A pass that
+verifies drafts has the states of all of them, right or wrong, and they are held together."""
 
 
 def max_held_positions(width: int) -> int:
-    """Maximum number of positions whose hidden states a row holds that decodes by passes of at most `width` tokens: those of the pass that makes
-    it catch up are beyond the limit, and so are those of the last two, which may be held afterwards."""
+    """Maximum number of positions whose hidden states a row holds that decodes by passes of at most
+    `width` tokens: those of the pass that makes it catch up are beyond the limit, and so are those
+    of the last two, which may be held afterwards."""
     return HELD_POSITIONS + 3 * width
 
 
 class TargetHead(Protocol):
     """An MTP head (`spec_decode/mtp_head.py`), and the parts of its model that it shares."""
 
-    def __call__(self, tokens: mx.array, states: mx.array | None = None, cache: Any = None) -> mx.array:
-        """Run tokens (n, width) with the hidden states (n, width, dim) of the tokens before each. Returns hidden states."""
+    def __call__(
+        self, tokens: mx.array, states: mx.array | None = None, cache: Any = None
+    ) -> mx.array:
+        """Run tokens (n, width) with the hidden states (n, width, dim) of the tokens before each.
+        Returns hidden states."""
 
     def logits_of(self, states: mx.array) -> mx.array:
         """Run the model's own output layer over hidden states (n, width, dim)."""
 
     def target_states(self, tokens: mx.array, cache: Any) -> mx.array:
-        """Run the model without its output layer: hidden states (n, width, dim) after its last norm."""
+        """Run the model without its output layer: hidden states (n, width, dim) after its last
+        norm."""
 
 
 @attrs.frozen(eq=False)
 class HeldStates:
-    """Hidden states of one row from one pass: those of its tokens from `start` to `stop`, from `first` on in the pass's states (n,
-    width, dim), flattened."""
+    """Hidden states of one row from one pass: those of its tokens from `start` to `stop`, from
+    `first` on in the pass's states (n, width, dim), flattened."""
 
     states: mx.array
     first: int
@@ -85,15 +93,18 @@ class HeadRows(DraftRows):
         self.tokens: dict[RowId, list[int]] = {}
         """Tokens of each row that are committed and known here."""
         self._held: dict[RowId, list[HeldStates]] = {}
-        """Hidden states of each row that the head has not run, and that of the last token it has run; without gaps."""
+        """Hidden states of each row that the head has not run, and that of the last token it has
+        run; without gaps."""
         self._positions: dict[RowId, int] = {}
         """Number of positions of each row in the passes whose hidden states it holds."""
         self._passes = 0
         """Number of passes since all rows caught up."""
         self._departed = False
-        """Whether a row left since the last step. Others may hold the hidden states of passes that were mostly its own."""
+        """Whether a row left since the last step. Others may hold the hidden states of passes that
+        were mostly its own."""
         self._behind: set[RowId] = set()
-        """Rows that had more tokens in one pass, or hold many positions. Where prompts prefill together they catch up at once."""
+        """Rows that had more tokens in one pass, or hold many positions. Where prompts prefill
+        together they catch up at once."""
 
     # -- rows and their hidden states ------------------------------------------------------------
 
@@ -110,10 +121,12 @@ class HeadRows(DraftRows):
             self._departed = True
 
     def logits_after(self, segments: Sequence[Segment], counts: Ints, hidden: mx.array) -> mx.array:
-        """Hold the hidden states (n, width, dim) of a pass of the model, of whose tokens counts[i] are row i's own. Comes before these are
-        added to the rows' lengths. Returns logits."""
+        """Hold the hidden states (n, width, dim) of a pass of the model, of whose tokens counts[i]
+        are row i's own. Comes before these are added to the rows' lengths. Returns logits."""
         rows, lengths = rows_of(segments), lengths_of(segments).tolist()
-        for index, (row, start, count) in enumerate(zip(rows, lengths, counts.tolist(), strict=True)):
+        for index, (row, start, count) in enumerate(
+            zip(rows, lengths, counts.tolist(), strict=True)
+        ):
             if count and row in self._held:
                 self._hold(row, HeldStates(hidden, index * hidden.shape[1], start, start + count))
                 self._positions[row] += hidden.shape[1]
@@ -130,8 +143,9 @@ class HeadRows(DraftRows):
         held.append(new)
 
     def _release(self, row: RowId) -> None:
-        """Forget the hidden states of tokens that the head has run, except the last one's, which a draft may begin with. Of a long
-        pass the remainder is copied, so that its other rows and tokens are freed."""
+        """Forget the hidden states of tokens that the head has run, except the last one's, which a
+        draft may begin with. Of a long pass the remainder is copied, so that its other rows and
+        tokens are freed."""
         needed = self.lengths[row] - 1
         self._held[row] = held = [each for each in self._held[row] if each.stop > needed]
         if held and held[0].start < needed:
@@ -141,13 +155,16 @@ class HeadRows(DraftRows):
     # -- passes ----------------------------------------------------------------------------------
 
     def keep_up(self, feed: Callable[[], None]) -> None:
-        """Catch up with all rows, if hidden states of many passes are held, or with those that hold many of one. `feed` adds the tokens
-        that are known. So a row holds `max_held_positions` at most, which is what memory for it is counted by."""
+        """Catch up with all rows, if hidden states of many passes are held, or with those that hold
+        many of one. `feed` adds the tokens that are known. So a row holds `max_held_positions` at
+        most, which is what memory for it is counted by."""
         crowded = self._departed and self._held_positions() > HELD_POSITIONS * len(self.tokens)
         self._departed = False
         if self._passes >= HELD_PASSES or self._behind or crowded:
             feed()
-            self.catch_up([*self._behind] if self._passes < HELD_PASSES and not crowded else self.tokens)
+            self.catch_up(
+                [*self._behind] if self._passes < HELD_PASSES and not crowded else self.tokens
+            )
         if crowded:
             for row, held in self._held.items():
                 held[:] = [each.copied_from(each.start) for each in held]
@@ -159,7 +176,8 @@ class HeadRows(DraftRows):
         return sum(states.shape[0] * states.shape[1] for states in arrays.values())
 
     def catch_up(self, rows: Iterable[RowId]) -> None:
-        """Compute the KV of these rows as far as it is known, but that of the last token, with which a draft begins."""
+        """Compute the KV of these rows as far as it is known, but that of the last token, with
+        which a draft begins."""
         ends = {row: len(self.tokens[row]) - 2 for row in rows if row in self.tokens}
         self._behind.difference_update(ends)
         if len(ends) == len(self.tokens):
@@ -167,16 +185,20 @@ class HeadRows(DraftRows):
         self.complete(ends)
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some. A token that is not known yet counts as the one
-        before it again: what is computed with it may be copied, and is computed once more for the row itself."""
-        missing = {row: self._following(row, end) for row, end in ends.items() if row in self.tokens}
+        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some. A token that
+        is not known yet counts as the one before it again: what is computed with it may be copied,
+        and is computed once more for the row itself."""
+        missing = {
+            row: self._following(row, end) for row, end in ends.items() if row in self.tokens
+        }
         self.prefill(missing)
         for row in missing:
             self.lengths[row] = min(self.lengths[row], len(self.tokens[row]) - 1)
             self._release(row)
 
     def _following(self, row: RowId, end: int) -> list[int]:
-        """The token after each one that lacks KV, up to `end` tokens, or as many as have a hidden state."""
+        """The token after each one that lacks KV, up to `end` tokens, or as many as have a hidden
+        state."""
         held, tokens = self._held[row], self.tokens[row]
         end = min(end, held[-1].stop) if held else 0
         return [*tokens, tokens[-1]][self.lengths[row] + 1 : end + 1]
@@ -184,17 +206,20 @@ class HeadRows(DraftRows):
     def draft(
         self, sizes: Mapping[RowId, int], agree: Callable[[mx.array], mx.array], at_once: int
     ) -> dict[RowId, list[int]]:
-        """Draft sizes[row] tokens for each of these decoding rows (see `propose`). The first pass runs up to `at_once` tokens that the
-        row lacks."""
+        """Draft sizes[row] tokens for each of these decoding rows (see `propose`). The first pass
+        runs up to `at_once` tokens that the row lacks."""
         sizes = {row: size for row, size in sizes.items() if self._knows_last(row)}
         if not sizes:
             return {}
         for row in sizes:
             self.lengths[row] = min(self.lengths[row], len(self.tokens[row]) - 2)
-        self.catch_up([row for row in sizes if len(self.tokens[row]) - 1 - self.lengths[row] > at_once])
+        self.catch_up(
+            [row for row in sizes if len(self.tokens[row]) - 1 - self.lengths[row] > at_once]
+        )
         fed = {row: self.tokens[row][self.lengths[row] + 1 :] for row in sizes}
         drafts = self.propose(fed, sizes, agree)
-        for row in sizes:  # The head's own hidden states stood in for the model's behind the last token.
+        # The head's own hidden states stood in for the model's behind the last token.
+        for row in sizes:
             self.lengths[row] = len(self.tokens[row]) - 1
             self._release(row)
         return drafts
@@ -218,7 +243,9 @@ class HeadRows(DraftRows):
                     passes[id(held.states)] = held.states, total
                     total += held.states.shape[0] * held.states.shape[1]
                 first = passes[id(held.states)][1] + held.first + start - held.start
-                indices[index, start - begin : stop - begin] = np.arange(first, first + stop - start)
+                indices[index, start - begin : stop - begin] = np.arange(
+                    first, first + stop - start
+                )
         states = [mx.flatten(states, 0, 1) for states, _ in passes.values()]
         return (states[0] if len(states) == 1 else mx.concatenate(states))[mx.array(indices)]
 

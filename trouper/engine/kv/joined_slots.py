@@ -1,9 +1,11 @@
-"""One layer's caches of several banks, as the model sees them in a pass over rows of all these banks.
+"""One layer's caches of several banks, as the model sees them in a pass over rows of all these
+banks.
 
-Such a pass runs every layer over all rows at once, except attention: rows of different banks have buffers of different
-sizes. `JoinedSlots` stands in for the layer's cache. It writes each row's keys and values into the row's bank, and
-returns `Parts`: the keys, values and masks of each bank. The model passes them on to `scaled_dot_product_attention`,
-which is the seam (`attention_seam.py`) that calls attention once for each bank.
+Such a pass runs every layer over all rows at once, except attention: rows of different banks have
+buffers of different sizes. `JoinedSlots` stands in for the layer's cache. It writes each row's keys
+and values into the row's bank, and returns `Parts`: the keys, values and masks of each bank. The
+model passes them on to `scaled_dot_product_attention`, which is the seam (`attention_seam.py`) that
+calls attention once for each bank.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from trouper.engine.kv.slot_cache import SlotCache
 
 @attrs.frozen(eq=False)
 class Parts:
-    """Keys, values or masks of each bank. Not an array: a model that computes with keys cannot use banks, and fails when its
-    pass is built (`Capabilities.banks`)."""
+    """Keys, values or masks of each bank. Not an array: a model that computes with keys cannot use
+    banks, and fails when its pass is built (`Capabilities.banks`)."""
 
     of_banks: Sequence[Any]
     ranges: Sequence[slice]
@@ -31,9 +33,12 @@ class Parts:
 
 
 class JoinedSlots:
-    """The caches of one layer in several banks, with the interface that mlx-lm's models expect of a cache."""
+    """The caches of one layer in several banks, with the interface that mlx-lm's models expect of a
+    cache."""
 
-    def __init__(self, caches: Sequence[SlotCache], region: Region, ranges: Sequence[slice]) -> None:
+    def __init__(
+        self, caches: Sequence[SlotCache], region: Region, ranges: Sequence[slice]
+    ) -> None:
         """`region`: all rows of the pass. `ranges`: those of each bank."""
         self._caches, self.region, self._ranges = caches, region, ranges
         self._updated = False
@@ -62,14 +67,17 @@ class JoinedSlots:
         keys, values = zip(*fetched, strict=True)
         return Parts(keys, self._ranges), Parts(values, self._ranges)
 
-    def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Parts | None:
+    def make_mask(
+        self, width: int, return_array: bool = False, window_size: int | None = None
+    ) -> Parts | None:
         """Return the mask of each bank (see `FullSlots.make_mask`)."""
         masks = [cache.make_mask(width, return_array, window_size) for cache in self._caches]  # type: ignore[attr-defined]
         return None if all(mask is None for mask in masks) else Parts(masks, self._ranges)
 
 
 def joined(caches: Sequence[Sequence[Any]], region: Region, ranges: Sequence[slice]) -> list[Any]:
-    """Join the nested caches of several banks, which have the same structure. Recurrent states are shared by all banks."""
+    """Join the nested caches of several banks, which have the same structure. Recurrent states are
+    shared by all banks."""
 
     def join(same: Sequence[Any]) -> Any:
         if isinstance(same[0], ListSlots):

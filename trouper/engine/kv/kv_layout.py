@@ -1,9 +1,11 @@
-"""Shapes of a model's KV, found by a lazy pass that is never evaluated, and the arrays of a block and of a snapshot.
+"""Shapes of a model's KV, found by a lazy pass that is never evaluated, and the arrays of a block
+and of a snapshot.
 
-A block of r tokens is an array (planes, r, dim) for each dim and dtype that the model's buffers have: all
-heads of keys and values of all layers, one after another. Measured (benchmarks/blocks.py): storing and restoring
-a few large arrays costs about three copies of their bytes whatever the block's size, one array for each
-layer costs 3 to 8 copies, and tokens as the outermost axis cost 13 to 24.
+A block of r tokens is an array (planes, r, dim) for each dim and dtype that the model's buffers
+have: all heads of keys and values of all layers, one after another. Measured
+(benchmarks/blocks.py): storing and restoring a few large arrays costs about three copies of their
+bytes whatever the block's size, one array for each layer costs 3 to 8 copies, and tokens as the
+outermost axis cost 13 to 24.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ class ArrayShape:
 
 
 SLAB_BYTES = 2**24
-"""Size of the intermediate array between blocks and slots. A CPU's allocator returns larger arrays to the system, and their
-pages are faulted in again: with one array for all of 4096 tokens restoring took 9 copies of the bytes."""
+"""Size of the intermediate array between blocks and slots. A CPU's allocator returns larger arrays
+to the system, and their pages are faulted in again: with one array for all of 4096 tokens restoring
+took 9 copies of the bytes."""
 Leaves = tuple[tuple[ArrayShape, ...], ...]
 """Array shapes of each cache of one kind."""
 
@@ -58,9 +61,10 @@ Leaves = tuple[tuple[ArrayShape, ...], ...]
 class Layout:
     """Shapes of the arrays that blocks and snapshots consist of.
 
-    full: (heads, 1, dim) for each buffer of each layer that can be cut at a token. rings: (window, heads,
-    dim) for each buffer of sliding windows. states: (1, ...) for each recurrent state. call_bytes: of one token in a pass that
-    verifies drafts, the arguments of the calls that change recurrent states.
+    full: (heads, 1, dim) for each buffer of each layer that can be cut at a token. rings: (window,
+    heads, dim) for each buffer of sliding windows. states: (1, ...) for each recurrent state.
+    call_bytes: of one token in a pass that verifies drafts, the arguments of the calls that change
+    recurrent states.
     """
 
     full: Leaves
@@ -107,15 +111,21 @@ class Layout:
 
     def snapshot(self, tokens: int) -> list[ArrayShape]:
         """Return the shape of each array of a snapshot after `tokens` tokens."""
-        rings = [ArrayShape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype) for ring in chain(*self.rings)]
+        rings = [
+            ArrayShape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype)
+            for ring in chain(*self.rings)
+        ]
         return [*rings, *chain(*self.states)]
 
     def pack(self, parts: Sequence[mx.array]) -> list[mx.array]:
         """Concatenate the (heads, n, dim) arrays of all buffers to the arrays of a block."""
-        return [mx.concatenate([parts[index] for index in group]) for group in self._groups.values()]
+        return [
+            mx.concatenate([parts[index] for index in group]) for group in self._groups.values()
+        ]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """Split the arrays of a block into the (heads, n, dim) arrays of all buffers: the inverse of `pack`."""
+        """Split the arrays of a block into the (heads, n, dim) arrays of all buffers: the inverse
+        of `pack`."""
         return [arrays[array][planes] for array, planes in self.planes]
 
     @cached_property
@@ -125,7 +135,10 @@ class Layout:
         for array, group in enumerate(self._groups.values()):
             ends = list(accumulate(self.sliceable[index].dims[0] for index in group))
             starts = [0, *ends[:-1]]
-            found |= {index: (array, slice(*ends_of)) for index, *ends_of in zip(group, starts, ends, strict=True)}
+            found |= {
+                index: (array, slice(*ends_of))
+                for index, *ends_of in zip(group, starts, ends, strict=True)
+            }
         return [found[index] for index in range(len(self.sliceable))]
 
     def slabs(self, tokens: int) -> list[Slab]:
@@ -139,8 +152,11 @@ class Layout:
                 first = last
         return slabs
 
-    def _planes(self, subset: Layout, above: dict[tuple[int, mx.Dtype], int]) -> list[tuple[int, slice]]:
-        """For each array of `subset`, the array of this layout that contains it, and its planes there. Advances `above`."""
+    def _planes(
+        self, subset: Layout, above: dict[tuple[int, mx.Dtype], int]
+    ) -> list[tuple[int, slice]]:
+        """For each array of `subset`, the array of this layout that contains it, and its planes
+        there. Advances `above`."""
         planes = []
         for index, key in enumerate(self._groups):
             if key in subset._groups:
@@ -161,7 +177,8 @@ class Layout:
 
 @attrs.frozen
 class Slab:
-    """Consecutive leaves: their layout, and where their planes lie in the arrays of a block of all leaves."""
+    """Consecutive leaves: their layout, and where their planes lie in the arrays of a block of all
+    leaves."""
 
     leaves: slice
     layout: Layout
@@ -169,8 +186,8 @@ class Slab:
 
 
 def layout_of(model: nn.Module, kv: KvFormat, *drafters: nn.Module) -> Layout:
-    """Derive the layout from a pass over one token, which is built and never evaluated. The layers of `drafters`, which draft for the
-    model's rows, come after its own."""
+    """Derive the layout from a pass over one token, which is built and never evaluated. The layers
+    of `drafters`, which draft for the model's rows, come after its own."""
     if drafters:
         own = layout_of(model, kv)
         theirs = [leaf for drafter in drafters for leaf in layout_of(drafter, kv).full]
@@ -187,9 +204,15 @@ def layout_of(model: nn.Module, kv: KvFormat, *drafters: nn.Module) -> Layout:
     return Layout(
         tuple(tuple(map(_token, leaf.buffers)) for leaf in leaves if isinstance(leaf, FullSlots)),
         tuple(
-            tuple(_window(leaf, buffer) for buffer in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)
+            tuple(_window(leaf, buffer) for buffer in leaf.buffers)
+            for leaf in leaves
+            if isinstance(leaf, RingSlots)
         ),
-        tuple(tuple(map(ArrayShape.of, leaf.state())) for leaf in leaves if isinstance(leaf, StateSlots)),
+        tuple(
+            tuple(map(ArrayShape.of, leaf.state()))
+            for leaf in leaves
+            if isinstance(leaf, StateSlots)
+        ),
         call_bytes=sum(call.nbytes for state in states for call in state.calls or ()),
     )
 
@@ -223,8 +246,9 @@ def kv_layout(
     *,
     draft_tokens: int = 0,
 ) -> KvLayout:
-    """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's caches. `drafters`: the draft model
-    and the MTP head, as far as there are any. `draft_tokens`: the longest draft."""
+    """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's
+    caches. `drafters`: the draft model and the MTP head, as far as there are any. `draft_tokens`:
+    the longest draft."""
     if capabilities is None:
         capabilities = guessed(model)
     if not capabilities.allows("restore"):
@@ -236,7 +260,9 @@ def kv_layout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,
         ring_slack_bytes=layout.ring_token_bytes * ring_length(0, ring_slack(draft_tokens)),
-        dequantized_token_bytes=max((_dequantized_bytes(leaf, kv) for leaf in layout.full), default=0),
+        dequantized_token_bytes=max(
+            (_dequantized_bytes(leaf, kv) for leaf in layout.full), default=0
+        ),
         draft_state_bytes=STEPS_BACK * verified_bytes if capabilities.allows("drafts") else 0,
         lead_tokens=LEAD + NO_CUDNN if of_device().rounded else 0,
         first_bank=FIRST_BANK if capabilities.allows("banks") else None,
@@ -246,17 +272,23 @@ def kv_layout(
 
 
 def _dequantized_bytes(leaf: tuple[ArrayShape, ...], kv: KvFormat) -> int:
-    """Bytes of one token's quantized keys and values of a layer, dequantized: in groups, each with a scale that has their dtype."""
+    """Bytes of one token's quantized keys and values of a layer, dequantized: in groups, each with
+    a scale that has their dtype."""
     scales = [leaf[index + 1] for index, shape in enumerate(leaf) if shape.dtype == mx.uint32]
     return sum(scale.nbytes * kv.group_size for scale in scales)
 
 
 def _description(layout: Layout, kv: KvFormat) -> str:
-    parts = [f"{_size(layout.token_bytes)} a token" if layout.token_bytes else "nothing for each token"]
+    parts = [
+        f"{_size(layout.token_bytes)} a token" if layout.token_bytes else "nothing for each token"
+    ]
     if layout.snapshot_bytes:
         kinds = [
             name
-            for name, present in (("sliding windows", any(layout.rings)), ("states", any(layout.states)))
+            for name, present in (
+                ("sliding windows", any(layout.rings)),
+                ("states", any(layout.states)),
+            )
             if present
         ]
         parts.append(f"{_size(layout.snapshot_bytes)} a snapshot of {' and '.join(kinds)}")
@@ -266,8 +298,8 @@ def _description(layout: Layout, kv: KvFormat) -> str:
 
 
 def _quantized(layout: Layout, kv: KvFormat) -> str:
-    """Describe the quantization. Each quantized buffer has packed values, scales and biases; the other buffers have a size that
-    the group size does not divide."""
+    """Describe the quantization. Each quantized buffer has packed values, scales and biases; the
+    other buffers have a size that the group size does not divide."""
     packed = sum(shape.dtype == mx.uint32 for shape in layout.sliceable)
     plain = len(layout.sliceable) - 3 * packed
     if not packed:

@@ -8,7 +8,14 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.chunked_attention import ChunkSlots
@@ -34,13 +41,14 @@ class ListSlots:
 
 
 def view(cache: Any) -> Any:
-    """Return the object that the model gets for this cache: for recurrent state mlx-lm's own ArraysCache."""
+    """Return the object that the model gets for this cache: for recurrent state mlx-lm's own
+    ArraysCache."""
     return cache.view if isinstance(cache, StateSlots) else cache
 
 
 def guessed(model: nn.Module) -> Capabilities:
-    """Guess capabilities from the types of the model's caches, and from whether a pass of two rows over slots can be built.
-    Evaluates nothing."""
+    """Guess capabilities from the types of the model's caches, and from whether a pass of two rows
+    over slots can be built. Evaluates nothing."""
     found = by_caches(model)
     if not found.allows("batch"):
         return found
@@ -56,13 +64,15 @@ def guessed(model: nn.Module) -> Capabilities:
     if reason:
         return Capabilities(batch=f"a pass over slots cannot be built: {reason}")
     if not all(leaf.view.calls for leaf in states):
-        return found.without("drafts", "its recurrent state changes outside of modules that get a cache")
+        return found.without(
+            "drafts", "its recurrent state changes outside of modules that get a cache"
+        )
     return found
 
 
 def begin(caches: Sequence[Any], region: Region, *, prefilling: bool = True) -> None:
-    """Set the slots of a pass that is only built. `prefilling`: the pass is of one new row, with states of its own, if the model
-    has states; else of decoding rows, which share theirs."""
+    """Set the slots of a pass that is only built. `prefilling`: the pass is of one new row, with
+    states of its own, if the model has states; else of decoding rows, which share theirs."""
     for leaf in flatten(caches):
         if not isinstance(leaf, StateSlots):
             leaf.begin(region)
@@ -74,9 +84,13 @@ def begin(caches: Sequence[Any], region: Region, *, prefilling: bool = True) -> 
 
 
 def build_pass(model: nn.Module, caches: Sequence[Any], region: Region) -> None:
-    """Build a pass over caches that have begun, so that their buffers have shapes. Evaluates nothing."""
+    """Build a pass over caches that have begun, so that their buffers have shapes. Evaluates
+    nothing."""
     with adapted(model).during(region):
-        model(mx.ones((len(region.lengths), region.width), mx.int32), cache=[view(cache) for cache in caches])
+        model(
+            mx.ones((len(region.lengths), region.width), mx.int32),
+            cache=[view(cache) for cache in caches],
+        )
 
 
 def pass_fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
@@ -89,10 +103,16 @@ def pass_fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
 
 
 def by_caches(model: nn.Module) -> Capabilities:
-    """Guess capabilities from the types of the caches that the model itself makes: slots have counterparts of some types."""
+    """Guess capabilities from the types of the caches that the model itself makes: slots have
+    counterparts of some types."""
     kinds = {kind_of(cache) for cache in flatten(make_prompt_cache(model))}
     found = adapted(model)
-    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache, *([ChunkedKVCache] if found.chunked else [])}
+    unknown = kinds - {
+        KVCache,
+        RotatingKVCache,
+        ArraysCache,
+        *([ChunkedKVCache] if found.chunked else []),
+    }
     if unknown:
         return Capabilities(batch=f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
     if found.alone:
@@ -115,17 +135,22 @@ def state_slots(model: nn.Module) -> list[StateSlots]:
     """Make the recurrent states of a model, one for each of its caches that holds such."""
     history = adapted(model).history
     caches = flatten(make_prompt_cache(model))
-    return [StateSlots(len(cache.cache), history) for cache in caches if isinstance(cache, ArraysCache)]
+    return [
+        StateSlots(len(cache.cache), history) for cache in caches if isinstance(cache, ArraysCache)
+    ]
 
 
 def slot_caches(
     model: nn.Module, kv: KvFormat, slack: int = 0, states: Sequence[StateSlots] | None = None
 ) -> list[Any]:
-    """Make one slot cache for each cache that the model makes for a single row; `states` take the places of recurrent ones. Rings
-    and states are bounded, and are never quantized. `slack`: tokens that a ring holds beyond its window."""
+    """Make one slot cache for each cache that the model makes for a single row; `states` take the
+    places of recurrent ones. Rings and states are bounded, and are never quantized. `slack`: tokens
+    that a ring holds beyond its window."""
     found, following = adapted(model), iter(state_slots(model) if states is None else states)
     traits = found.traits
-    full, quantized = (OpenSlots, OpenQuantizedSlots) if traits.open_buffers else (FullSlots, QuantizedSlots)
+    full, quantized = (
+        (OpenSlots, OpenQuantizedSlots) if traits.open_buffers else (FullSlots, QuantizedSlots)
+    )
 
     def counterpart(cache: Any) -> Any:
         if isinstance(cache, CacheList):

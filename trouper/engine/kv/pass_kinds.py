@@ -1,7 +1,8 @@
-"""What the passes that may be compiled have in common, and what each depends on: passes over decoding rows, and over a lone prompt.
+"""What the passes that may be compiled have in common, and what each depends on: passes over
+decoding rows, and over a lone prompt.
 
-While the function of a pass is traced, its regions have arrays and nothing else. A model that needs more - a window, a ring that takes drafts, a mask -
-fails there, and runs as before.
+While the function of a pass is traced, its regions have arrays and nothing else. A model that needs
+more - a window, a ring that takes drafts, a mask - fails there, and runs as before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Untraceable(Exception):
 
 
 class PartialRegion(Region):
-    """Region of a pass while it is traced. It lacks what differs between passes of a kind, and what `Region` computes from that."""
+    """Region of a pass while it is traced. It lacks what differs between passes of a kind, and what
+    `Region` computes from that."""
 
     def __getattr__(self, name: str) -> Any:
         """Called for what it lacks."""
@@ -36,13 +38,22 @@ class TracedRegion(PartialRegion):
         self.start, self.stop, self.width, self.room = 0, traced.stop, traced.width, 0
         self.level = self.causal = self.copied = False
         self.singly, self.by_length = traced.singly, True
-        self._flat_indices = {name: array for name, array in arrays.items() if isinstance(name, tuple)}
-        self.__dict__ |= {name: array for name, array in arrays.items() if isinstance(name, str) and name != ADAPTERS}
-        self.adapters = None if traced.adapters is None else traced.adapters.traced(arrays[ADAPTERS])
+        self._flat_indices = {
+            name: array for name, array in arrays.items() if isinstance(name, tuple)
+        }
+        self.__dict__ |= {
+            name: array
+            for name, array in arrays.items()
+            if isinstance(name, str) and name != ADAPTERS
+        }
+        self.adapters = (
+            None if traced.adapters is None else traced.adapters.traced(arrays[ADAPTERS])
+        )
 
 
 class TracedPrompt(PartialRegion):
-    """Region of the first pass over a prompt, without the number of its tokens that are the row's own."""
+    """Region of the first pass over a prompt, without the number of its tokens that are the row's
+    own."""
 
     def __init__(self, traced: Region) -> None:
         self.__dict__ |= traced.__dict__
@@ -51,7 +62,8 @@ class TracedPrompt(PartialRegion):
 
 @attrs.frozen(eq=False)
 class Pass:
-    """A pass of the model. `regions`: of each bank, and if there are several then of all rows. `banks`: the caches of each bank."""
+    """A pass of the model. `regions`: of each bank, and if there are several then of all rows.
+    `banks`: the caches of each bank."""
 
     keeps_shapes: ClassVar[bool]
     """Whether the buffers have the same shapes after it."""
@@ -60,7 +72,8 @@ class Pass:
 
     @property
     def kind(self) -> Hashable:
-        """What two passes have in common if the device prepares the same for them, and if they may share a compiled function."""
+        """What two passes have in common if the device prepares the same for them, and if they may
+        share a compiled function."""
         raise NotImplementedError
 
     @property
@@ -80,7 +93,11 @@ class Pass:
     def caches(self) -> Sequence[SlotCache]:
         """The caches of all banks."""
         first, *others = self.banks
-        return [*first.leaves, *(leaf for bank in others for leaf in bank.leaves)] if others else first.leaves
+        return (
+            [*first.leaves, *(leaf for bank in others for leaf in bank.leaves)]
+            if others
+            else first.leaves
+        )
 
     def put(self, buffers: Sequence[list[mx.array]]) -> None:
         """Set the buffers of all caches."""
@@ -111,7 +128,10 @@ class DecodePass(Pass):
         return [region.arrays_read() for region in self.regions]
 
     def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
-        return [TracedRegion(region, inputs) for region, inputs in zip(self.regions, arrays, strict=True)]
+        return [
+            TracedRegion(region, inputs)
+            for region, inputs in zip(self.regions, arrays, strict=True)
+        ]
 
 
 class PromptPass(Pass):
@@ -128,10 +148,15 @@ class PromptPass(Pass):
     @property
     def traceable(self) -> bool:
         [region] = self.regions
-        return region.level and region.adapters is None and not any(leaf.buffers for leaf in self.caches)
+        return (
+            region.level
+            and region.adapters is None
+            and not any(leaf.buffers for leaf in self.caches)
+        )
 
     def inputs(self) -> list[list[Name]]:
         return [[]]
 
-    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:  # noqa: ARG002 - it has none.
+    # It has none.
+    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:  # noqa: ARG002
         return [TracedPrompt(region) for region in self.regions]

@@ -22,7 +22,8 @@ OWN: Callable[[SlotBuffers], Sequence[Any]] = attrgetter("caches")
 
 @attrs.frozen(eq=False)
 class Segment:
-    """The slots of one bank in a pass: contiguous ones from `start` on, whose rows are the rows `range` of the pass."""
+    """The slots of one bank in a pass: contiguous ones from `start` on, whose rows are the rows
+    `range` of the pass."""
 
     bank: Bank
     start: int
@@ -54,9 +55,16 @@ def caches_of(segments: Sequence[Segment]) -> list[BankCaches]:
 
 
 def regions_of(
-    segments: Sequence[Segment], lengths: Ints, counts: Ints, width: int, shapes: Shapes, *, singly: bool = False
+    segments: Sequence[Segment],
+    lengths: Ints,
+    counts: Ints,
+    width: int,
+    shapes: Shapes,
+    *,
+    singly: bool = False,
 ) -> list[Region]:
-    """Regions of a pass: of each segment, and if there are several then of all rows. lengths, counts: (n,), see `Region`."""
+    """Regions of a pass: of each segment, and if there are several then of all rows. lengths,
+    counts: (n,), see `Region`."""
 
     def region(start: int, rows: slice) -> Region:
         return Region(start, lengths[rows], counts[rows], width, shapes, singly=singly)
@@ -66,14 +74,20 @@ def regions_of(
 
 
 def begin(
-    segments: Sequence[Segment], regions: Sequence[Region], of_buffers: Callable[[SlotBuffers], Sequence[Any]] = OWN
+    segments: Sequence[Segment],
+    regions: Sequence[Region],
+    of_buffers: Callable[[SlotBuffers], Sequence[Any]] = OWN,
 ) -> Sequence[Any]:
-    """Set the slots of a pass in each bank. Returns the caches for the model, those of several banks joined. `of_buffers`: the model's
-    caches in the buffers of a bank."""
+    """Set the slots of a pass in each bank. Returns the caches for the model, those of several
+    banks joined. `of_buffers`: the model's caches in the buffers of a bank."""
     for segment, region in zip(segments, regions, strict=False):
         segment.bank.buffers.begin(region)
     caches = [of_buffers(segment.bank.buffers) for segment in segments]
-    return caches[0] if len(caches) == 1 else joined(caches, regions[-1], [segment.range for segment in segments])
+    return (
+        caches[0]
+        if len(caches) == 1
+        else joined(caches, regions[-1], [segment.range for segment in segments])
+    )
 
 
 def finish(segments: Sequence[Segment]) -> None:

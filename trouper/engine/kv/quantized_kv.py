@@ -1,9 +1,10 @@
 """KV quantization of live rows to 8 or 4 bits: half or a quarter of bfloat16's bytes.
 
-A token's keys and values are quantized when they are written, and attention reads only the quantized values,
-within a prefill chunk too. So a row's results depend neither on the chunk size nor on the other rows of the batch,
-and a block restores exactly what the row had. Attention is the model's own, over dequantized values:
-mlx-lm's quantized attention supports neither sinks nor compressed (MLA) keys.
+A token's keys and values are quantized when they are written, and attention reads only the
+quantized values, within a prefill chunk too. So a row's results depend neither on the chunk size
+nor on the other rows of the batch, and a block restores exactly what the row had. Attention is the
+model's own, over dequantized values: mlx-lm's quantized attention supports neither sinks nor
+compressed (MLA) keys.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ PLAIN = KvFormat()
 
 
 class QuantizedSlots(FullSlots):
-    """Slots for quantized KV: `FullSlots` with packed values, scales and biases as buffers, for keys and then for values."""
+    """Slots for quantized KV: `FullSlots` with packed values, scales and biases as buffers, for
+    keys and then for values."""
 
     kernel_reads = False
 
@@ -60,7 +62,8 @@ class QuantizedSlots(FullSlots):
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return dequantized keys and values. They are cached for the pass, since layers that share KV ask again."""
+        """Return dequantized keys and values. They are cached for the pass, since layers that share
+        KV ask again."""
         if self._fetched is None:
             parts, keys = self._of_region(), self._widths[0]
             self._fetched = self._plain(parts[:keys]), self._plain(parts[keys:])
@@ -83,8 +86,8 @@ class OpenQuantizedSlots(QuantizedSlots, OpenSlots):
 
 
 def dequantized(packed: mx.array, scales: mx.array, biases: mx.array, kv: KvFormat) -> mx.array:
-    """Dequantize to (..., dim) in the scales' dtype. MLX's own kernel for CPUs is not vectorized: for 8 bits, three plain
-    operations take a third of its time."""
+    """Dequantize to (..., dim) in the scales' dtype. MLX's own kernel for CPUs is not vectorized:
+    for 8 bits, three plain operations take a third of its time."""
     if kv.bits != 8 or not is_cpu():
         return mx.dequantize(packed, scales, biases, kv.group_size, kv.bits)
     groups = packed.view(mx.uint8).reshape(*scales.shape, kv.group_size).astype(scales.dtype)

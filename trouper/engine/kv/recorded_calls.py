@@ -1,12 +1,15 @@
-"""Calls of the modules that change recurrent state: recorded in one pass, and repeated over fewer of its tokens.
+"""Calls of the modules that change recurrent state: recorded in one pass, and repeated over fewer
+of its tokens.
 
-The state after a pass is known, those after its earlier tokens are not. But what a layer adds to its state follows from the
-hidden states that it gets, and these are right at each token whatever comes after it. So a layer's call is recorded
-with its arguments, and repeated from the state before on the first tokens only. MLX is lazy: what is computed are the new
-states, not the layer's output, and neither attention, experts nor the model's head. A layer is its mixer here: the innermost
-module that gets the cache.
+The state after a pass is known, those after its earlier tokens are not. But what a layer adds to
+its state follows from the hidden states that it gets, and these are right at each token whatever
+comes after it. So a layer's call is recorded with its arguments, and repeated from the state before
+on the first tokens only. MLX is lazy: what is computed are the new states, not the layer's output,
+and neither attention, experts nor the model's head. A layer is its mixer here: the innermost module
+that gets the cache.
 
-mlx-lm is not patched for this. While calls are recorded, the modules of this one model have subclasses of their classes.
+mlx-lm is not patched for this. While calls are recorded, the modules of this one model have
+subclasses of their classes.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class RecurrentCache(ArraysCache):
         self._lengths = lengths
 
     def make_mask(self, N: int) -> mx.array | None:  # noqa: N803  The parameter's name is mlx-lm's.
-        """(n, N) bool: the tokens that are no padding. Most models have it made, also those that ignore it."""
+        """(n, N) bool: the tokens that are no padding. Most models have it made, also those that
+        ignore it."""
         reads = self.reads_lengths
         mask: mx.array | None = super().make_mask(N)
         self.reads_lengths = reads
@@ -66,8 +70,8 @@ class RecurrentCache(ArraysCache):
 
 @attrs.frozen(eq=False)
 class RecordedCall:
-    """A call of a module that changes the states of a cache. arguments: by name, without a mask; arrays are (n, width, ...) or
-    (n, ...)."""
+    """A call of a module that changes the states of a cache. arguments: by name, without a mask;
+    arrays are (n, width, ...) or (n, ...)."""
 
     module: nn.Module
     signature: inspect.Signature
@@ -81,10 +85,12 @@ class RecordedCall:
     def repeat(self, states: RecurrentCache, picked: Picked) -> None:
         """Build the call over the first tokens of some rows, whose `states` it changes."""
         arguments = {
-            name: picked.of(value) if isinstance(value, mx.array) else value for name, value in self.arguments.items()
+            name: picked.of(value) if isinstance(value, mx.array) else value
+            for name, value in self.arguments.items()
         }
         arguments[CACHE] = _replaced(arguments[CACHE], states)
-        if MASK in self.signature.parameters:  # A mask of padding. Attention's mask is of no use to a state.
+        # A mask of padding. Attention's mask is of no use to a state.
+        if MASK in self.signature.parameters:
             arguments[MASK] = states.make_mask(picked.width)
         bound = inspect.BoundArguments(self.signature, arguments)
         self.module(*bound.args, **bound.kwargs)
@@ -92,10 +98,11 @@ class RecordedCall:
 
 @attrs.frozen(eq=False)
 class Picked:
-    """Some rows of a recorded pass, and their first tokens. rows: (m,) indices; None: all of the pass's `num_rows` rows.
+    """Some rows of a recorded pass, and their first tokens. rows: (m,) indices; None: all of the
+    pass's `num_rows` rows.
 
-    width: number of tokens that a repeated call runs, of the `recorded_width` that it was recorded with. counts: (m,) number of
-    those that are the row's own; None: all.
+    width: number of tokens that a repeated call runs, of the `recorded_width` that it was recorded
+    with. counts: (m,) number of those that are the row's own; None: all.
     """
 
     rows: Ints | None
@@ -111,15 +118,19 @@ class Picked:
         if not array.ndim or array.shape[0] != self.num_rows:
             return array
         part = self.rows_of(array)
-        return part[:, : self.width] if part.ndim > 1 and part.shape[1] == self.recorded_width else part
+        return (
+            part[:, : self.width]
+            if part.ndim > 1 and part.shape[1] == self.recorded_width
+            else part
+        )
 
     def rows_of(self, array: mx.array) -> mx.array:
         return array if self.rows is None else array[mx.array(self.rows)]
 
 
 def _replaced(value: Any, states: RecurrentCache) -> Any:
-    """The cache of a repeated call. A layer whose attention has state, too, gets KV that nobody needs: what it adds to the state
-    is known before it attends."""
+    """The cache of a repeated call. A layer whose attention has state, too, gets KV that nobody
+    needs: what it adds to the state is known before it attends."""
     if isinstance(value, RecurrentCache):
         return states
     return [states if isinstance(each, RecurrentCache) else KVCache() for each in value]
@@ -135,7 +146,9 @@ def _recording(value: Any) -> list[RecurrentCache]:
 
 def layers_with_cache(model: nn.Module) -> list[nn.Module]:
     """Find all modules whose calls get a cache."""
-    kinds: list[tuple[nn.Module, Any]] = [(module, type(module)) for _, module in model.named_modules()]
+    kinds: list[tuple[nn.Module, Any]] = [
+        (module, type(module)) for _, module in model.named_modules()
+    ]
     return [module for module, kind in kinds if CACHE in _signature(kind).parameters]
 
 
@@ -160,8 +173,8 @@ def recorded_calls(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @cache
 def _recorder(kind: Any) -> type[nn.Module]:
-    """Make a subclass whose calls are recorded by each cache that has recorded none within them: of nested modules that get
-    a cache, the innermost one."""
+    """Make a subclass whose calls are recorded by each cache that has recorded none within them: of
+    nested modules that get a cache, the innermost one."""
     signature = _signature(kind)
 
     def call(self: nn.Module, *args: Any, **options: Any) -> Any:
@@ -204,13 +217,15 @@ class RecordedStates:
 
 
 PADDING_TRACE = 0.05
-"""Difference of a state of one token, as a part of its norm, from which it has taken padding in. Rounding makes up to 0.004."""
+"""Difference of a state of one token, as a part of its norm, from which it has taken padding in.
+Rounding makes up to 0.004."""
 
 
 def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) -> bool:
-    """Try whether states come out right where a row has fewer tokens than the pass: from states of zeros, in which a single token
-    shows, one token with padding against one token alone. Waits for the device. Reading lengths is not heeding them: nemotron_h
-    does so in its convolution, but not in its scan."""
+    """Try whether states come out right where a row has fewer tokens than the pass: from states of
+    zeros, in which a single token shows, one token with padding against one token alone. Waits for
+    the device. Reading lengths is not heeding them: nemotron_h does so in its convolution, but not
+    in its scan."""
     if not all(layer.reads_lengths for layer in layers):
         return False
     first, one = np.zeros(1, np.int32), np.ones(1, np.int32)
@@ -219,7 +234,8 @@ def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) ->
     for layer in layers:
         empty = attrs.evolve(layer, before=[mx.zeros_like(state) for state in layer.before])
         padded, alone = (
-            empty.after(Picked(first, each, counts, num_rows, width)) for each, counts in ((width, one), (1, None))
+            empty.after(Picked(first, each, counts, num_rows, width))
+            for each, counts in ((width, one), (1, None))
         )
         parts += zip(padded, alone, strict=True)
     return bool(mx.all(mx.stack([_equal(*pair) for pair in parts])).item())
@@ -248,7 +264,9 @@ class Recording:
     width: int
     adapters: RowAdapters | None = None
 
-    def picked(self, rows: Ints, counts: Ints, partition: Partition = each_alone) -> Iterator[Picked]:
+    def picked(
+        self, rows: Ints, counts: Ints, partition: Partition = each_alone
+    ) -> Iterator[Picked]:
         """Group rows (m,), ascending, whose states are wanted after counts[i] tokens each."""
         order = np.argsort(counts, kind="stable")
         for group in partition(counts[order].tolist()):

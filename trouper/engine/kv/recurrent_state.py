@@ -1,5 +1,6 @@
-"""Recurrent state of many rows. Recurrent state has no positions, so padding cannot be masked: rows prefill one at a time. A pass
-that verifies drafts is recorded, and repeated where a row's state has taken in more than its own tokens."""
+"""Recurrent state of many rows. Recurrent state has no positions, so padding cannot be masked: rows
+prefill one at a time. A pass that verifies drafts is recorded, and repeated where a row's state has
+taken in more than its own tokens."""
 
 from __future__ import annotations
 
@@ -24,19 +25,21 @@ from trouper.engine.lora.row_adapters import RowAdapters
 from trouper.protocol.plans import RowId
 
 STEPS_BACK = 2
-"""Number of steps before the present state of a row at which a snapshot of it may be wanted (see `protocol.plans.Store`)."""
+"""Number of steps before the present state of a row at which a snapshot of it may be wanted (see
+`protocol.plans.Store`)."""
 
 
 class StateSlots:
-    """Counterpart of one of mlx-lm's ArraysCaches, for all rows. Decoding rows share one such cache, in the order of their pass;
-    each prefilling row has its own.
+    """Counterpart of one of mlx-lm's ArraysCaches, for all rows. Decoding rows share one such
+    cache, in the order of their pass; each prefilling row has its own.
 
     mlx-lm's own batch prefill is wrong for the models that ignore lengths (jamba, rwkv7,
     recurrent_gemma, bailing_moe_linear) and for "no state yet", which some treat unlike zeros.
     """
 
     def __init__(self, size: int, history: int | None = None) -> None:
-        """`history`: the state consists of the last `history` tokens, with zeros where a row has fewer."""
+        """`history`: the state consists of the last `history` tokens, with zeros where a row has
+        fewer."""
         self._size, self._history = size, history
         self._decoding, self._decoding_rows = RecurrentCache(size), 0
         self._prefilling: list[RecurrentCache] = []
@@ -49,13 +52,15 @@ class StateSlots:
         return self._current
 
     def begin(self, prefilling: int | None = None) -> None:
-        """Choose the cache for the next pass: over all decoding rows, or over the prefilling row of this index."""
+        """Choose the cache for the next pass: over all decoding rows, or over the prefilling row of
+        this index."""
         self._current = self._decoding if prefilling is None else self._prefilling[prefilling]
 
     def record(self, lengths: Ints | None = None) -> None:
-        """Record the next pass, which is over all decoding rows. lengths: (n,) number of each row's own tokens, for models that keep
-        padding out; None: the states take the whole pass in. Models may assign to the arrays that they get, or add to
-        them in place, so what is kept are other handles of the same data."""
+        """Record the next pass, which is over all decoding rows. lengths: (n,) number of each row's
+        own tokens, for models that keep padding out; None: the states take the whole pass in.
+        Models may assign to the arrays that they get, or add to them in place, so what is kept are
+        other handles of the same data."""
         self._before = [mx.array(state) for state in self._decoding.cache]
         self._decoding.lengths = None if lengths is None else mx.array(lengths)
         self._decoding.calls, self._decoding.reads_lengths = [], False
@@ -74,7 +79,8 @@ class StateSlots:
             return
         indices, cache = mx.array(rows), self._decoding.cache
         for number, (state, part) in enumerate(zip(cache, states, strict=True)):
-            if part.dtype == mx.int64:  # Tokens of n-grams, which MLX writes nowhere on a GPU: as pairs of integers.
+            # Tokens of n-grams, which MLX writes nowhere on a GPU: as pairs of integers.
+            if part.dtype == mx.int64:
                 halves = state.view(mx.uint32)
                 halves[indices] = part.view(mx.uint32)
                 cache[number] = halves.view(mx.int64)
@@ -92,7 +98,8 @@ class StateSlots:
         self._prefilling.append(row)
 
     def promote(self, index: int) -> None:
-        """Make the prefilling row at `index` (among prefilling rows) the last decoding row; the first one moves to `index`."""
+        """Make the prefilling row at `index` (among prefilling rows) the last decoding row; the
+        first one moves to `index`."""
         rows = self._prefilling
         rows[0], rows[index] = rows[index], rows[0]
         row = rows.pop(0)
@@ -100,7 +107,8 @@ class StateSlots:
             self._decoding = row
         else:
             self._decoding.cache = [
-                mx.concatenate([*pair]) for pair in zip(self._decoding.cache, row.cache, strict=True)
+                mx.concatenate([*pair])
+                for pair in zip(self._decoding.cache, row.cache, strict=True)
             ]
         self._decoding_rows += 1
 
@@ -117,15 +125,23 @@ class StateSlots:
     def snapshot(self, index: int) -> list[mx.array]:
         """Copy the states (1, ...) of the row at `index`, where decoding rows come first."""
         decoding = index < self._decoding_rows
-        cache, row = (self._decoding, index) if decoding else (self._prefilling[index - self._decoding_rows], 0)
+        cache, row = (
+            (self._decoding, index)
+            if decoding
+            else (self._prefilling[index - self._decoding_rows], 0)
+        )
         return [state[mx.array([row])] for state in cache.cache]
 
     def restore(self, index: int, states: Sequence[mx.array]) -> None:
-        """Set a prefilling row's states to a snapshot. The arrays are copied, since models may assign to what they get."""
-        self._prefilling[index - self._decoding_rows].cache = [mx.contiguous(state) for state in states]
+        """Set a prefilling row's states to a snapshot. The arrays are copied, since models may
+        assign to what they get."""
+        self._prefilling[index - self._decoding_rows].cache = [
+            mx.contiguous(state) for state in states
+        ]
 
     def state(self) -> list[mx.array]:
-        """Return the states of all rows: (rows, ...) of decoding rows, then (1, ...) of each prefilling row."""
+        """Return the states of all rows: (rows, ...) of decoding rows, then (1, ...) of each
+        prefilling row."""
         caches = [self._decoding, *self._prefilling]
         return [state for cache in caches for state in cache.cache if state is not None]
 
@@ -136,8 +152,9 @@ class StateSlots:
 
 @attrs.define(eq=False)
 class VerifiedPass:
-    """A recorded pass over decoding rows. lengths: (n,) tokens of each row before it. taken_in: (n,) tokens of it that are in each
-    row's states after it. kept: (n,) tokens that each row has of it, once that is known."""
+    """A recorded pass over decoding rows. lengths: (n,) tokens of each row before it. taken_in:
+    (n,) tokens of it that are in each row's states after it. kept: (n,) tokens that each row has of
+    it, once that is known."""
 
     rows: Sequence[RowId]
     lengths: Ints
@@ -147,7 +164,8 @@ class VerifiedPass:
     kept: Ints = attrs.field(factory=lambda: np.zeros(0, np.int32))
 
     def after(self, row: RowId, length: int) -> list[mx.array] | None:
-        """Build a row's states (1, ...) as they were after `length` tokens. None: the pass began after them."""
+        """Build a row's states (1, ...) as they were after `length` tokens. None: the pass began
+        after them."""
         if row not in self.rows:
             return None
         index = self.rows.index(row)
@@ -164,13 +182,15 @@ class VerifiedPass:
 
 
 class StateRows:
-    """The recurrent states of all layers, by row. Decoding rows of all banks share a pass, so they have one order."""
+    """The recurrent states of all layers, by row. Decoding rows of all banks share a pass, so they
+    have one order."""
 
     def __init__(self, caches: Sequence[StateSlots], shapes: Shapes = EXACT) -> None:
         """`shapes`: decides which rows share a repeated pass."""
         self._caches, self._groups = caches, shapes.groups
         self._pads: bool | None = None
-        """Whether the model keeps padding out of its states, so that rows of different numbers of tokens share passes; None: untried."""
+        """Whether the model keeps padding out of its states, so that rows of different numbers of
+        tokens share passes; None: untried."""
         self._decoding: list[RowId] = []
         self._prefilling: list[RowId] = []
         self._verified: deque[VerifiedPass | None] = deque(maxlen=STEPS_BACK)
@@ -197,12 +217,14 @@ class StateRows:
     def drop(self, rows: Sequence[RowId]) -> None:
         """Free the states of these rows."""
         self._keep(
-            [row for row in self._decoding if row not in rows], [row for row in self._prefilling if row not in rows]
+            [row for row in self._decoding if row not in rows],
+            [row for row in self._prefilling if row not in rows],
         )
 
     def begin(self, rows: Sequence[RowId], recorded: Ints | None = None) -> None:
-        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order. recorded: (n,) each row's own tokens
-        of a pass that verifies drafts, after which `verified` follows."""
+        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order.
+        recorded: (n,) each row's own tokens of a pass that verifies drafts, after which `verified`
+        follows."""
         if not self._caches:
             return
         prefilling = None
@@ -228,16 +250,22 @@ class StateRows:
         """A step decoded one token of each decoding row."""
         self._verified.append(None)
 
-    def verified(self, lengths: Ints, counts: Ints, width: int, adapters: RowAdapters | None = None) -> None:
-        """A step verified counts[i] tokens of each decoding row, in a recorded pass of `width`. lengths: (n,) before it."""
+    def verified(
+        self, lengths: Ints, counts: Ints, width: int, adapters: RowAdapters | None = None
+    ) -> None:
+        """A step verified counts[i] tokens of each decoding row, in a recorded pass of `width`.
+        lengths: (n,) before it."""
         if self._caches:
             layers = [cache.recorded() for cache in self._caches]
             taken_in = counts if self._pads else np.full_like(counts, width)
             recording = Recording(len(lengths), width, adapters)
-            self._verified.append(VerifiedPass(list(self._decoding), lengths, taken_in, layers, recording))
+            self._verified.append(
+                VerifiedPass(list(self._decoding), lengths, taken_in, layers, recording)
+            )
 
     def keep_tokens(self, kept: Ints) -> None:
-        """Set the states to those after the first kept[i] tokens of the last verified pass, and wait. Rows that keep what they took in have them."""
+        """Set the states to those after the first kept[i] tokens of the last verified pass, and
+        wait. Rows that keep what they took in have them."""
         if not self._caches:
             return
         passed = self._verified[-1]
@@ -252,13 +280,17 @@ class StateRows:
         mx.eval(self.state())
 
     def _partition(self, passed: VerifiedPass) -> Partition:
-        """Choose how rows share repeated passes. Whether the model keeps padding out is tried once."""
+        """Choose how rows share repeated passes. Whether the model keeps padding out is tried
+        once."""
         if self._pads is None:
             self._pads = keeps_padding_out(passed.layers, passed.recording)
         return self._groups if self._pads else each_alone
 
     def _keep(self, decoding: Sequence[RowId], prefilling: Sequence[RowId]) -> None:
-        indices = [self._decoding.index(row) for row in decoding], [self._prefilling.index(row) for row in prefilling]
+        indices = (
+            [self._decoding.index(row) for row in decoding],
+            [self._prefilling.index(row) for row in prefilling],
+        )
         for cache in self._caches:
             cache.keep(*indices)
         self._decoding, self._prefilling = list(decoding), list(prefilling)
@@ -266,9 +298,11 @@ class StateRows:
             self._verified.clear()
 
     def snapshot_at(self, row: RowId, length: int) -> list[mx.array]:
-        """Compute a decoding row's states (1, ...) as they were after `length` tokens, within the last `STEPS_BACK` steps, of which
-        one verified drafts and kept more."""
-        found = (passed.after(row, length) for passed in reversed(self._verified) if passed is not None)
+        """Compute a decoding row's states (1, ...) as they were after `length` tokens, within the
+        last `STEPS_BACK` steps, of which one verified drafts and kept more."""
+        found = (
+            passed.after(row, length) for passed in reversed(self._verified) if passed is not None
+        )
         states = next((states for states in found if states is not None), None)
         assert states is not None, "a snapshot is of now, or of the last steps with drafts"
         return states
@@ -293,6 +327,7 @@ class StateRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states of all rows, and of those before the last passes that verified drafts."""
+        """Bytes of the states of all rows, and of those before the last passes that verified
+        drafts."""
         states = sum(state.nbytes for state in self.state())
         return states + sum(passed.nbytes for passed in self._verified if passed is not None)

@@ -19,26 +19,30 @@ ANY_LENGTH = 2**31
 
 
 def ring_slack(draft_tokens: int) -> int:
-    """Number of tokens that rings hold beyond their window, where a step drafts at most `draft_tokens`. A step's drafts, accepted or
-    rejected, overwrite the oldest tokens; and a snapshot may be needed of the row's state two such steps ago, when its answer had ended
-    and one more step was planned."""
+    """Number of tokens that rings hold beyond their window, where a step drafts at most
+    `draft_tokens`. A step's drafts, accepted or rejected, overwrite the oldest tokens; and a
+    snapshot may be needed of the row's state two such steps ago, when its answer had ended and one
+    more step was planned."""
     return 3 * (draft_tokens + 1)
 
 
 def ring_length(window: int, slack: int) -> int:
-    """Number of tokens that the buffers of a row have room for: its window, `slack` tokens more, and one that is not kept."""
+    """Number of tokens that the buffers of a row have room for: its window, `slack` tokens more,
+    and one that is not kept."""
     return window + slack + 1
 
 
 class RingSlots(SlotCache):
-    """Slots for attention over the last `window` tokens: the counterpart of mlx-lm's RotatingKVCache.
+    """Slots for attention over the last `window` tokens: the counterpart of mlx-lm's
+    RotatingKVCache.
 
-    The token at position p is stored at index p % ring. One more index behind the ring takes tokens that are not kept.
+    The token at position p is stored at index p % ring. One more index behind the ring takes tokens
+    that are not kept.
 
-    `slack` is the number of tokens that the ring holds beyond the window. A pass of at most slack + 1 tokens a row
-    overwrites no key that its first token attends to, so all its tokens are written first. Rejecting draft tokens
-    afterwards leaves the window of the row's last tokens intact: the drafts overwrote tokens that no window reaches
-    any more.
+    `slack` is the number of tokens that the ring holds beyond the window. A pass of at most slack +
+    1 tokens a row overwrites no key that its first token attends to, so all its tokens are written
+    first. Rejecting draft tokens afterwards leaves the window of the row's last tokens intact: the
+    drafts overwrote tokens that no window reaches any more.
     """
 
     def __init__(self, window: int, slack: int = 0, traits: Traits = USUAL) -> None:
@@ -63,13 +67,16 @@ class RingSlots(SlotCache):
         return super().room[0], ANY_LENGTH
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write the pass's tokens. Returns the ring after the write if the pass has few tokens, else the ring before the write
-        followed by the new tokens."""
+        """Write the pass's tokens. Returns the ring after the write if the pass has few tokens,
+        else the ring before the write followed by the new tokens."""
         region, parts = self.region, (keys, values)
         self.reserve(parts, region.stop, 0)
         if not self._fits:
             before_keys, before_values = self._ring_contents()
-            self._fetched = mx.concatenate([before_keys, keys], 2), mx.concatenate([before_values, values], 2)
+            self._fetched = (
+                mx.concatenate([before_keys, keys], 2),
+                mx.concatenate([before_values, values], 2),
+            )
         self._scatter(parts, self.ring)
         self._updated = True
         return self.keys_and_values()
@@ -80,15 +87,16 @@ class RingSlots(SlotCache):
         return self.region.width <= 1 + self.ring - self.window
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """(n, heads, keys, dim): the ring, or for a wide pass the ring before it and the new tokens. Where attention is by lengths, the
-        whole buffers."""
+        """(n, heads, keys, dim): the ring, or for a wide pass the ring before it and the new
+        tokens. Where attention is by lengths, the whole buffers."""
         if self._by_length:
             return self._for_kernel(self.buffers[0]), self._for_kernel(self.buffers[1])
         return self._fetched or self._ring_contents()
 
     @property
     def _by_length(self) -> bool:
-        """Whether attention by lengths knows which of the ring's tokens are visible: padding behind drafts is not among them."""
+        """Whether attention by lengths knows which of the ring's tokens are visible: padding behind
+        drafts is not among them."""
         return self.region.by_length and self.region.width == 1
 
     def _for_kernel(self, buffer: mx.array) -> WholeBuffer:
@@ -96,8 +104,8 @@ class RingSlots(SlotCache):
         return WholeBuffer(buffer, self.region, view, visible, ring=self.ring, window=self.window)
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
-        """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. At most `slack` tokens after
-        `length` may have been written since."""
+        """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. At most
+        `slack` tokens after `length` may have been written since."""
         indices = self._ring_indices(length)
         return [buffer[mx.full(indices.shape, slot), :, indices] for buffer in self.buffers]
 
@@ -110,7 +118,9 @@ class RingSlots(SlotCache):
 
     def _ring_indices(self, length: int) -> mx.array:
         """(kept,) int32: ring indices of the newest tokens of a row."""
-        return mx.array((np.arange(max(length - self.window, 0), length) % self.ring).astype(np.int32))
+        return mx.array(
+            (np.arange(max(length - self.window, 0), length) % self.ring).astype(np.int32)
+        )
 
     def _ring_tokens(self) -> int:
         """Number of ring indices that any row of the region may use."""
@@ -130,8 +140,8 @@ class RingSlots(SlotCache):
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | None:
-        """(n, 1, width, keys) bool: True where a query attends to a key. Keys are in the order of the ring, not of
-        positions. None where attention is by lengths."""
+        """(n, 1, width, keys) bool: True where a query attends to a key. Keys are in the order of
+        the ring, not of positions. None where attention is by lengths."""
         if self._by_length and not return_array and window_size in (None, self.window):
             return None
         return self._shape_mask(self._visible(window_size or self.window))
@@ -153,8 +163,9 @@ class RingSlots(SlotCache):
     def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:
         """Function from a query's position to the position of the first key that it attends to.
 
-        mlx-lm keeps `window` tokens when a pass begins, so the pass's first token attends to these and itself at most; with
-        a wider mask, later tokens attend to more. Each draft token attends as if it were fed alone.
+        mlx-lm keeps `window` tokens when a pass begins, so the pass's first token attends to these
+        and itself at most; with a wider mask, later tokens attend to more. Each draft token attends
+        as if it were fed alone.
         """
         if window <= self.window or not self.traits.wide_masks or self.region.singly:
             window = min(window, self.window)

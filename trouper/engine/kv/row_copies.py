@@ -1,4 +1,5 @@
-"""What is copied out of rows in slots and into them: tokens for blocks and from blocks or other rows, and snapshots of rings and states."""
+"""What is copied out of rows in slots and into them: tokens for blocks and from blocks or other
+rows, and snapshots of rings and states."""
 
 from __future__ import annotations
 
@@ -15,10 +16,14 @@ from trouper.protocol.plans import RowId
 
 
 class RowCopies:
-    """Copies out of and into the rows of these banks and states. `BlockStore` decides what is copied."""
+    """Copies out of and into the rows of these banks and states. `BlockStore` decides what is
+    copied."""
 
-    def __init__(self, banks: Banks, states: StateRows, layout: Callable[[], Layout], slack: int) -> None:
-        """`slack`: tokens that rings hold beyond their window. `layout` is called when it is needed: a model is tried to find it."""
+    def __init__(
+        self, banks: Banks, states: StateRows, layout: Callable[[], Layout], slack: int
+    ) -> None:
+        """`slack`: tokens that rings hold beyond their window. `layout` is called when it is
+        needed: a model is tried to find it."""
         self._banks, self._states, self._layout, self._slack = banks, states, layout, slack
 
     @property
@@ -37,17 +42,19 @@ class RowCopies:
         return bank.buffers.read(bank.slots.slot(row), start, stop)
 
     def write(self, row: RowId, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
-        """Write tokens behind the row's last one, as `read` returns them, into the layers `leaves`, with room for `room` in all;
-        `advance` follows."""
+        """Write tokens behind the row's last one, as `read` returns them, into the layers `leaves`,
+        with room for `room` in all; `advance` follows."""
         bank = self._banks[row]
         bank.buffers.write(bank.slots.slot(row), self.length(row), parts, room, leaves)
 
     def can_begin_with(self, row: RowId) -> bool:
-        """Whether the row has a bank without other rows and buffers, so that `begin_with` is allowed."""
+        """Whether the row has a bank without other rows and buffers, so that `begin_with` is
+        allowed."""
         return self._banks[row].buffers.can_begin_with
 
     def begin_with(self, row: RowId, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the buffers of the row's bank from its first tokens, given as pieces for each buffer."""
+        """Make the buffers of the row's bank from its first tokens, given as pieces for each
+        buffer."""
         self._banks[row].buffers.begin_with(parts, room)
 
     def advance(self, row: RowId, tokens: int) -> None:
@@ -66,13 +73,19 @@ class RowCopies:
         self._banks[row].buffers.start(leaves)
 
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:
-        """Copy rings, then states, as they were after `length` tokens: the row's present length, or up to two steps with drafts
-        before, from whose records states are computed. The slack of rings is for three: rejected drafts of the last lie behind the
-        present length."""
+        """Copy rings, then states, as they were after `length` tokens: the row's present length, or
+        up to two steps with drafts before, from whose records states are computed. The slack of
+        rings is for three: rejected drafts of the last lie behind the present length."""
         beyond = self.length(row) - length
-        assert 0 <= beyond <= self._slack * 2 // 3, "a snapshot is of now, or of what rings still hold"
+        assert 0 <= beyond <= self._slack * 2 // 3, (
+            "a snapshot is of now, or of what rings still hold"
+        )
         bank = self._banks[row]
-        states = self._states.snapshot_at(row, length) if beyond and self._states else self._states.snapshot(row)
+        states = (
+            self._states.snapshot_at(row, length)
+            if beyond and self._states
+            else self._states.snapshot(row)
+        )
         return bank.buffers.snapshot(bank.slots.slot(row), length) + states
 
     def restore_snapshot(self, row: RowId, parts: Sequence[mx.array]) -> None:

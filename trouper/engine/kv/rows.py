@@ -1,4 +1,5 @@
-"""Rows of the batch as the engine sees them, and the choice between its two kinds: rows in slots, and rows that run one by one."""
+"""Rows of the batch as the engine sees them, and the choice between its two kinds: rows in slots,
+and rows that run one by one."""
 
 from __future__ import annotations
 
@@ -39,47 +40,55 @@ class Rows(Protocol):
         """Passes of another step follow."""
 
     def make_room(self, lengths: Sequence[int]) -> None:
-        """Make room for more rows, which will have this many tokens, at once: buffers that grow for each row would be copied each
-        time."""
+        """Make room for more rows, which will have this many tokens, at once: buffers that grow for
+        each row would be copied each time."""
 
     def give_back(self) -> None:
         """Release the memory that the present rows do not need."""
 
     def bound(self, bound: KvBound | None) -> None:
-        """Heed the bound in this step: buffers that could exceed it, if they grew by as much as rows may need and as much to spare,
-        have no room to spare. Comes after rows are dropped and before others are admitted."""
+        """Heed the bound in this step: buffers that could exceed it, if they grew by as much as
+        rows may need and as much to spare, have no room to spare. Comes after rows are dropped and
+        before others are admitted."""
 
     def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:
-        """Add a prefilling row without KV, which will have `tokens` tokens when it decodes. `adapter`: index of its adapter, 0 without."""
+        """Add a prefilling row without KV, which will have `tokens` tokens when it decodes.
+        `adapter`: index of its adapter, 0 without."""
 
     def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
-        """Run these tokens of prefilling rows without sampling. Returns a small array that is ready when the prefill is done."""
+        """Run these tokens of prefilling rows without sampling. Returns a small array that is ready
+        when the prefill is done."""
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         """Run these tokens of a prefilling row alone; logits (tokens, vocabulary)."""
 
     def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
-        """Run these tokens of a prefilling row alone, without the model's head; hidden states (tokens, dim)."""
+        """Run these tokens of a prefilling row alone, without the model's head; hidden states
+        (tokens, dim)."""
 
     def promote(self, row: RowId) -> None:
-        """Let a prefilling row decode. It comes last among the decoding rows of its bank; without banks, among all."""
+        """Let a prefilling row decode. It comes last among the decoding rows of its bank; without
+        banks, among all."""
 
     def move_outgrown(self) -> None:
-        """Move decoding rows that outgrew their buffers. Changes the order of rows, so this comes before their inputs are made."""
+        """Move decoding rows that outgrew their buffers. Changes the order of rows, so this comes
+        before their inputs are made."""
 
     def decodes_from_nothing(self, row: RowId) -> bool:
-        """Whether the row may decode in the batch at once. False for a row without recurrent state to join the batch with: its
-        first token must run alone (`first`)."""
+        """Whether the row may decode in the batch at once. False for a row without recurrent state
+        to join the batch with: its first token must run alone (`first`)."""
 
     def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
-        """Run the last tokens of a prefilling row's prompt alone; logits (1, vocabulary) after the last one."""
+        """Run the last tokens of a prefilling row's prompt alone; logits (1, vocabulary) after the
+        last one."""
 
     def decode(self, tokens: mx.array) -> mx.array:
         """Run (n,) tokens, one for each decoding row; logits (n, vocabulary) for the next token."""
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
-        """Run (n, width) tokens of the decoding rows, of which counts[i] are row i's own and the others padding; logits (n,
-        width, vocabulary). Each row grows by one token; `accepted` adds the accepted drafts."""
+        """Run (n, width) tokens of the decoding rows, of which counts[i] are row i's own and the
+        others padding; logits (n, width, vocabulary). Each row grows by one token; `accepted` adds
+        the accepted drafts."""
 
     def accepted(self, more: Ints) -> None:
         """Keep the KV of `more` (n,) tokens of each row besides the first."""
@@ -98,7 +107,8 @@ class Rows(Protocol):
         """Bytes of the KV buffers of all rows, used or not."""
 
     def bank_stats(self) -> tuple[BankStats, ...]:
-        """Measure each bank that has rows, that of the shortest rows first. Rows without banks count as one bank."""
+        """Measure each bank that has rows, that of the shortest rows first. Rows without banks
+        count as one bank."""
 
 
 def rows_for(
@@ -111,8 +121,8 @@ def rows_for(
     draft: nn.Module | None = None,
     head: nn.Module | None = None,
 ) -> tuple[Rows, Capabilities]:
-    """Make the rows for a model, its draft model and its MTP head, and return them with the model's capabilities. `capabilities` None: guessed
-    from its caches."""
+    """Make the rows for a model, its draft model and its MTP head, and return them with the model's
+    capabilities. `capabilities` None: guessed from its caches."""
     found = capabilities or guessed(model)
     if capabilities is None and found.allows("banks") and (reason := attention_seam.fault(model)):
         found = found.without("banks", f"attention over several banks cannot be built: {reason}")

@@ -20,7 +20,8 @@ from trouper.protocol.plans import KvBound, RowId
 
 
 class SingleRows:
-    """Rows with the model's own caches, each of which runs in its own pass. No KV is stored or restored."""
+    """Rows with the model's own caches, each of which runs in its own pass. No KV is stored or
+    restored."""
 
     preparing = False
 
@@ -95,7 +96,10 @@ class SingleRows:
         return self._forward(row, mx.array([tokens]))[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
-        rows = [self._forward(row, tokens[index : index + 1, None]) for index, row in enumerate(self._decoding)]
+        rows = [
+            self._forward(row, tokens[index : index + 1, None])
+            for index, row in enumerate(self._decoding)
+        ]
         return mx.concatenate([logits[:, -1, :] for logits in rows])
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:  # noqa: ARG002
@@ -128,4 +132,11 @@ class SingleRows:
         rows = len(self._lengths)
         if not rows:
             return ()
-        return (BankStats(capacity_tokens=max(self._lengths.values()), rows=rows, slots=rows, bytes=self.nbytes),)
+        return (
+            BankStats(
+                capacity_tokens=max(self._lengths.values()),
+                rows=rows,
+                slots=rows,
+                bytes=self.nbytes,
+            ),
+        )

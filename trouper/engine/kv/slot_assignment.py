@@ -1,4 +1,5 @@
-"""Assignment of rows to slots: which row has which slot, and how many tokens it holds. Host state only, no arrays of the device."""
+"""Assignment of rows to slots: which row has which slot, and how many tokens it holds. Host state
+only, no arrays of the device."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Moves = Sequence[tuple[int, int]]
 
 @attrs.frozen
 class Rearrangement:
-    """New slots of the rows that stay. arranged: for each new slot the old one. num_decoding: decoding rows among them."""
+    """New slots of the rows that stay. arranged: for each new slot the old one. num_decoding:
+    decoding rows among them."""
 
     moves: Moves
     arranged: list[int]
@@ -24,7 +26,8 @@ class Rearrangement:
 
 
 class SlotAssignment:
-    """Rows in the slots of one bank. Decoding rows fill slots [0, num_decoding), prefilling rows the next ones, without a gap."""
+    """Rows in the slots of one bank. Decoding rows fill slots [0, num_decoding), prefilling rows
+    the next ones, without a gap."""
 
     def __init__(self) -> None:
         self.order: list[RowId] = []
@@ -63,7 +66,8 @@ class SlotAssignment:
         self.lengths = np.append(self.lengths, np.int32(0))
 
     def promote(self, slot: int) -> None:
-        """Make the prefilling row of this slot the last decoding row; the row that has that slot gets this one."""
+        """Make the prefilling row of this slot the last decoding row; the row that has that slot
+        gets this one."""
         first = self.num_decoding
         self.order[slot], self.order[first] = self.order[first], self.order[slot]
         self.lengths[[slot, first]] = self.lengths[[first, slot]]
@@ -88,8 +92,9 @@ class SlotAssignment:
 def compact(decoding: list[int], prefilling: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
     """Close the gaps in two neighbouring ranges of slots with the fewest moves.
 
-    `decoding` and `prefilling` are the surviving slots of each range, ascending. Returns the moves (source, target), in an order
-    in which no row is overwritten before it has moved, and for each new slot the old one.
+    `decoding` and `prefilling` are the surviving slots of each range, ascending. Returns the moves
+    (source, target), in an order in which no row is overwritten before it has moved, and for each
+    new slot the old one.
     """
     moves: list[tuple[int, int]] = []
     arranged: list[int] = []

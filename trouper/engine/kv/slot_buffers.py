@@ -1,6 +1,8 @@
-"""KV buffers of one bank: the slot caches of all layers, which have the same slots, are made, grown, moved and read alike.
+"""KV buffers of one bank: the slot caches of all layers, which have the same slots, are made,
+grown, moved and read alike.
 
-Slots are numbers here. Which row has a slot is known to `slot_assignment.py`, and which tokens a pass runs to `slot_rows.py`.
+Slots are numbers here. Which row has a slot is known to `slot_assignment.py`, and which tokens a
+pass runs to `slot_rows.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ ALL = slice(None)
 
 
 class SlotBuffers:
-    """The slots of every layer, and of every layer of what drafts for the model, if there is something."""
+    """The slots of every layer, and of every layer of what drafts for the model, if there is
+    something."""
 
     def __init__(
         self,
@@ -35,15 +38,16 @@ class SlotBuffers:
         shapes: Shapes,
         draft_caches: Sequence[Sequence[Any]] = (),
     ) -> None:
-        """`caches`, and `draft_caches` for each drafter: made by `slot_caches`. `layout`: computes the shapes of the arrays that blocks and
-        snapshots consist of."""
+        """`caches`, and `draft_caches` for each drafter: made by `slot_caches`. `layout`: computes
+        the shapes of the arrays that blocks and snapshots consist of."""
         self.caches, self.draft_caches, self._layout = caches, draft_caches, layout
         self.own, self._drafts = (
             [leaf for leaf in flatten(layers) if isinstance(leaf, SlotCache)]
             for layers in (caches, [*chain.from_iterable(draft_caches)])
         )
         self.leaves: list[SlotCache] = [*self.own, *self._drafts]
-        """Cache of each layer, or several of one layer, in the model's order; without recurrent states."""
+        """Cache of each layer, or several of one layer, in the model's order; without recurrent
+        states."""
         changes = ShapeChanges()
         for cache in self.leaves:
             cache.changes = changes
@@ -70,7 +74,8 @@ class SlotBuffers:
             cache.finish()
 
     def state(self) -> list[mx.array]:
-        """Return all arrays that passes change. The model's own come last: the last one is ready when its pass is done."""
+        """Return all arrays that passes change. The model's own come last: the last one is ready
+        when its pass is done."""
         return [state for cache in (*self._drafts, *self.own) for state in cache.state()]
 
     @property
@@ -96,7 +101,8 @@ class SlotBuffers:
             cache.hold(max(slots, cache.slots))
 
     def expect(self, tokens: int) -> None:
-        """Announce a row that will have `tokens` tokens: buffers that grow then grow to that at once."""
+        """Announce a row that will have `tokens` tokens: buffers that grow then grow to that at
+        once."""
         for cache in self.leaves:
             cache.expected_tokens = max(tokens, cache.expected_tokens)
 
@@ -105,14 +111,20 @@ class SlotBuffers:
         moves = [(source, target) for source, target in moves if lengths[source]]
         caches = [cache for cache in self.leaves if cache.buffers]
         copies = iter(
-            copied(part for cache in caches for source, _ in moves for part in cache.row(source, int(lengths[source])))
+            copied(
+                part
+                for cache in caches
+                for source, _ in moves
+                for part in cache.row(source, int(lengths[source]))
+            )
         )
         for cache in caches:
             for _, target in moves:
                 cache.put_row(target, [next(copies) for _ in cache.buffers])
 
     def fit(self, slots: int, tokens: int, *, exactly: bool = False) -> None:
-        """Shrink buffers that are much too large for `slots` slots of `tokens` tokens (see `SlotCache.fit`)."""
+        """Shrink buffers that are much too large for `slots` slots of `tokens` tokens (see
+        `SlotCache.fit`)."""
         for cache in self.leaves:
             cache.fit(slots, tokens, exactly=exactly)
 
@@ -132,9 +144,14 @@ class SlotBuffers:
         """(heads, stop - start, dim) views of each buffer that can be cut at a token."""
         return [part for cache in self._full for part in cache.read(slot, start, stop)]
 
-    def write(self, slot: int, start: int, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
-        """Write tokens from `start` on, in the form that `read` returns, into the layers `leaves`; make room for `room` tokens."""
-        for cache, parts_of_cache in zip(self._full[leaves], dealt(parts, self._layout().full[leaves]), strict=True):
+    def write(
+        self, slot: int, start: int, parts: Sequence[mx.array], room: int, leaves: slice = ALL
+    ) -> None:
+        """Write tokens from `start` on, in the form that `read` returns, into the layers `leaves`;
+        make room for `room` tokens."""
+        for cache, parts_of_cache in zip(
+            self._full[leaves], dealt(parts, self._layout().full[leaves]), strict=True
+        ):
             if parts_of_cache:
                 cache.write(slot, start, parts_of_cache, room)
 
@@ -144,8 +161,11 @@ class SlotBuffers:
         return not any(cache.buffers or cache.slots > 1 for cache in self._full)
 
     def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the buffers from the first tokens of the only slot, given as pieces for each buffer."""
-        for cache, parts_of_cache in zip(self._full, dealt(parts, self._layout().full), strict=True):
+        """Make the buffers from the first tokens of the only slot, given as pieces for each
+        buffer."""
+        for cache, parts_of_cache in zip(
+            self._full, dealt(parts, self._layout().full), strict=True
+        ):
             cache.begin_with(parts_of_cache, room)
 
     def start(self, leaves: slice = ALL) -> None:
@@ -158,7 +178,9 @@ class SlotBuffers:
 
     def restore_snapshot(self, slot: int, length: int, parts: Sequence[mx.array]) -> None:
         """Write the rings of a row of `length` tokens."""
-        for ring, parts_of_ring in zip(self._rings, dealt(parts, self._layout().rings), strict=True):
+        for ring, parts_of_ring in zip(
+            self._rings, dealt(parts, self._layout().rings), strict=True
+        ):
             if parts_of_ring:
                 ring.restore(slot, length, parts_of_ring)
         mx.async_eval([ring.state() for ring in self._rings])

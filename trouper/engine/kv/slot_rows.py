@@ -1,7 +1,8 @@
-"""Rows in slots: how they enter and leave, and the passes over them. What is copied out of and into them: `row_copies.py`.
+"""Rows in slots: how they enter and leave, and the passes over them. What is copied out of and into
+them: `row_copies.py`.
 
-A row's tokens lie in one slot of every layer's buffers in its bank (`banks.py`). A pass is over contiguous slots of each bank,
-a `Region`, so no row's KV is gathered.
+A row's tokens lie in one slot of every layer's buffers in its bank (`banks.py`). A pass is over
+contiguous slots of each bank, a `Region`, so no row's KV is gathered.
 """
 
 from __future__ import annotations
@@ -51,14 +52,24 @@ from trouper.protocol.plans import KvBound, RowId
 
 
 class SlotRows:
-    """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, is promoted before an older one, or outgrows its bank."""
+    """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, is promoted before an
+    older one, or outgrows its bank."""
 
     def __init__(
-        self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT,
-        *, draft: nn.Module | None = None, head: Any = None,
-    ) -> None:  # fmt: skip
-        """`slack`: tokens that rings hold beyond their window. `draft`, the draft model, and `head`, the MTP head, have full slots."""
-        several = capabilities.allows("banks")  # If not, the model may compute with keys, so it gets arrays.
+        self,
+        model: nn.Module,
+        capabilities: Capabilities,
+        kv: KvFormat,
+        slack: int = 0,
+        shapes: Shapes = EXACT,
+        *,
+        draft: nn.Module | None = None,
+        head: Any = None,
+    ) -> None:
+        """`slack`: tokens that rings hold beyond their window. `draft`, the draft model, and
+        `head`, the MTP head, have full slots."""
+        # If not, the model may compute with keys, so it gets arrays.
+        several = capabilities.allows("banks")
         shapes = attrs.evolve(shapes, length_kernel=shapes.length_kernel and several)
         self._model, self._shapes = model, shapes
         self._prefill_together = capabilities.allows("prefill_together")
@@ -66,12 +77,17 @@ class SlotRows:
         drafters = [drafter for drafter in (draft, head) if drafter is not None]
         layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
-        self._states, self._compiled = StateRows(states, shapes), CompiledPasses(counting=shapes.rounded)
+        self._states, self._compiled = (
+            StateRows(states, shapes),
+            CompiledPasses(counting=shapes.rounded),
+        )
 
         # No reference to `self`: a cycle would keep all KV until a garbage collection.
         def make_buffers() -> SlotBuffers:
             own = slot_caches(model, kv, slack, states)
-            return SlotBuffers(own, layout, shapes, [slot_caches(drafter, kv) for drafter in drafters])
+            return SlotBuffers(
+                own, layout, shapes, [slot_caches(drafter, kv) for drafter in drafters]
+            )
 
         if several:
             attention_seam.install(model, *drafters)
@@ -115,7 +131,9 @@ class SlotRows:
         self._banks.fit()
 
     def bound(self, bound: KvBound | None) -> None:
-        self._banks.set_spares(spares=bound is None or self.nbytes + 2 * bound.needed_bytes <= bound.limit_bytes)
+        self._banks.set_spares(
+            spares=bound is None or self.nbytes + 2 * bound.needed_bytes <= bound.limit_bytes
+        )
 
     def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:
         self._adapters.open(row, adapter)
@@ -149,7 +167,10 @@ class SlotRows:
             first, prefilling = bank.slots.num_decoding, bank.slots.prefilling
             counts = np.array([len(chunks.get(row, ())) for row in prefilling], np.int32)
             for group in self._groups(counts.tolist(), bank.slots.lengths[first:].tolist()):
-                rows, counts_of_group = prefilling[group.start : group.stop], counts[group.start : group.stop]
+                rows, counts_of_group = (
+                    prefilling[group.start : group.stop],
+                    counts[group.start : group.stop],
+                )
                 tokens = np.zeros((len(rows), int(counts_of_group.max())), np.int32)
                 for index, row in enumerate(rows):
                     tokens[index, : counts_of_group[index]] = chunks.get(row, ())
@@ -161,7 +182,8 @@ class SlotRows:
         return done
 
     def _groups(self, counts: list[int], lengths: list[int]) -> list[range]:
-        """Partition the prefilling rows of a bank into passes. Recurrent state would absorb padding, so there each row runs alone."""
+        """Partition the prefilling rows of a bank into passes. Recurrent state would absorb
+        padding, so there each row runs alone."""
         if self._prefill_together and not any(map(self._shapes.alone, counts, lengths)):
             return self._shapes.groups(counts)
         return [range(index, index + 1) for index, count in enumerate(counts) if count]
@@ -184,7 +206,9 @@ class SlotRows:
         segments, counts = batch(self._banks), np.ones(tokens.shape[0], np.int32)
         regions = self._regions(segments, counts, 1)
         self._states.begin(rows_of(segments), None)
-        logits = self._logits(segments, counts, self._of_decoding(segments, regions, tokens[:, None]))
+        logits = self._logits(
+            segments, counts, self._of_decoding(segments, regions, tokens[:, None])
+        )
         add_tokens(segments, counts)
         self._states.decoded()
         return logits[:, -1, :]
@@ -200,16 +224,24 @@ class SlotRows:
         add_tokens(segments, np.ones_like(counts))
         return logits[:, :width]
 
-    def _regions(self, segments: Sequence[Segment], counts: Ints, width: int, *, singly: bool = False) -> list[Region]:
+    def _regions(
+        self, segments: Sequence[Segment], counts: Ints, width: int, *, singly: bool = False
+    ) -> list[Region]:
         """Regions of a pass, with the adapters of its rows."""
-        regions = regions_of(segments, lengths_of(segments), counts, width, self._shapes, singly=singly)
+        regions = regions_of(
+            segments, lengths_of(segments), counts, width, self._shapes, singly=singly
+        )
         regions[-1].adapters = self._adapters.of(rows_of(segments), gathered=regions[0].by_length)
         return regions
 
-    def _of_decoding(self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array) -> mx.array:
+    def _of_decoding(
+        self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array
+    ) -> mx.array:
         """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
         one = DecodePass(regions, caches_of(segments))
-        return self._compiled.run(partial(self._build, segments), one, tokens, may_compile=not self._states)
+        return self._compiled.run(
+            partial(self._build, segments), one, tokens, may_compile=not self._states
+        )
 
     @property
     def preparing(self) -> bool:
@@ -228,21 +260,34 @@ class SlotRows:
         self._states.keep_tokens(1 + more)
 
     def _forward_alone(
-        self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None, *, compiled: bool = False
+        self,
+        row: RowId,
+        tokens: Sequence[int],
+        part: nn.Module | None = None,
+        *,
+        compiled: bool = False,
     ) -> mx.array:
         counts = np.array([len(tokens)], np.int32)
-        return self._forward([self._alone(row)], np.array([tokens], np.int32), counts, part, compiled=compiled)
+        return self._forward(
+            [self._alone(row)], np.array([tokens], np.int32), counts, part, compiled=compiled
+        )
 
     def _alone(self, row: RowId) -> Segment:
         bank = self._banks[row]
         return Segment(bank, bank.slots.slot(row), slice(0, 1))
 
     def _forward(
-        self, segments: Sequence[Segment], tokens: Ints, counts: Ints, part: nn.Module | None = None,
-        *, compiled: bool = False,
-    ) -> mx.array:  # fmt: skip
-        """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own, and add these to
-        the rows' lengths. `compiled`: it is the first pass over a lone prompt, and is compiled if it can be. Returns logits (n, width, vocabulary), or what
+        self,
+        segments: Sequence[Segment],
+        tokens: Ints,
+        counts: Ints,
+        part: nn.Module | None = None,
+        *,
+        compiled: bool = False,
+    ) -> mx.array:
+        """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are
+        row i's own, and add these to the rows' lengths. `compiled`: it is the first pass over a
+        lone prompt, and is compiled if it can be. Returns logits (n, width, vocabulary), or what
         `part`, a part of the model, returns."""
         width = tokens.shape[1]
         if not self._states:
@@ -260,12 +305,19 @@ class SlotRows:
         return (logits if part is None else outputs)[:, :width]
 
     def _build(
-        self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array, part: nn.Module | None = None
+        self,
+        segments: Sequence[Segment],
+        regions: Sequence[Region],
+        tokens: mx.array,
+        part: nn.Module | None = None,
     ) -> mx.array:
-        """Build the pass over tokens (n, width) in the slots of these regions. With an MTP head it returns hidden states."""
+        """Build the pass over tokens (n, width) in the slots of these regions. With an MTP head it
+        returns hidden states."""
         caches = begin(segments, regions)
         with self._adapted.during(regions[-1]), applied(regions[-1].adapters):
-            outputs: mx.array = (part or self._target)(tokens, cache=[view(cache) for cache in caches])
+            outputs: mx.array = (part or self._target)(
+                tokens, cache=[view(cache) for cache in caches]
+            )
         self._states.finish()
         finish(segments)
         return outputs

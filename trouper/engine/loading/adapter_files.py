@@ -1,4 +1,5 @@
-"""Files of LoRA adapters (--adapter NAME=DIR), as PEFT writes them and as mlx-lm does: read, and matched with the layers of a model."""
+"""Files of LoRA adapters (--adapter NAME=DIR), as PEFT writes them and as mlx-lm does: read, and
+matched with the layers of a model."""
 
 from __future__ import annotations
 
@@ -23,20 +24,33 @@ from trouper.storage.checkpoint_files import header_of, read_json, tensors_of
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
-PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+PEFT_NAME = re.compile(
+    r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+)
 MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
 PLAIN_INITS = {"True", "False", "None", "gaussian", "eva", "orthogonal", "mica", "lora_ga"}
-"""Values of PEFT's `init_lora_weights` with which an adapter is plain LoRA. Other initializations, such as PiSSA's, change the model's own weights,
-and the adapter fits these alone. PEFT can convert it to plain LoRA when it saves it, and then writes one of these values."""
-NOT_PLAIN = ("alora_invocation_tokens", "layer_replication", "use_qalora", "use_bdlora", "arrow_config")
+"""Values of PEFT's `init_lora_weights` with which an adapter is plain LoRA. Other initializations,
+such as PiSSA's, change the model's own weights, and the adapter fits these alone. PEFT can convert
+it to plain LoRA when it saves it, and then writes one of these values."""
+NOT_PLAIN = (
+    "alora_invocation_tokens",
+    "layer_replication",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
+)
 """PEFT's options whose products are no x A B of each token and layer."""
-FUSE = "merge it into a model of its own; one that mlx-lm wrote can also be served with --adapter-path"
+FUSE = (
+    "merge it into a model of its own; one that mlx-lm wrote can also be served with --adapter-path"
+)
 """Remedy for what is no plain LoRA."""
 LONGEST_CONFIG_BYTES = 2**20
 LONGEST_HEADER_BYTES = 2**22
-"""Bound of the names and shapes of an adapter, some 20,000 matrices: they are read while rows decode."""
+"""Bound of the names and shapes of an adapter, some 20,000 matrices: they are read while rows
+decode."""
 MATRICES_A_LAYER = 4
-"""Maximum number of matrices for each layer of a model, some of whose layers are other ones' again."""
+"""Maximum number of matrices for each layer of a model, some of whose layers are other ones'
+again."""
 LONGEST_NAME = 512
 """Maximum number of characters of a matrix's name."""
 
@@ -70,11 +84,15 @@ class FoundAdapter:
 def find_adapter(name: str, path: str) -> FoundAdapter:
     """Check the files of an adapter before the model is loaded. Raises `ModelUnusable`."""
     directory = Path(path)
-    weights = next((directory / file for file in (PEFT_WEIGHTS, MLX_WEIGHTS) if is_file(directory / file)), None)
+    weights = next(
+        (directory / file for file in (PEFT_WEIGHTS, MLX_WEIGHTS) if is_file(directory / file)),
+        None,
+    )
     if weights is None or not is_file(directory / CONFIG):
         raise AdapterFilesMissing(
             f"--adapter {name}={path} has no adapter",
-            f"give the directory that holds {CONFIG} and {PEFT_WEIGHTS} (PEFT) or {MLX_WEIGHTS} (mlx-lm)",
+            f"give the directory that holds {CONFIG} and {PEFT_WEIGHTS} (PEFT) or {MLX_WEIGHTS} "
+            "(mlx-lm)",
         )
     flag = f"--adapter {name}={path}"
     try:
@@ -109,12 +127,17 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
     if config.get("bias", "none") != "none":
         yield f"bias {config['bias']} changes biases"
     if modules := config.get("modules_to_save"):
-        yield f"modules_to_save replaces {', '.join(map(str, modules)) if isinstance(modules, list) else modules}"
+        yield (
+            "modules_to_save replaces "
+            f"{', '.join(map(str, modules)) if isinstance(modules, list) else modules}"
+        )
     if config.get("fan_in_fan_out"):
         yield "fan_in_fan_out is of layers that mlx-lm's models do not have"
     if (kind := str(config.get("init_lora_weights"))) not in PLAIN_INITS:
         yield f"init_lora_weights {kind} changes the model's own weights"
-    yield from (f"{option} is more than low-rank products" for option in NOT_PLAIN if config.get(option))
+    yield from (
+        f"{option} is more than low-rank products" for option in NOT_PLAIN if config.get(option)
+    )
 
 
 def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
@@ -124,7 +147,8 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
         raise found.unusable(f"{found.matrices} matrices are more than this model has layers for")
     try:
         weights = mx.load(str(found.weights))
-    except Exception as error:  # any bytes may be in the file: whatever it raises, they are no adapter
+    except Exception as error:
+        # Any bytes may be in the file: whatever it raises, they are no adapter.
         raise found.unusable(f"{found.weights.name} cannot be read: {line_of(error)}") from error
     assert isinstance(weights, dict)
     sides: dict[str, dict[str, mx.array]] = defaultdict(dict)
@@ -140,9 +164,13 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     for layer, pair in sides.items():
         path = paths.get(layer) or tails.get(_tail(layer))
         if path is None and "b" in pair and not mx.any(pair["b"]).item():
-            continue  # A layer that a family shares with another one, so that training has left the zeros with which it began.
+            # A layer that a family shares with another one, so that training has left the zeros
+            # with which it began.
+            continue
         if path is None:
-            raise found.unusable(f"the model has no layer {layer}", "give an adapter of this very model")
+            raise found.unusable(
+                f"the model has no layer {layer}", "give an adapter of this very model"
+            )
         if len(pair) != 2:
             raise found.unusable(f"{layer} has one of its two matrices only")
         if path in read:
@@ -154,24 +182,26 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
 
 
 def require_finite(found: FoundAdapter, path: str, part: LowRank) -> None:
-    """Read the matrices of a layer and check that they are numbers. A row's KV that is not would spread: attention multiplies what it must not see
-    by 0. Raises `ModelUnusable`."""
+    """Read the matrices of a layer and check that they are numbers. A row's KV that is not would
+    spread: attention multiplies what it must not see by 0. Raises `ModelUnusable`."""
     if not (mx.isfinite(part.a).all() & mx.isfinite(part.b).all()).item():
         raise found.unusable(
-            f"{path} has values that are not finite: its training has diverged", "give an earlier checkpoint of it"
+            f"{path} has values that are not finite: its training has diverged",
+            "give an earlier checkpoint of it",
         )
 
 
 def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
-    """Bytes of the matrices of several adapters of one model, as `lora_layers.stacked` has them, from the headers of their files.
-    Raises `ModelUnusable`."""
+    """Bytes of the matrices of several adapters of one model, as `lora_layers.stacked` has them,
+    from the headers of their files. Raises `ModelUnusable`."""
     sizes, ranks = defaultdict[str, dict[str, int]](dict), defaultdict[str, int](int)
     for found in adapters:
         for name, tensor in tensors_of([header_of(found.weights)]).items():
             match = (PEFT_NAME if found.is_peft else MLX_NAME).fullmatch(name)
             if match is None or len(shape := tensor["shape"]) != 2:
                 raise found.unusable(f"{name} is no LoRA of a linear layer", FUSE)
-            layer = match["layer"].rpartition("layers.")[2]  # What comes before may differ between forms.
+            # What comes before may differ between forms.
+            layer = match["layer"].rpartition("layers.")[2]
             side = match["side"].lower()
             rank_axis = 0 if (side == "a") == found.is_peft else 1
             sizes[layer][side] = shape[1 - rank_axis]
@@ -182,7 +212,8 @@ def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
 
 def _tails(paths: Mapping[str, str]) -> dict[str, str | None]:
     """Index the model's own paths by what follows `layers`: a checkpoint's names and mlx-lm's may
-    differ in what comes before. None: several paths end like this. `paths`: see `original_paths`."""
+    differ in what comes before. None: several paths end like this. `paths`: see
+    `original_paths`."""
     found: dict[str, str | None] = {}
     for path, present in paths.items():
         _, *parts = path.split(".layers.")
@@ -196,15 +227,20 @@ def _tail(layer: str) -> str:
     return layer.partition("layers.")[2]
 
 
-def _low_rank(found: FoundAdapter, layer: str, module: nn.Module, a: mx.array, b: mx.array) -> LowRank:
+def _low_rank(
+    found: FoundAdapter, layer: str, module: nn.Module, a: mx.array, b: mx.array
+) -> LowRank:
     if not may_have_adapters(module):
         raise found.unusable(
-            f"{layer} is a {type(module).__name__}, and only linear layers may be adapted by request", FUSE
+            f"{layer} is a {type(module).__name__}, and only linear layers may be adapted by "
+            "request",
+            FUSE,
         )
     inputs, outputs = sizes_of(module)
     if a.ndim != 2 or b.ndim != 2 or a.shape != (inputs, b.shape[0]) or b.shape[1] != outputs:
         raise found.unusable(
-            f"{layer} has {outputs} outputs of {inputs} inputs, and the adapter's matrices are {a.shape} and {b.shape}",
+            f"{layer} has {outputs} outputs of {inputs} inputs, and the adapter's matrices are "
+            f"{a.shape} and {b.shape}",
             "give an adapter of this very model",
         )
     return LowRank(a, b.astype(mx.float32) * _scale(found, layer, a.shape[1]))
@@ -217,5 +253,6 @@ def _scale(found: FoundAdapter, layer: str, rank: int) -> float:
             return float(found.config["lora_parameters"]["scale"])
         alpha = found.alphas.value_for(layer, found.config.get("lora_alpha", 8))
         return float(alpha) / (math.sqrt(rank) if found.config.get("use_rslora") else rank)
-    except Exception as error:  # any JSON may be in the file: whatever it raises, it gives no number
+    except Exception as error:
+        # Any JSON may be in the file: whatever it raises, it gives no number.
         raise found.unusable(f"{CONFIG} gives no scale: {line_of(error)}") from error

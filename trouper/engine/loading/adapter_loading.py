@@ -1,4 +1,5 @@
-"""The adapters of a model (--adapter): found before its weights are read, then given to its layers."""
+"""The adapters of a model (--adapter): found before its weights are read, then given to its
+layers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ import mlx.core as mx
 from mlx import nn
 
 from trouper.engine.distributed.rank_group import RankGroup
-from trouper.engine.loading.adapter_files import FUSE, FoundAdapter, find_adapter, read_adapter, require_finite
+from trouper.engine.loading.adapter_files import (
+    FUSE,
+    FoundAdapter,
+    find_adapter,
+    read_adapter,
+    require_finite,
+)
 from trouper.engine.loading.checkpoint import Checkpoint, require_memory
 from trouper.engine.lora.lora_layers import (
     LowRank,
@@ -29,7 +36,8 @@ def find_adapters(adapters: Mapping[str, str], group: RankGroup) -> list[FoundAd
     """Check the files of the adapters, by name. Raises `ModelUnusable`."""
     if adapters and group.size > 1:
         raise ModelUnusable(
-            "--adapter is for one rank: a model that is split over several has no adapters by request",
+            "--adapter is for one rank: a model that is split over several has no adapters by "
+            "request",
             "serve one adapter for all requests with --adapter-path, or use one rank",
         )
     return [find_adapter(name, path) for name, path in adapters.items()]
@@ -38,8 +46,8 @@ def find_adapters(adapters: Mapping[str, str], group: RankGroup) -> list[FoundAd
 def read_adapters(
     found: Sequence[FoundAdapter], model: nn.Module, target: Checkpoint
 ) -> Sequence[Mapping[str, LowRank]]:
-    """Read the adapters, lazily, before the weights of their model are read. Raises `ModelUnusable`, also if they do not fit into memory
-    beside these."""
+    """Read the adapters, lazily, before the weights of their model are read. Raises
+    `ModelUnusable`, also if they do not fit into memory beside these."""
     read = [read_adapter(adapter, model) for adapter in found]
     if read:
         needed_bytes = target.loaded_bytes + bytes_to_install(model, read)
@@ -53,8 +61,8 @@ def load_adapters(
     model: nn.Module,
     report: Callable[[str], None],
 ) -> tuple[AdapterCard, ...]:
-    """Give the model's layers the adapters, of which the first has index 1. `read`: their matrices. Rows without one compute what they computed before. Raises
-    `ModelUnusable`."""
+    """Give the model's layers the adapters, of which the first has index 1. `read`: their matrices.
+    Rows without one compute what they computed before. Raises `ModelUnusable`."""
     if not found:
         return ()
     for adapter, parts in zip(found, read, strict=True):
@@ -63,7 +71,9 @@ def load_adapters(
     try:
         install(model, read)
     except Exception as error:  # MLX raises what it likes where there is no memory
-        raise ModelUnusable(f"--adapter: the model cannot be given its adapters: {line_of(error)}") from error
+        raise ModelUnusable(
+            f"--adapter: the model cannot be given its adapters: {line_of(error)}"
+        ) from error
     cards = tuple(
         AdapterCard(
             name=adapter.name,
@@ -74,28 +84,38 @@ def load_adapters(
         for adapter, parts in zip(found, read, strict=True)
     )
     ranks = ", ".join(f"{card.name} (rank {card.rank})" for card in cards)
-    report(f"adapters: {ranks}; {adapter_bytes(model) / 2**20:.0f} MiB in {len(adapted_layers(model))} layers")
+    report(
+        f"adapters: {ranks}; {adapter_bytes(model) / 2**20:.0f} MiB in "
+        f"{len(adapted_layers(model))} layers"
+    )
     return cards
 
 
 def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Module | None) -> None:
-    """Check that every layer with adapters applies them to the rows of a pass, unless they add nothing. `head`: an MTP head, which reads the
-    layer that makes logits outside of the model's passes. Raises `ModelUnusable`."""
+    """Check that every layer with adapters applies them to the rows of a pass, unless they add
+    nothing. `head`: an MTP head, which reads the layer that makes logits outside of the model's
+    passes. Raises `ModelUnusable`."""
     layers = adapted_layers(model)
     outside = [path for path in layers if "layers." not in path]
     if head is not None and outside:
         raise ModelUnusable(
-            f"--adapter adapts {outside[0]}, which the model's MTP head shares", "give --speculation ngram, or off"
+            f"--adapter adapts {outside[0]}, which the model's MTP head shares",
+            "give --speculation ngram, or off",
         )
     try:
-        not_reached = layers_not_reached(model, 2 if capabilities.allows("batch") else 1) if layers else []
+        not_reached = (
+            layers_not_reached(model, 2 if capabilities.allows("batch") else 1) if layers else []
+        )
         missed = [path for path in not_reached if mx.any(layers[path].adapters.b).item()]
-    except Exception as error:  # any architecture's code: whatever it raises, it cannot run with adapters
+    except Exception as error:
+        # Any architecture's code: whatever it raises, it cannot run with adapters.
         raise ModelUnusable(
             f"--adapter: this model cannot run with adapters by request: {line_of(error)}", FUSE
         ) from error
     if missed:
-        raise ModelUnusable(f"--adapter: the model does not call its layer {missed[0]}, which is adapted", FUSE)
+        raise ModelUnusable(
+            f"--adapter: the model does not call its layer {missed[0]}, which is adapted", FUSE
+        )
 
 
 def fingerprint_of(adapter: FoundAdapter) -> str:

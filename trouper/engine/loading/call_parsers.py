@@ -174,7 +174,9 @@ def minicpm5_calls(text: str, tools: Any = None) -> Any:
     if not found or len(head) > LONGEST_HEAD:
         raise NoCall
     ended, last, _ = body.rpartition("</param>")
-    return import_module("mlx_lm.tool_parsers.minicpm5").parse_tool_call(f"{head}>{ended}{last}", tools)
+    return import_module("mlx_lm.tool_parsers.minicpm5").parse_tool_call(
+        f"{head}>{ended}{last}", tools
+    )
 
 
 class _JsonWords(ast.NodeTransformer):
@@ -201,7 +203,11 @@ def _python_calls(text: str) -> list[Call]:
 
 
 def _python_call(node: ast.expr) -> Call:
-    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name | ast.Attribute):
+    if (
+        not isinstance(node, ast.Call)
+        or node.args
+        or not isinstance(node.func, ast.Name | ast.Attribute)
+    ):
         raise NoCall
     arguments: Call = {}
     for keyword in node.keywords:

@@ -1,6 +1,7 @@
 """Checks whether a directory holds a model that can be loaded, before MLX maps a byte of it.
 
-MLX's own errors are raised late, and a truncated file may even end the process. `storage/checkpoint_files.py` reads the headers.
+MLX's own errors are raised late, and a truncated file may even end the process.
+`storage/checkpoint_files.py` reads the headers.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Checkpoint:
     float32_bytes: int
     """Bytes of all tensors after they are converted to float32."""
     digest: int
-    """63-bit hash of config, shapes and a sample of the weights, by which ranks check that they have the same model."""
+    """63-bit hash of config, shapes and a sample of the weights, by which ranks check that they
+    have the same model."""
     source: Architecture
     """Where the model's code comes from."""
 
@@ -62,7 +64,8 @@ class Checkpoint:
 
 
 def inspect(directory: Path) -> Checkpoint:
-    """Check a directory. Raises `ModelUnusable`, naming what is missing, truncated or not supported."""
+    """Check a directory. Raises `ModelUnusable`, naming what is missing, truncated or not
+    supported."""
     _require_files(directory)
     config = read_json(directory / "config.json")
     _require_counts(directory, config)
@@ -91,29 +94,40 @@ def _require_files(directory: Path) -> None:
 
 
 def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raise `ModelUnusable` for more layers or experts than any model has: architectures count up to
-    these numbers before they look at a weight."""
+    """Raise `ModelUnusable` for more layers or experts than any model has: architectures count up
+    to these numbers before they look at a weight."""
     for part in [config, *(each for each in config.values() if isinstance(each, dict))]:
         for key, value in part.items():
             maximum = next((bound for end, bound in MAXIMA.items() if key.endswith(end)), None)
-            if maximum is not None and key.startswith(("n_", "num_")) and isinstance(value, int) and value > maximum:
-                raise ModelUnusable(f"{directory}/config.json: {key} is over {maximum}, more than any model has")
+            if (
+                maximum is not None
+                and key.startswith(("n_", "num_"))
+                and isinstance(value, int)
+                and value > maximum
+            ):
+                raise ModelUnusable(
+                    f"{directory}/config.json: {key} is over {maximum}, more than any model has"
+                )
 
 
-def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE, *, what: str = "its weights") -> None:
-    """Check that the weights fit into memory. `needed_bytes`: size of the whole model, of which each rank keeps its part; `what` it is.
-    Raises `ModelUnusable`."""
+def require_memory(
+    needed_bytes: int, directory: Path, group: RankGroup = ALONE, *, what: str = "its weights"
+) -> None:
+    """Check that the weights fit into memory. `needed_bytes`: size of the whole model, of which
+    each rank keeps its part; `what` it is. Raises `ModelUnusable`."""
     needed, limit = needed_bytes // group.size, device.memory_limit_bytes(group.sharers)
     if needed > limit:
         weights = what if group.size == 1 else f"one of {group.size} parts of its weights"
         raise ModelUnusable(
             f"{directory} needs {needed / 2**30:.1f} GiB for {weights}, and {device.name()} has "
-            f"{limit / 2**30:.1f} GiB for it: use a smaller or a quantized model, or end other programs that use the device"
+            f"{limit / 2**30:.1f} GiB for it: use a smaller or a quantized model, or end other "
+            "programs that use the device"
         )
 
 
 def _digest(config: dict[str, Any], headers: list[dict[str, Any]], files: list[Path]) -> int:
-    """Hash config, headers and a sample of each file, since reading all weights would take as long as loading them."""
+    """Hash config, headers and a sample of each file, since reading all weights would take as long
+    as loading them."""
     digest = xxh3_64(json.dumps([config, headers], sort_keys=True).encode())
     for path in files:
         with path.open("rb") as file:

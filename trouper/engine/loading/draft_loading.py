@@ -1,4 +1,5 @@
-"""The draft model of a model: found and checked before weights are read, then loaded as the model is."""
+"""The draft model of a model: found and checked before weights are read, then loaded as the model
+is."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ from trouper.protocol.settings import Settings
 from trouper.storage.context import context_length
 
 MAX_UNKNOWN = 0.01
-"""Maximum part of the tokens that one tokenizer alone has. Special tokens and padding are fewer in every family; a smaller vocabulary that
-begins like the other one lacks more, and its drafts would be wrong wherever the target says one of these."""
+"""Maximum part of the tokens that one tokenizer alone has. Special tokens and padding are fewer in
+every family; a smaller vocabulary that begins like the other one lacks more, and its drafts would
+be wrong wherever the target says one of these."""
 
 
 @attrs.frozen(eq=False)
@@ -44,7 +46,8 @@ class FoundDraft:
 
 @attrs.frozen(eq=False)
 class Draft:
-    """A draft model whose every parameter is evaluated. With several ranks each has the whole of it."""
+    """A draft model whose every parameter is evaluated. With several ranks each has the whole of
+    it."""
 
     name: str
     model: nn.Module
@@ -66,47 +69,62 @@ def find_draft(
     if name is None:
         return None
     directory = (
-        bundled_model.directory(None, report, watch) if name == EMBEDDED else resolve(name, report, watch, DRAFT_FLAG)
+        bundled_model.directory(None, report, watch)
+        if name == EMBEDDED
+        else resolve(name, report, watch, DRAFT_FLAG)
     )
     found = checkpoint.inspect(directory)
     _require_tokens(name, directory, target.directory, tokenizer)
     checkpoint.require_memory(target.loaded_bytes // group.size + found.loaded_bytes, directory)
-    report(f"drafting with {found.architecture} from {directory}: {found.loaded_bytes / 2**20:.0f} MiB")
+    report(
+        f"drafting with {found.architecture} from {directory}: {found.loaded_bytes / 2**20:.0f} MiB"
+    )
     has, needed = context_length(found.config), context_length(target.config)
     if has < min(needed, settings.max_kv_size or needed):
-        report(f"{DRAFT_FLAG} {name} has a context of {has} tokens: rows have no drafts of it beyond")
+        report(
+            f"{DRAFT_FLAG} {name} has a context of {has} tokens: rows have no drafts of it beyond"
+        )
     return FoundDraft(name, found)
 
 
 def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubTokenizer) -> None:
-    """Drafts are token ids, so both models must mean the same by each id. One of them may name more tokens than the other, in places
-    that both keep free: special tokens, or padding."""
+    """Drafts are token ids, so both models must mean the same by each id. One of them may name more
+    tokens than the other, in places that both keep free: special tokens, or padding."""
     try:
         mine = {token: text for text, token in wrapped_tokenizer(directory).get_vocab().items()}
     except ModelUnusable as error:
         raise ModelUnusable(f"{DRAFT_FLAG} {name}: {error.message}", error.remedy) from error
-    except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
-        raise ModelUnusable(f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}") from error
+    except Exception as error:
+        # Files of any kind, read by code of any kind: whatever it raises, they are unusable.
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}"
+        ) from error
     theirs = {token: text for text, token in tokenizer.vocabulary.items()}
     apart = [token for token in sorted(mine.keys() & theirs.keys()) if mine[token] != theirs[token]]
     remedy = f"give a smaller model of the same family, or leave {DRAFT_FLAG} out"
     if apart:
         first = apart[0]
         raise ModelUnusable(
-            f"{DRAFT_FLAG} {name} has other tokens than {target} ({len(apart)} differ, the first is {first}: {mine[first]!r} and "
+            f"{DRAFT_FLAG} {name} has other tokens than {target} ({len(apart)} differ, the first "
+            f"is {first}: {mine[first]!r} and "
             f"{theirs[first]!r}): {remedy}"
         )
     unknown = len(mine.keys() ^ theirs.keys())
     if unknown > MAX_UNKNOWN * max(len(mine), len(theirs)):
         raise ModelUnusable(
-            f"{DRAFT_FLAG} {name} has {len(mine)} tokens, and {target} {len(theirs)}, of which {unknown} are tokens of one alone: {remedy}"
+            f"{DRAFT_FLAG} {name} has {len(mine)} tokens, and {target} {len(theirs)}, of which "
+            f"{unknown} are tokens of one alone: {remedy}"
         )
 
 
 def load_draft(
-    found: FoundDraft, target: Candidate, capabilities: Capabilities, progress: Callable[[int, int], None]
+    found: FoundDraft,
+    target: Candidate,
+    capabilities: Capabilities,
+    progress: Callable[[int, int], None],
 ) -> Draft:
-    """Load the draft model beside its target, in the precision that the target would have. Raises `ModelUnusable`."""
+    """Load the draft model beside its target, in the precision that the target would have. Raises
+    `ModelUnusable`."""
     directory = found.checkpoint.directory
     model = open_draft(found, target.directory, capabilities)
     limits = DraftLimits(
@@ -119,10 +137,12 @@ def load_draft(
 
 
 def open_draft(found: FoundDraft, target: Path, capabilities: Capabilities) -> nn.Module:
-    """Open the draft model lazily, and check that it can draft in the slots of the target's rows. Raises `ModelUnusable`."""
+    """Open the draft model lazily, and check that it can draft in the slots of the target's rows.
+    Raises `ModelUnusable`."""
     if not capabilities.allows("drafts"):
         raise ModelUnusable(
-            f"{DRAFT_FLAG} {found.name}: rows of {target} cannot take drafts back ({capabilities.drafts}); leave "
+            f"{DRAFT_FLAG} {found.name}: rows of {target} cannot take drafts back "
+            f"({capabilities.drafts}); leave "
             f"{DRAFT_FLAG} out"
         )
     model, _ = opened(found.checkpoint.directory)
@@ -130,14 +150,16 @@ def open_draft(found: FoundDraft, target: Path, capabilities: Capabilities) -> n
         precision.to_float32(model)
     if reason := unsuitable(model, capabilities):
         raise ModelUnusable(
-            f"{DRAFT_FLAG} {found.name} cannot draft in the batch: {reason}; give a model with full attention in all layers, or "
+            f"{DRAFT_FLAG} {found.name} cannot draft in the batch: {reason}; give a model with "
+            "full attention in all layers, or "
             f"leave {DRAFT_FLAG} out"
         )
     return model
 
 
 def unsuitable(model: nn.Module, capabilities: Capabilities) -> str:
-    """Return why the model's rows cannot draft in the target's slots; "" if they can. Evaluates nothing."""
+    """Return why the model's rows cannot draft in the target's slots; "" if they can. Evaluates
+    nothing."""
     found = guessed(model)
     if found.batch or found.drafts:
         return found.batch or found.drafts

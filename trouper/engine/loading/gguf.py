@@ -1,9 +1,9 @@
 """Converts a llama-like GGUF file to the files that mlx-lm and transformers read.
 
-Weights stay quantized as they are: this is the smallest form, the right one for Metal and CUDA, and where
-float32 is faster (`precision`) it costs a fraction of a second at load. MLX reads Q4_1 as its own affine
-quantization (4 bits, groups of 32). GGUF stores the rows of q and k interleaved for ggml's rope; here
-they go back to halves. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Weights stay quantized as they are: this is the smallest form, the right one for Metal and CUDA, and
+where float32 is faster (`precision`) it costs a fraction of a second at load. MLX reads Q4_1 as its
+own affine quantization (4 bits, groups of 32). GGUF stores the rows of q and k interleaved for
+ggml's rope; here they go back to halves. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ SPECIAL = 3
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write an mlx-lm model directory. Raises RuntimeError or KeyError for a file that is not what it should be."""
+    """Write an mlx-lm model directory. Raises RuntimeError or KeyError for a file that is not what
+    it should be."""
     weights, metadata = _read(source)
     config = _config(metadata)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -48,7 +49,8 @@ def convert(source: Path, target: Path) -> None:
 
 
 def _read(source: Path) -> tuple[dict[str, mx.array], Metadata]:
-    loaded: Any = mx.load(str(source), return_metadata=True)  # the stubs know no format with metadata of several types
+    # the stubs know no format with metadata of several types
+    loaded: Any = mx.load(str(source), return_metadata=True)
     weights, metadata = loaded
     return weights, metadata
 
@@ -63,9 +65,12 @@ def _rename(name: str, array: mx.array, heads: Mapping[str, int]) -> tuple[str, 
 
 
 def _halves(array: mx.array, heads: int) -> mx.array:
-    """Reorder rows (heads, head_dim/2, 2) to (heads, 2, head_dim/2). Scales and biases have the weights' rows."""
+    """Reorder rows (heads, head_dim/2, 2) to (heads, 2, head_dim/2). Scales and biases have the
+    weights' rows."""
     rows, columns = array.shape
-    return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return (
+        array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    )
 
 
 def _config(metadata: Metadata) -> dict[str, Any]:
@@ -95,13 +100,21 @@ def _token_id(metadata: Metadata, kind: str) -> int:
 
 
 def _ends(metadata: Metadata) -> list[int]:
-    """Return the end-of-turn token, and the end-of-text token, which GGUF does not name but the model still emits."""
-    text_ends = [i for i, token in enumerate(metadata["tokenizer.ggml.tokens"][:64]) if token == "<|endoftext|>"]  # noqa: S105
+    """Return the end-of-turn token, and the end-of-text token, which GGUF does not name but the
+    model still emits."""
+    text_ends = [
+        i
+        for i, token in enumerate(metadata["tokenizer.ggml.tokens"][:64])
+        if token == "<|endoftext|>"  # noqa: S105
+    ]
     return sorted({_token_id(metadata, "eos"), *text_ends})
 
 
 def _specials(metadata: Metadata) -> list[str]:
-    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"].tolist()
+    tokens, types = (
+        metadata["tokenizer.ggml.tokens"],
+        metadata["tokenizer.ggml.token_type"].tolist(),
+    )
     return [token for token, kind in zip(tokens, types, strict=True) if kind == SPECIAL]
 
 
@@ -113,10 +126,15 @@ def _tokenizer(metadata: Metadata) -> dict[str, Any]:
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _specials(metadata)])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in _specials(metadata)]
+    )
     loaded: dict[str, Any] = json.loads(tokenizer.to_str())
     return loaded
 
@@ -129,7 +147,10 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
         "model_max_length": int(metadata["llama.context_length"].item()),
         "clean_up_tokenization_spaces": False,
         "chat_template": metadata["tokenizer.chat_template"],
-        **{f"{name}_token": tokens[_token_id(metadata, gguf_name)] for name, gguf_name in names.items()},
+        **{
+            f"{name}_token": tokens[_token_id(metadata, gguf_name)]
+            for name, gguf_name in names.items()
+        },
     }
 
 

@@ -15,7 +15,14 @@ from trouper.engine.kv.head_rows import max_held_positions
 from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.loading import precision
 from trouper.engine.loading.draft_loading import Draft, unsuitable
-from trouper.engine.loading.head_weights import CONVOLUTION, NAMES, HeadFamily, HeadWeights, Weights, family_of
+from trouper.engine.loading.head_weights import (
+    CONVOLUTION,
+    NAMES,
+    HeadFamily,
+    HeadWeights,
+    Weights,
+    family_of,
+)
 from trouper.engine.loading.weights import bytes_of, evaluate
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
@@ -62,7 +69,8 @@ class Drafters:
         return sum(map(bytes_of, self.modules))
 
     def with_held_states(self, kv: KvLayout, draft_tokens: int) -> KvLayout:
-        """Count what a row holds for the head besides its KV, where drafts have at most `draft_tokens` tokens."""
+        """Count what a row holds for the head besides its KV, where drafts have at most
+        `draft_tokens` tokens."""
         if self.head.module is None or not kv.cached:
             return kv
         positions = max_held_positions(of_device().width(draft_tokens + 1))
@@ -70,11 +78,17 @@ class Drafters:
 
 
 def load_head(
-    found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings,
-    *, report: Callable[[str], None], watch: LoadWatch,
-) -> LoadedHead:  # fmt: skip
-    """Load the head whose weights were found beside the target's, in the same precision. A head that cannot be loaded is left out, unless
-    the settings demand it: then it raises `ModelUnusable`, as it does where weights cannot be read."""
+    found: HeadWeights,
+    target: Candidate,
+    capabilities: Capabilities,
+    settings: Settings,
+    *,
+    report: Callable[[str], None],
+    watch: LoadWatch,
+) -> LoadedHead:
+    """Load the head whose weights were found beside the target's, in the same precision. A head
+    that cannot be loaded is left out, unless the settings demand it: then it raises
+    `ModelUnusable`, as it does where weights cannot be read."""
     head = open_head(found, target, capabilities, settings)
     if head.module is not None:
         name = settings.model or target.directory.name
@@ -85,12 +99,16 @@ def load_head(
     return head
 
 
-def open_head(found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings) -> LoadedHead:
-    """Make the head, lazily. Raises `ModelUnusable` if the settings demand one and there is none."""
+def open_head(
+    found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings
+) -> LoadedHead:
+    """Make the head, lazily. Raises `ModelUnusable` if the settings demand one and there is
+    none."""
     module, reason = _made(found, target, capabilities, settings)
     if module is None and settings.speculation == "mtp":
         raise ModelUnusable(
-            f"--speculation mtp: {target.directory} has no usable MTP head: {reason}; say --speculation auto"
+            f"--speculation mtp: {target.directory} has no usable MTP head: {reason}; say "
+            "--speculation auto"
         )
     return LoadedHead(module, reason)
 
@@ -121,9 +139,10 @@ def _refusal(found: HeadWeights, capabilities: Capabilities, settings: Settings)
     return ""
 
 
-# -- a head from its weights -----------------------------------------------------------------------
+# -- a head from its weights ---------------------------------------------------------------------
 #
-# Its layer is that of a model of the same family with one layer, whose own `sanitize` gets the head's weights: so experts are stacked,
+# Its layer is that of a model of the same family with one layer, whose own `sanitize` gets the
+# head's weights: so experts are stacked,
 # norms shifted, projections split and scales applied as for the model.
 
 
@@ -136,7 +155,13 @@ def _head(found: HeadWeights, target: Candidate, family: HeadFamily) -> MtpHead:
     weights = _named(_sanitized(found, single), hidden_first=family.hidden_first)
     inner: Any = getattr(single, "language_model", single).model
     size = int(inner.norm.weight.shape[0])
-    head = MtpHead(inner.layers[0], inner.norm, size, SharedParts(target.model, body), array_mask=family.array_mask)
+    head = MtpHead(
+        inner.layers[0],
+        inner.norm,
+        size,
+        SharedParts(target.model, body),
+        array_mask=family.array_mask,
+    )
     _quantize(head, weights)
     head.load_weights(list(weights.items()), strict=True)
     head.eval()
@@ -146,11 +171,15 @@ def _head(found: HeadWeights, target: Candidate, family: HeadFamily) -> MtpHead:
 
 
 def _single_layer(config: Mapping[str, Any], *, experts: bool) -> Any:
-    """Make a model with one layer, that of a head: it has full attention. Its parameters are never evaluated."""
+    """Make a model with one layer, that of a head: it has full attention. Its parameters are never
+    evaluated."""
     changes: dict[str, Any] = {
-        "num_hidden_layers": 1, "full_attention_interval": 1, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "num_hidden_layers": 1,
+        "full_attention_interval": 1,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
         "first_k_dense_replace": 0 if experts else 1,
-    }  # fmt: skip
+    }
     if not experts:
         changes["num_experts"] = 0
     changed = {**config, **changes}
@@ -161,14 +190,20 @@ def _single_layer(config: Mapping[str, Any], *, experts: bool) -> Any:
 
 
 def _sanitized(found: HeadWeights, single: Any) -> Weights:
-    """Apply the family's changes of weights. Norms that it does not know are shifted as the one that it knows."""
+    """Apply the family's changes of weights. Norms that it does not know are shifted as the one
+    that it knows."""
     given: Weights = {}
     for name, weight in found.weights.items():
         part, _, leaf = name.rpartition(".")
         given[NORM + leaf if NAMES.get(part) == "norm" else LAYER + name] = weight
-    signal = {} if found.convolution is None else {f"{LAYER}linear_attn.{CONVOLUTION}": found.convolution}
+    signal = (
+        {}
+        if found.convolution is None
+        else {f"{LAYER}linear_attn.{CONVOLUTION}": found.convolution}
+    )
     changed: Weights = {
-        name.removeprefix("language_model."): weight for name, weight in single.sanitize({**given, **signal}).items()
+        name.removeprefix("language_model."): weight
+        for name, weight in single.sanitize({**given, **signal}).items()
     }
     norm = f"{NORM}weight"
     shifted = changed[norm] is not given[norm]
@@ -185,7 +220,8 @@ def _own_norm(name: str) -> bool:
 
 
 def _stacked(weights: Weights) -> Weights:
-    """Stack the weights of single experts that the family's own code has left: Qwen3.5's expects those of all in one."""
+    """Stack the weights of single experts that the family's own code has left: Qwen3.5's expects
+    those of all in one."""
     stacked: Weights = {}
     experts: dict[str, dict[int, mx.array]] = {}
     for name, weight in weights.items():
@@ -194,12 +230,15 @@ def _stacked(weights: Weights) -> Weights:
             experts.setdefault(f"{block}.switch_mlp.{layer}.{leaf}", {})[int(index)] = weight
         else:
             stacked[name] = weight
-    return stacked | {name: mx.stack([parts[index] for index in sorted(parts)]) for name, parts in experts.items()}
+    return stacked | {
+        name: mx.stack([parts[index] for index in sorted(parts)]) for name, parts in experts.items()
+    }
 
 
 def _named(weights: Weights, *, hidden_first: bool) -> Weights:
-    """Name weights as `MtpHead` does. Its projection begins with the embedding: where the checkpoint's begins with the hidden state, the
-    halves of its columns change places, which packed weights and their scales have as well."""
+    """Name weights as `MtpHead` does. Its projection begins with the embedding: where the
+    checkpoint's begins with the hidden state, the halves of its columns change places, which packed
+    weights and their scales have as well."""
     named: Weights = {}
     for name, weight in weights.items():
         if name.startswith(NORM):
@@ -214,7 +253,8 @@ def _named(weights: Weights, *, hidden_first: bool) -> Weights:
 
 
 def _quantize(head: MtpHead, weights: Weights) -> None:
-    """Make the layers whose weights are packed quantized ones. The packing of each follows from its shapes."""
+    """Make the layers whose weights are packed quantized ones. The packing of each follows from its
+    shapes."""
 
     def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:

@@ -1,4 +1,5 @@
-"""The tokens with which a model was trained to fill in the middle, found in its vocabulary by the names that families give them."""
+"""The tokens with which a model was trained to fill in the middle, found in its vocabulary by the
+names that families give them."""
 
 from __future__ import annotations
 
@@ -16,12 +17,22 @@ FAMILIES: tuple[tuple[str, str, str | None], ...] = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
     ("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
-"""Names of the tokens before the prefix, before the suffix, and before the answer. Without the last the suffix comes first, and the
-answer goes on behind the prefix."""
+"""Names of the tokens before the prefix, before the suffix, and before the answer. Without the last
+the suffix comes first, and the answer goes on behind the prefix."""
 FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
 REPOSITORIES = ("<|repo_name|>", "<reponame>", "<repo_name>")
-ENDS = (*FILES, *REPOSITORIES, "<|fim_pad|>", "<fim_pad>", "<|cursor|>", "▁<EOT>", "<EOT>", "<|endoftext|>")
-"""Tokens that end an answer, as llama.cpp has it: what a model writes behind the middle is another file, or padding."""
+ENDS = (
+    *FILES,
+    *REPOSITORIES,
+    "<|fim_pad|>",
+    "<fim_pad>",
+    "<|cursor|>",
+    "▁<EOT>",
+    "<EOT>",
+    "<|endoftext|>",
+)
+"""Tokens that end an answer, as llama.cpp has it: what a model writes behind the middle is another
+file, or padding."""
 
 
 def infill_tokens_of(vocabulary: Mapping[str, int]) -> InfillTokens | None:
@@ -35,7 +46,9 @@ def infill_tokens_of(vocabulary: Mapping[str, int]) -> InfillTokens | None:
                 suffix=vocabulary[suffix],
                 middle=None if middle is None else vocabulary[middle],
                 file=next((vocabulary[name] for name in FILES if name in vocabulary), None),
-                repository=next((vocabulary[name] for name in REPOSITORIES if name in vocabulary), None),
+                repository=next(
+                    (vocabulary[name] for name in REPOSITORIES if name in vocabulary), None
+                ),
                 ends=tuple(sorted(found)),
             )
     return None

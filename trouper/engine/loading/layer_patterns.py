@@ -1,9 +1,10 @@
-r"""Patterns of layers' names in an adapter's config (PEFT's `alpha_pattern`), matched in linear time.
+r"""Patterns of layers' names in an adapter's config (PEFT's `alpha_pattern`), matched in linear
+time.
 
-PEFT takes them as regular expressions for the end of a name. Both patterns and names come from files,
-and Python's expressions may backtrack for ever. Adapters name layers or what several layers share:
-`q_proj`, `^model.layers.[0-5].mlp`, `layers\.\d+\.mlp.down_proj`. Patterns like these have a known
-number of dots and match a name in one way only. Others are refused.
+PEFT takes them as regular expressions for the end of a name. Both patterns and names come from
+files, and Python's expressions may backtrack for ever. Adapters name layers or what several layers
+share: `q_proj`, `^model.layers.[0-5].mlp`, `layers\.\d+\.mlp.down_proj`. Patterns like these have a
+known number of dots and match a name in one way only. Others are refused.
 """
 
 from __future__ import annotations

@@ -22,10 +22,15 @@ def require(path: str) -> None:
     directory = Path(path)
     if not is_directory(directory):
         what = "is a file" if exists(directory) else "no such directory"
-        raise ModelUnusable(f"--adapter-path {path}: {what}", f"give the directory that holds {' and '.join(FILES)}")
+        raise ModelUnusable(
+            f"--adapter-path {path}: {what}", f"give the directory that holds {' and '.join(FILES)}"
+        )
     for name in FILES:
         if not is_file(directory / name):
-            raise ModelUnusable(f"--adapter-path {path} has no {name}", "give the directory of an adapter for mlx-lm")
+            raise ModelUnusable(
+                f"--adapter-path {path} has no {name}",
+                "give the directory of an adapter for mlx-lm",
+            )
     config, weights = (directory / name for name in FILES)
     try:
         rank = section(read_json(config), "lora_parameters").get("rank", 0)
@@ -40,6 +45,9 @@ def apply(model: nn.Module, path: str) -> None:
     """Apply the adapter to the model. Raises `ModelUnusable`."""
     try:
         load_adapters(model, path)
-    except Exception as error:  # any file's content over any model: whatever it raises, they do not fit each other
-        raise ModelUnusable(f"--adapter-path {path} does not fit the model: {line_of(error)}") from error
+    except Exception as error:
+        # Any file's content over any model: whatever it raises, they do not fit each other.
+        raise ModelUnusable(
+            f"--adapter-path {path} does not fit the model: {line_of(error)}"
+        ) from error
     model.eval()

@@ -1,8 +1,10 @@
-"""Adaptation of messages to a chat template that refuses some of them or renders them nowhere. Pure.
+"""Adaptation of messages to a chat template that refuses some of them or renders them nowhere.
+Pure.
 
-Every change of a message depends on that message and on those before it. So the messages of a first turn become the same
-messages in every later turn, and their tokens stay in the prefix cache. Instructions that come late are for that reason
-never moved to the beginning, where each of them would change everything behind it.
+Every change of a message depends on that message and on those before it. So the messages of a first
+turn become the same messages in every later turn, and their tokens stay in the prefix cache.
+Instructions that come late are for that reason never moved to the beginning, where each of them
+would change everything behind it.
 """
 
 from __future__ import annotations
@@ -28,21 +30,25 @@ ID_LENGTH = 9
 
 @attrs.frozen(kw_only=True)
 class MessageAdaptation:
-    """How messages are changed for one chat template. The defaults change nothing that a template could see."""
+    """How messages are changed for one chat template. The defaults change nothing that a template
+    could see."""
 
     content: Literal["text", "parts"] = "text"
     system: Literal["given", "merged", "user"] = "given"
-    """The messages of role system at the beginning. merged: they are one. user: they stand in the first message of the user."""
+    """The messages of role system at the beginning. merged: they are one. user: they stand in the
+    first message of the user."""
     later_system: Literal["given", "user"] = "given"
-    """Messages of role system that come later. user: each is a message of role user at the same position, with a mark."""
+    """Messages of role system that come later. user: each is a message of role user at the same
+    position, with a mark."""
     system_after_tool: Literal["given", "tool", "user"] = "given"
-    """Those that follow a result. tool: each stands at the end of that result, with a mark, so that templates which drop
-    the reasoning before the latest message of the user keep it."""
+    """Those that follow a result. tool: each stands at the end of that result, with a mark, so that
+    templates which drop the reasoning before the latest message of the user keep it."""
     users: Literal["given", "merged"] = "given"
     """Consecutive messages of the user."""
     assistants: Literal["given", "merged"] = "given"
     first_user: bool = False
-    """Whether an empty message of the user precedes a conversation that begins with another role."""
+    """Whether an empty message of the user precedes a conversation that begins with another
+    role."""
     user_after_tool: Literal["given", "assistant"] = "given"
     """assistant: an empty message of the assistant separates a result from the user's message."""
     arguments: Literal["object", "json"] = "object"
@@ -50,8 +56,8 @@ class MessageAdaptation:
     empty_content: Literal["given", "absent"] = "given"
     """The content of an assistant's message that has calls and no text."""
     calls: Literal["given", "split", "separated", "text"] = "given"
-    """split: the text of a message with calls is a message of its own. separated: so it is, and an empty message of the
-    user follows it. text: calls are a part of the text."""
+    """split: the text of a message with calls is a message of its own. separated: so it is, and an
+    empty message of the user follows it. text: calls are a part of the text."""
     results: Literal["given", "user"] = "given"
     """user: results are messages of the user, with a mark."""
     parallel_calls: Literal["given", "single"] = "given"
@@ -62,11 +68,14 @@ class MessageAdaptation:
     def changes(self) -> tuple[tuple[str, str], ...]:
         """What is changed: the names of the fields, and what becomes of the messages."""
         fields = attrs.asdict(self)
-        return tuple((name, text) for (name, value), text in DESCRIPTIONS.items() if fields[name] == value)
+        return tuple(
+            (name, text) for (name, value), text in DESCRIPTIONS.items() if fields[name] == value
+        )
 
     def adapted(self, messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-        """Return the messages for the template. The order of the steps matters: messages get their roles first, then
-        neighbours of one role are joined, and only then are calls taken apart, since their parts are neighbours, too."""
+        """Return the messages for the template. The order of the steps matters: messages get their
+        roles first, then neighbours of one role are joined, and only then are calls taken apart,
+        since their parts are neighbours, too."""
         plain = [_plain(message) for message in messages]
         turns = self._with_first_user(self._with_system(plain))
         if self.results == "user":
@@ -79,7 +88,10 @@ class MessageAdaptation:
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         """Give instructions the role and the position that the template accepts."""
-        first = next((index for index, turn in enumerate(messages) if turn["role"] != "system"), len(messages))
+        first = next(
+            (index for index, turn in enumerate(messages) if turn["role"] != "system"),
+            len(messages),
+        )
         turns, later = list(messages[:first]), messages[first:]
         if self.system != "given" and turns:
             text = SEPARATOR.join(_text(turn) for turn in turns)
@@ -103,13 +115,16 @@ class MessageAdaptation:
         return turns
 
     def _with_first_user(self, turns: list[Message]) -> list[Message]:
-        first = next((index for index, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
+        first = next(
+            (index for index, turn in enumerate(turns) if turn["role"] != "system"), len(turns)
+        )
         if not self.first_user or (first < len(turns) and turns[first]["role"] == "user"):
             return turns
         return [*turns[:first], {"role": "user", "content": ""}, *turns[first:]]
 
     def _with_roles(self, turns: Sequence[Message]) -> list[Message]:
-        """Join neighbours of one role, and separate a result from the user's message, where the template requires it."""
+        """Join neighbours of one role, and separate a result from the user's message, where the
+        template requires it."""
         merged = {"user": self.users == "merged", "assistant": self.assistants == "merged"}
         joined: list[Message] = []
         for turn in turns:
@@ -135,8 +150,14 @@ class MessageAdaptation:
             return [turn | {"content": _joined(_text(turn), written)}]
         if self.calls in ("split", "separated") and text:
             alone = {name: value for name, value in turn.items() if name != "tool_calls"}
-            between: list[Message] = [{"role": "user", "content": ""}] if self.calls == "separated" else []
-            return [alone, *between, self._without_text({"role": "assistant", "tool_calls": turn["tool_calls"]})]
+            between: list[Message] = (
+                [{"role": "user", "content": ""}] if self.calls == "separated" else []
+            )
+            return [
+                alone,
+                *between,
+                self._without_text({"role": "assistant", "tool_calls": turn["tool_calls"]}),
+            ]
         return [turn if text else self._without_text(turn)]
 
     def _without_text(self, turn: Message) -> Message:
@@ -172,14 +193,29 @@ class MessageAdaptation:
 DESCRIPTIONS = {
     ("content", "parts"): "content becomes an array of parts",
     ("system", "merged"): "system messages at the beginning become one",
-    ("system", "user"): "system messages at the beginning become the beginning of the first user message",
-    ("later_system", "user"): "later system messages become user messages, marked, at the same position",
-    ("system_after_tool", "tool"): "system messages after a tool result become the end of it, marked",
-    ("system_after_tool", "user"): "system messages after a tool result become user messages, marked",
+    (
+        "system",
+        "user",
+    ): "system messages at the beginning become the beginning of the first user message",
+    (
+        "later_system",
+        "user",
+    ): "later system messages become user messages, marked, at the same position",
+    (
+        "system_after_tool",
+        "tool",
+    ): "system messages after a tool result become the end of it, marked",
+    (
+        "system_after_tool",
+        "user",
+    ): "system messages after a tool result become user messages, marked",
     ("users", "merged"): "consecutive user messages become one",
     ("assistants", "merged"): "consecutive assistant messages become one",
     ("first_user", True): "an empty user message precedes a conversation that begins without one",
-    ("user_after_tool", "assistant"): "an empty assistant message separates a tool result from a user message",
+    (
+        "user_after_tool",
+        "assistant",
+    ): "an empty assistant message separates a tool result from a user message",
     ("arguments", "json"): "arguments of earlier calls become JSON text",
     ("call_ids", "hashed"): f"ids of earlier calls become {ID_LENGTH} letters and digits",
     ("empty_content", "absent"): "an assistant message with calls and no text has no content",
@@ -187,10 +223,16 @@ DESCRIPTIONS = {
     (
         "calls",
         "separated",
-    ): "the text of an assistant message with calls becomes a message, an empty user message follows",
+    ): (
+        "the text of an assistant message with calls becomes a message, an empty user message "
+        "follows"
+    ),
     ("calls", "text"): "earlier calls become text",
     ("results", "user"): "tool results become user messages, marked",
-    ("parallel_calls", "single"): "earlier calls of one message become one message each, with its result behind it",
+    (
+        "parallel_calls",
+        "single",
+    ): "earlier calls of one message become one message each, with its result behind it",
     ("empty_results", "marked"): f"empty tool results become {EMPTY_RESULT}",
 }
 """What becomes of messages, by field and value of an adaptation."""
@@ -202,13 +244,21 @@ def _plain(message: Mapping[str, Any]) -> Message:
     if plain["role"] == "developer":
         plain["role"] = "system"
     content = plain.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str) and all(map(_is_text, content)):
+    if (
+        isinstance(content, Sequence)
+        and not isinstance(content, str)
+        and all(map(_is_text, content))
+    ):
         plain["content"] = "".join(part["text"] for part in content)
     return plain
 
 
 def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    return (
+        isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    )
 
 
 def _text(turn: Mapping[str, Any]) -> str:
@@ -239,12 +289,14 @@ def _both(first: Message, second: Message) -> Message:
 
 
 def _as_user(turn: Message) -> Message:
-    return {"role": "user", "content": RESULT.format(_text(turn))} if turn["role"] == "tool" else turn
+    return (
+        {"role": "user", "content": RESULT.format(_text(turn))} if turn["role"] == "tool" else turn
+    )
 
 
 def _object(arguments: Any) -> Mapping[str, Any]:
-    """Return arguments as an object. Text that is no JSON of an object becomes the value of one name: a call that the
-    model wrote wrongly must not end the conversation."""
+    """Return arguments as an object. Text that is no JSON of an object becomes the value of one
+    name: a call that the model wrote wrongly must not end the conversation."""
     if isinstance(arguments, Mapping):
         return arguments
     try:
@@ -256,12 +308,17 @@ def _object(arguments: Any) -> Mapping[str, Any]:
 
 def _written(call: Mapping[str, Any]) -> str:
     function = call["function"]
-    return json.dumps({"name": function.get("name"), "arguments": _object(function["arguments"])}, ensure_ascii=False)
+    return json.dumps(
+        {"name": function.get("name"), "arguments": _object(function["arguments"])},
+        ensure_ascii=False,
+    )
 
 
 def _hashed(call_id: str) -> str:
     return (
-        call_id if len(call_id) == ID_LENGTH and call_id.isalnum() else sha256(call_id.encode()).hexdigest()[:ID_LENGTH]
+        call_id
+        if len(call_id) == ID_LENGTH and call_id.isalnum()
+        else sha256(call_id.encode()).hexdigest()[:ID_LENGTH]
     )
 
 
@@ -273,7 +330,11 @@ def _one_by_one(turns: Sequence[Message]) -> list[Message]:
     for turn in turns:
         calls = turn.get("tool_calls") or ()
         if turn["role"] == "tool" and waiting:
-            found = [call for call in waiting if call["tool_calls"][0].get("id") == turn.get("tool_call_id")]
+            found = [
+                call
+                for call in waiting
+                if call["tool_calls"][0].get("id") == turn.get("tool_call_id")
+            ]
             call = (found or waiting)[0]
             waiting.remove(call)
             single += [call, turn]
@@ -284,5 +345,8 @@ def _one_by_one(turns: Sequence[Message]) -> list[Message]:
             single.append(turn)
             continue
         bare = {"role": "assistant"} | ({"content": ""} if "content" in turn else {})
-        waiting = [(turn if not index else bare) | {"tool_calls": [call]} for index, call in enumerate(calls)]
+        waiting = [
+            (turn if not index else bare) | {"tool_calls": [call]}
+            for index, call in enumerate(calls)
+        ]
     return [*single, *waiting]

@@ -1,4 +1,5 @@
-"""Fingerprint of a model's KV: a hash of the content of weights and adapter, and of the version of the code that reads them."""
+"""Fingerprint of a model's KV: a hash of the content of weights and adapter, and of the version of
+the code that reads them."""
 
 from __future__ import annotations
 
@@ -50,5 +51,11 @@ def fingerprint(
 def _files(directory: Path, adapter_path: str | None) -> dict[str, Path]:
     """Find the files, by their names in the fingerprint."""
     model = sorted(path for pattern in SHAPING for path in directory.glob(pattern))
-    adapter = [path for path in sorted(Path(adapter_path).iterdir()) if path.is_file()] if adapter_path else []
-    return {f"model/{path.name}": path for path in model} | {f"adapter/{path.name}": path for path in adapter}
+    adapter = (
+        [path for path in sorted(Path(adapter_path).iterdir()) if path.is_file()]
+        if adapter_path
+        else []
+    )
+    return {f"model/{path.name}": path for path in model} | {
+        f"adapter/{path.name}": path for path in adapter
+    }

@@ -1,4 +1,5 @@
-"""Loading: finds the model that the settings name, checks, loads and adapts it, in the device's best precision."""
+"""Loading: finds the model that the settings name, checks, loads and adapts it, in the device's
+best precision."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
 from trouper.engine.loading.adapter_files import bytes_together, find_adapter
-from trouper.engine.loading.adapter_loading import find_adapters, load_adapters, read_adapters, require_applied
+from trouper.engine.loading.adapter_loading import (
+    find_adapters,
+    load_adapters,
+    read_adapters,
+    require_applied,
+)
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
 from trouper.engine.loading.head_loading import Drafters, load_head
 from trouper.engine.loading.head_weights import HeadWeights
@@ -69,18 +75,24 @@ class EvaluatedModel:
         return self.drafters.head.module
 
 
-# What is cheap and may fail comes before what takes long: the adapter's files, the checkpoint's headers, the tokenizer and
-# the memory are checked before a byte of the weights is read. Everything up to `evaluate` is lazy, so adapters, dtype and
-# shard change the graph of the weights, and only the result is ever held: a rank never holds more than its own part.
-# Collectives begin after that (`_require_same`): a rank that could not load is then missing, and the others do not wait in
-# the middle of a load. The fingerprint is last, since only the self-check finds whether blocks may be kept at all.
+# What is cheap and may fail comes before what takes long: the adapter's files, the checkpoint's
+# headers, the tokenizer and the memory are checked before a byte of the weights is read. Everything
+# up to `evaluate` is lazy, so adapters, dtype and shard change the graph of the weights, and only
+# the result is ever held: a rank never holds more than its own part. Collectives begin after that
+# (`_require_same`): a rank that could not load is then missing, and the others do not wait in the
+# middle of a load. The fingerprint is last, since only the self-check finds whether blocks may be
+# kept at all.
 
 
 def load(
-    settings: Settings, report: Callable[[str], None], watch: LoadWatch = nobody_watches, group: RankGroup = ALONE
+    settings: Settings,
+    report: Callable[[str], None],
+    watch: LoadWatch = nobody_watches,
+    group: RankGroup = ALONE,
 ) -> EvaluatedModel:
-    """Load the model, or this rank's part of it. `report` gets one line for each stage, `watch` the progress of long stages.
-    Raises `ModelUnusable` with one line. With several ranks it waits for all of them, after its own part is loaded."""
+    """Load the model, or this rank's part of it. `report` gets one line for each stage, `watch` the
+    progress of long stages. Raises `ModelUnusable` with one line. With several ranks it waits for
+    all of them, after its own part is loaded."""
     name = settings.model or bundled_model.NAME
     found, hub_tokenizer = _checked(settings, report, watch, group)
     directory = found.directory
@@ -94,7 +106,9 @@ def load(
         _require_same(found, group)
     adapters = load_adapters(found_adapters, matrices, model, report)
     candidate = candidate_of(model, config, found, settings)
-    capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
+    capabilities, check = self_check(
+        candidate, settings, group, report, stage(watch, name, STAGE, "steps")
+    )
     head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
@@ -112,18 +126,30 @@ def load(
         content = _fingerprint(found, drafters, settings, group, report=report, progress=progress)
         card = attrs.evolve(card, fingerprint=content)
     return EvaluatedModel(
-        model=model, card=card, tokenizer=hub_tokenizer.with_grammars(card.vocab_size), directory=directory, config=config,
-        kv=candidate.kv, drafters=drafters, embedder=embedder,
-    )  # fmt: skip
+        model=model,
+        card=card,
+        tokenizer=hub_tokenizer.with_grammars(card.vocab_size),
+        directory=directory,
+        config=config,
+        kv=candidate.kv,
+        drafters=drafters,
+        embedder=embedder,
+    )
 
 
 def _loaded_draft(
-    found: FoundDraft | None, target: Candidate, capabilities: Capabilities, watch: LoadWatch, group: RankGroup
+    found: FoundDraft | None,
+    target: Candidate,
+    capabilities: Capabilities,
+    watch: LoadWatch,
+    group: RankGroup,
 ) -> Draft | None:
     """Load the draft model, if there is one. Raises `ModelUnusable`."""
     if found is None:
         return None
-    draft = load_draft(found, target, capabilities, stage(watch, found.name, "loading the draft model's weights"))
+    draft = load_draft(
+        found, target, capabilities, stage(watch, found.name, "loading the draft model's weights")
+    )
     if group.size > 1:
         _require_same(found.checkpoint, group)
     return draft
@@ -134,9 +160,13 @@ def candidate_of(
 ) -> Candidate:
     """What the self-check and the loading of drafters look at."""
     return Candidate(
-        model=model, config=config, directory=found.directory, digest=found.digest, vocabulary=count_logits(model, found.directory),
+        model=model,
+        config=config,
+        directory=found.directory,
+        digest=found.digest,
+        vocabulary=count_logits(model, found.directory),
         kv=KvFormat(settings.kv_bits, settings.kv_group_size),
-    )  # fmt: skip
+    )
 
 
 def _fingerprint(
@@ -175,7 +205,8 @@ def _found_in_files(found: HubTokenizer, embedder: Embedder) -> dict[str, Any]:
 def _checked(
     settings: Settings, report: Callable[[str], None], watch: LoadWatch, group: RankGroup
 ) -> tuple[checkpoint.Checkpoint, HubTokenizer]:
-    """Find the model and check everything about it that needs no weights. Raises `ModelUnusable`."""
+    """Find the model and check everything about it that needs no weights. Raises
+    `ModelUnusable`."""
     if settings.adapter_path is not None:
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
@@ -185,24 +216,34 @@ def _checked(
         if others_may_write(Path(path)):
             report(f"other users may change {path}, by its mode; chmod go-w closes it")
     parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
-    hub_tokenizer = tokenizer.load(directory, found.config, _generation_config(directory), **parsers)
+    hub_tokenizer = tokenizer.load(
+        directory, found.config, _generation_config(directory), **parsers
+    )
     output_format = hub_tokenizer.output_format
-    report(f"calls of tools: {output_format.tool_parser or NONE}; reasoning: {output_format.reasoning_parser or NONE}")
+    report(
+        f"calls of tools: {output_format.tool_parser or NONE}; reasoning: "
+        f"{output_format.reasoning_parser or NONE}"
+    )
     if (summary := hub_tokenizer.template.summary) is not None:
         report(summary)
     checkpoint.require_memory(found.loaded_bytes, directory, group)
     code = "" if found.source.native else f", by {found.source.provider}"
     report(
-        f"loading {found.architecture} from {directory}{code}: {found.loaded_bytes / 2**20:.0f} MiB on {device.name()}"
+        f"loading {found.architecture} from {directory}{code}: {found.loaded_bytes / 2**20:.0f} "
+        f"MiB on {device.name()}"
     )
     return found, hub_tokenizer
 
 
 def _prepared(
-    directory: Path, settings: Settings, report: Callable[[str], None], group: RankGroup, head: HeadWeights
+    directory: Path,
+    settings: Settings,
+    report: Callable[[str], None],
+    group: RankGroup,
+    head: HeadWeights,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Open the model and its config, and apply adapter, dtype and shard, all lazily. `head` gets the weights of its MTP head. Raises
-    `ModelUnusable`."""
+    """Open the model and its config, and apply adapter, dtype and shard, all lazily. `head` gets
+    the weights of its MTP head. Raises `ModelUnusable`."""
     model, config = opened(directory, head)
     if settings.adapter_path is not None:
         report(f"applying the adapter {settings.adapter_path}")
@@ -217,12 +258,17 @@ def _prepared(
 
 
 def measured(settings: Settings) -> Measured:
-    """Read what is known of a model before it is loaded. Downloads what is missing. Raises `ModelUnusable`."""
-    models = [settings.model] if settings.draft_model is None else [settings.model, settings.draft_model]
+    """Read what is known of a model before it is loaded. Downloads what is missing. Raises
+    `ModelUnusable`."""
+    models = (
+        [settings.model] if settings.draft_model is None else [settings.model, settings.draft_model]
+    )
     found = [checkpoint.inspect(resolve(model, lambda _: None)) for model in models]
     adapters = [find_adapter(name, path) for name, path in adapters_of(settings.adapter).items()]
     adapter_bytes = bytes_together(adapters, 4 if device.is_cpu() else 2)
-    return Measured(sum(each.loaded_bytes for each in found) + adapter_bytes, created_at(found[0].directory))
+    return Measured(
+        sum(each.loaded_bytes for each in found) + adapter_bytes, created_at(found[0].directory)
+    )
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:
@@ -230,26 +276,32 @@ def _generation_config(directory: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: RankGroup) -> None:
+def _shard(
+    model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: RankGroup
+) -> None:
     sharding.shard(model, config, directory, group, lambda: opened(directory)[0])
     if settings.tp_reduce_dtype == "float32":
         sharding.sum_in_float32(model, group)
 
 
 def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
-    """Properties of this rank's KV: it has the KV of its own heads, which also depends on how parts are summed."""
+    """Properties of this rank's KV: it has the KV of its own heads, which also depends on how parts
+    are summed."""
     if group.size == 1:
         return {}
     return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
 
 
 def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
-    """Check that all ranks loaded the same model. This is the ranks' first collective: a rank that could not load is missing.
-    Raises `ModelUnusable`."""
+    """Check that all ranks loaded the same model. This is the ranks' first collective: a rank that
+    could not load is missing. Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
-        raise ModelUnusable(f"{found.directory} is another model on rank {other} than on rank 0: copy rank 0's there")
+        raise ModelUnusable(
+            f"{found.directory} is another model on rank {other} than on rank 0: copy rank 0's "
+            "there"
+        )
 
 
 def _card(
@@ -274,7 +326,13 @@ def _card(
         device=device.name(),
         capabilities=capabilities,
         kv=drafters.with_held_states(
-            kv_layout(model, candidate.kv, capabilities, drafters.modules, draft_tokens=settings.spec_draft_tokens),
+            kv_layout(
+                model,
+                candidate.kv,
+                capabilities,
+                drafters.modules,
+                draft_tokens=settings.spec_draft_tokens,
+            ),
             settings.spec_draft_tokens,
         ),
         draft_model=None if drafters.draft is None else drafters.draft.name,
@@ -284,8 +342,8 @@ def _card(
 
 
 def _cache_bytes(settings: Settings, model: nn.Module, drafters: Drafters, group: RankGroup) -> int:
-    """Compute the memory for cached blocks where --cache-memory does not set it: half of what the weights leave, and at most a
-    third of all."""
+    """Compute the memory for cached blocks where --cache-memory does not set it: half of what the
+    weights leave, and at most a third of all."""
     limit = device.memory_limit_bytes(group.sharers)
     weights = bytes_of(model) + drafters.nbytes
     remaining = limit * settings.memory_fraction - weights

@@ -16,7 +16,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download  # From the hub, or ModelScope (MLXLM_USE_MODELSCOPE).
+
+# From the hub, or ModelScope (MLXLM_USE_MODELSCOPE).
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download
 
 from trouper.engine.loading import bundled_model
 from trouper.engine.platform.error_text import line_of
@@ -25,15 +27,20 @@ from trouper.protocol.paths import exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable
 
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
-"""The files of a model of the hub: those that mlx-lm reads, and layers behind the pooling of one that makes embeddings."""
+"""The files of a model of the hub: those that mlx-lm reads, and layers behind the pooling of one
+that makes embeddings."""
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve(
-    model: str | None, report: Callable[[str], None], watch: LoadWatch = nobody_watches, flag: str = "--model"
+    model: str | None,
+    report: Callable[[str], None],
+    watch: LoadWatch = nobody_watches,
+    flag: str = "--model",
 ) -> Path:
-    """Return the model's directory; downloads the model if it is missing. `watch` gets the progress of the bundled model; the
-    hub's client shows progress bars of its own. `flag`: what named the model. Raises `ModelUnusable`."""
+    """Return the model's directory; downloads the model if it is missing. `watch` gets the progress
+    of the bundled model; the hub's client shows progress bars of its own. `flag`: what named the
+    model. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {bundled_model.NAME}")
     match source_of(model, flag):
@@ -50,7 +57,8 @@ def resolve(
 
 
 def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
-    """Return an existing directory, or a hub id, or None for the bundled model. Raises `ModelUnusable` for any other value."""
+    """Return an existing directory, or a hub id, or None for the bundled model. Raises
+    `ModelUnusable` for any other value."""
     if model is None:
         return None
     path = expanded(model)
@@ -59,9 +67,13 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
     if model == bundled_model.NAME:
         return None
     if exists(path):
-        raise ModelUnusable(f"{flag} {model} is a file: give the directory that holds config.json and the weights")
+        raise ModelUnusable(
+            f"{flag} {model} is a file: give the directory that holds config.json and the weights"
+        )
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):
-        raise ModelUnusable(f"{flag} {model}: no such directory, and not a hub id (owner/name) either")
+        raise ModelUnusable(
+            f"{flag} {model}: no such directory, and not a hub id (owner/name) either"
+        )
     try:
         validate_repo_id(model)
     except HFValidationError as error:
@@ -70,12 +82,14 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
 
 
 def may_download(model: str | None) -> bool:
-    """Whether the model may have to be downloaded, which takes any time. Asks no file system, which may hang."""
+    """Whether the model may have to be downloaded, which takes any time. Asks no file system, which
+    may hang."""
     return model is None or bool(HUB_ID.fullmatch(model) and not model.startswith((".", "~")))
 
 
 def cached(hub_id: str) -> Path | None:
-    """Return the directory of a model of the hub if all that a start would fetch is there. Nobody is asked."""
+    """Return the directory of a model of the hub if all that a start would fetch is there. Nobody
+    is asked."""
     try:
         return Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=FILES))
     except LocalEntryNotFoundError:
@@ -83,13 +97,15 @@ def cached(hub_id: str) -> Path | None:
 
 
 def local(model: str | None) -> Path:
-    """Return the directory of a model that is on this machine, as it is there now. Raises `ModelUnusable` for one of the hub that is
-    not."""
+    """Return the directory of a model that is on this machine, as it is there now. Raises
+    `ModelUnusable` for one of the hub that is not."""
     source = source_of(model)
     if not isinstance(source, str):
         return resolve(model, lambda _: None)
     if (directory := cached(source)) is None:
-        raise ModelUnusable(f"{source} is not here, or not all of it", "`trouper models pull` downloads it")
+        raise ModelUnusable(
+            f"{source} is not here, or not all of it", "`trouper models pull` downloads it"
+        )
     return directory
 
 
@@ -97,9 +113,13 @@ def _fetch(hub_id: str) -> Path:
     try:
         return Path(_download(hub_id, allow_patterns=FILES))
     except GatedRepoError as error:
-        raise ModelUnusable(f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN") from error
+        raise ModelUnusable(
+            f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN"
+        ) from error
     except RepositoryNotFoundError as error:
-        raise ModelUnusable(f"the hub has no {hub_id}, or it is private: then set HF_TOKEN") from error
+        raise ModelUnusable(
+            f"the hub has no {hub_id}, or it is private: then set HF_TOKEN"
+        ) from error
     except IncompleteSnapshotError as error:
         message = f"only a part of {hub_id} is cached, and the model hub cannot be reached"
         raise ModelUnusable(message, f"`trouper models pull {hub_id}` fetches the rest") from error
@@ -107,5 +127,11 @@ def _fetch(hub_id: str) -> Path:
         raise ModelUnusable(
             f"{hub_id} is neither a directory nor cached, and the model hub cannot be reached"
         ) from error
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ImportError) as error:  # ImportError: of a proxy by SOCKS.
+    except (
+        httpx2.HTTPError,
+        httpx2.InvalidURL,
+        OSError,
+        ImportError,
+    ) as error:
+        # ImportError: of a proxy by SOCKS.
         raise ModelUnusable(f"{hub_id} could not be downloaded: {line_of(error)}") from error

@@ -1,7 +1,7 @@
 """Detection of the format in which a model writes calls and reasoning.
 
-The chat template is asked to render a call of an earlier turn: what it writes is what the model was trained to write. Only
-where it renders none, its source and mlx-lm's own detection decide.
+The chat template is asked to render a call of an earlier turn: what it writes is what the model was
+trained to write. Only where it renders none, its source and mlx-lm's own detection decide.
 """
 
 from __future__ import annotations
@@ -74,7 +74,13 @@ class OutputFormat:
     @property
     def markers(self) -> frozenset[str]:
         """Texts that parsers look for."""
-        return frozenset((*(self.thinking or ()), *(self.calling or ()), *CALL_MARKERS.get(self.tool_parser or "", ())))
+        return frozenset(
+            (
+                *(self.thinking or ()),
+                *(self.calling or ()),
+                *CALL_MARKERS.get(self.tool_parser or "", ()),
+            )
+        )
 
 
 def detect(wrapped: TokenizerWrapper, render: Render, report: TemplateReport) -> OutputFormat:
@@ -110,11 +116,15 @@ def _rendered_format(render: Render, report: TemplateReport) -> str | None:
     if report.adaptation.calls == "text":
         return None
     messages = report.adaptation.adapted(call_conversation())
-    text = _rendered_or_nothing(render, messages, {"tools": [TOOL]}) or _rendered_or_nothing(render, messages, {})
+    text = _rendered_or_nothing(render, messages, {"tools": [TOOL]}) or _rendered_or_nothing(
+        render, messages, {}
+    )
     return next((name for name, pattern in RENDERED.items() if re.search(pattern, text)), None)
 
 
-def _rendered_or_nothing(render: Render, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+def _rendered_or_nothing(
+    render: Render, messages: Sequence[Message], options: Mapping[str, Any]
+) -> str:
     try:
         return render(messages, options)
     except Exception:  # noqa: BLE001 - a template is code of any kind: whatever it raises, it renders no call.
@@ -141,7 +151,9 @@ def _reasoning_format(wrapped: TokenizerWrapper) -> str | None:
         return next((name for name, markers in THINKING.items() if markers == found), None)
     for name in ("think", "mistral"):
         markers = THINKING[name]
-        if all(marker in vocabulary for marker in markers) or (isinstance(source, str) and _all_in(markers, source)):
+        if all(marker in vocabulary for marker in markers) or (
+            isinstance(source, str) and _all_in(markers, source)
+        ):
             return name
     return None
 

@@ -1,7 +1,7 @@
 """Conversion of a model to float32, for devices where that is the fastest dtype.
 
-On a CPU a float32 product runs in BLAS; bfloat16 and quantized ones are MLX's own loops, 5 to 30 times
-slower. (mlx_lm.utils.dequantize_model leaves out MLA's layers and nvfp4's global scales.)
+On a CPU a float32 product runs in BLAS; bfloat16 and quantized ones are MLX's own loops, 5 to 30
+times slower. (mlx_lm.utils.dequantize_model leaves out MLA's layers and nvfp4's global scales.)
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ PLAIN: dict[type[nn.Module], Callable[[], nn.Module]] = {
 
 
 def to_float32(model: nn.Module) -> None:
-    """Convert the model in place and lazily: nothing is computed until the parameters are evaluated."""
+    """Convert the model in place and lazily: nothing is computed until the parameters are
+    evaluated."""
     plain = [
-        (name, _plain(module, PLAIN[type(module)]())) for name, module in model.named_modules() if type(module) in PLAIN
+        (name, _plain(module, PLAIN[type(module)]()))
+        for name, module in model.named_modules()
+        if type(module) in PLAIN
     ]
     if plain:
         model.update_modules(tree_unflatten(plain))
@@ -42,7 +45,8 @@ def _plain(quantized: nn.Module, layer: nn.Module) -> nn.Module:
 
 
 def _weight(layer: nn.Module) -> mx.array:
-    """Dequantize. Floating-point scales are converted to float32 first, so that products lose no precision."""
+    """Dequantize. Floating-point scales are converted to float32 first, so that products lose no
+    precision."""
     scales, biases = layer.scales, layer.get("biases")
     if mx.issubdtype(scales.dtype, mx.floating):
         scales = scales.astype(mx.float32)

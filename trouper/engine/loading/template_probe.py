@@ -1,9 +1,10 @@
-"""Probe of a chat template: which conversations it accepts and renders completely and in order, found by rendering them.
+"""Probe of a chat template: which conversations it accepts and renders completely and in order,
+found by rendering them.
 
-Each field of `MessageAdaptation` has conversations of its own. The first of its values with which the template renders all
-of them is taken; where none renders all, the first of those that render as many as any. So a message is changed only where
-the template refuses it, drops it, or moves it in front of what came earlier, which would change the prompt's prefix in
-every turn.
+Each field of `MessageAdaptation` has conversations of its own. The first of its values with which
+the template renders all of them is taken; where none renders all, the first of those that render as
+many as any. So a message is changed only where the template refuses it, drops it, or moves it in
+front of what came earlier, which would change the prompt's prefix in every turn.
 """
 
 from __future__ import annotations
@@ -20,34 +21,44 @@ from trouper.engine.loading.message_adaptation import Message, MessageAdaptation
 from trouper.engine.platform.error_text import first_line_of
 
 Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
-"""Renders messages with the template's variables. Raises an exception if the template refuses them."""
+"""Renders messages with the template's variables. Raises an exception if the template refuses
+them."""
 TOOL = {
     "type": "function",
     "function": {
         "name": "probe_tool",
         "description": "A tool.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}},
+            "required": ["path"],
+        },
     },
 }
 MARK = re.compile("probe[0-9]+x")
 """A text of the probe, which no template contains."""
 WRONG_ARGUMENTS = re.compile(r"""'path': 'probe|\\"probe""")
-"""Renderings of arguments that a model never saw: an object as Python writes it, and JSON inside of a JSON string."""
+"""Renderings of arguments that a model never saw: an object as Python writes it, and JSON inside of
+a JSON string."""
 Conversation = tuple[str, ...]
 """Roles of a conversation's messages; see `_messages`."""
 
 
 @attrs.frozen
 class Step:
-    """Candidates for some fields, from the smallest change on, and the conversations that decide between them."""
+    """Candidates for some fields, from the smallest change on, and the conversations that decide
+    between them."""
 
     candidates: tuple[Mapping[str, Any], ...]
     conversations: tuple[Conversation, ...]
     tools: bool = False
-    """Whether the conversations are about calls, which templates may render only where tools are offered."""
+    """Whether the conversations are about calls, which templates may render only where tools are
+    offered."""
 
 
-def _step(candidates: Sequence[Mapping[str, Any]], conversations: Sequence[str], *, tools: bool = False) -> Step:
+def _step(
+    candidates: Sequence[Mapping[str, Any]], conversations: Sequence[str], *, tools: bool = False
+) -> Step:
     return Step(({}, *candidates), tuple(tuple(text.split()) for text in conversations), tools)
 
 
@@ -63,8 +74,9 @@ def _call_forms() -> Iterator[Mapping[str, Any]]:
     yield {"calls": "text", "results": "user"}
 
 
-# The order of the steps matters: a message that gets another role becomes a neighbour of messages of that role, so joining
-# neighbours is decided first; a system message behind a result needs calls that are rendered at all.
+# The order of the steps matters: a message that gets another role becomes a neighbour of messages
+# of that role, so joining neighbours is decided first; a system message behind a result needs calls
+# that are rendered at all.
 STEPS = (
     _step([{"content": "parts"}], ["user"]),
     _step([{"users": "merged"}], ["user user", "user assistant user user"]),
@@ -76,11 +88,18 @@ STEPS = (
     _step([{"first_user": True}], ["system", "assistant user", "system assistant user"]),
     _step([*_call_forms()], ["user call tool", "user call tool assistant user"], tools=True),
     _step(
-        [{"calls": "split"}, {"calls": "separated"}, {"calls": "text"}, {"calls": "text", "results": "user"}],
+        [
+            {"calls": "split"},
+            {"calls": "separated"},
+            {"calls": "text"},
+            {"calls": "text", "results": "user"},
+        ],
         ["user text+call tool", "user text+call tool assistant user"],
         tools=True,
     ),
-    _step([{"parallel_calls": "single"}, {"calls": "text"}], ["user calls tool tool+1"], tools=True),
+    _step(
+        [{"parallel_calls": "single"}, {"calls": "text"}], ["user calls tool tool+1"], tools=True
+    ),
     _step([{"empty_results": "marked"}], ["user call empty"], tools=True),
     _step(
         [{"user_after_tool": "assistant"}],
@@ -111,7 +130,8 @@ class TemplateReport:
 
     adaptation: MessageAdaptation = attrs.field(factory=MessageAdaptation)
     refused: tuple[str, ...] = ()
-    """Conversations that the template does not render in spite of the adaptation, as their roles."""
+    """Conversations that the template does not render in spite of the adaptation, as their
+    roles."""
     fault: str | None = None
     """Why the template does not even render a lone question, in a line."""
 
@@ -119,7 +139,10 @@ class TemplateReport:
     def summary(self) -> str | None:
         """A line for the log, if there is something to say."""
         if self.fault is not None:
-            return f"the chat template does not render a question ({self.fault}); /v1/completions needs no template"
+            return (
+                f"the chat template does not render a question ({self.fault}); /v1/completions "
+                "needs no template"
+            )
         changes = "; ".join(f"{name}: {text}" for name, text in self.lines)
         return f"messages are adapted to the chat template: {changes}" if changes else None
 
@@ -131,8 +154,8 @@ class TemplateReport:
 
 
 def probe(render: Render) -> TemplateReport:
-    """Find how messages must be changed for a template. A template that refuses a lone message of the user is not one for
-    conversations, and nothing is changed for it."""
+    """Find how messages must be changed for a template. A template that refuses a lone message of
+    the user is not one for conversations, and nothing is changed for it."""
     prober = _Prober(render)
     first, *others = STEPS
     adaptation = prober.decided(MessageAdaptation(), first, {})
@@ -146,7 +169,11 @@ def probe(render: Render) -> TemplateReport:
     refused: list[str] = []
     for step in STEPS:
         options = offered if step.tools else {}
-        refused += [" ".join(roles) for roles in step.conversations if not prober.renders(adaptation, roles, options)]
+        refused += [
+            " ".join(roles)
+            for roles in step.conversations
+            if not prober.renders(adaptation, roles, options)
+        ]
     return TemplateReport(adaptation, tuple(refused))
 
 
@@ -156,7 +183,9 @@ class _Prober:
 
     _render: Render
 
-    def decided(self, adaptation: MessageAdaptation, step: Step, options: Mapping[str, Any]) -> MessageAdaptation:
+    def decided(
+        self, adaptation: MessageAdaptation, step: Step, options: Mapping[str, Any]
+    ) -> MessageAdaptation:
         """Return the first candidate with which as many conversations are rendered as with any."""
         best, best_count = adaptation, -1
         for change in step.candidates:
@@ -168,13 +197,17 @@ class _Prober:
                 break
         return best
 
-    def renders(self, adaptation: MessageAdaptation, roles: Conversation, options: Mapping[str, Any]) -> bool:
+    def renders(
+        self, adaptation: MessageAdaptation, roles: Conversation, options: Mapping[str, Any]
+    ) -> bool:
         """Whether the template renders every text of the conversation once, in order."""
         messages = _messages(roles)
         adapted = adaptation.adapted(messages)
         try:
             text = self._render(adapted, options)
-            if roles[-1] == "empty" and text == self._render(adaptation.adapted(messages[:-1]), options):
+            if roles[-1] == "empty" and text == self._render(
+                adaptation.adapted(messages[:-1]), options
+            ):
                 return False  # The empty result is dropped.
         except Exception:  # noqa: BLE001 - a template is code of any kind: whatever it raises, it refuses.
             return False
@@ -190,7 +223,8 @@ class _Prober:
 
 
 def conversations() -> list[tuple[list[Message], Mapping[str, Any]]]:
-    """Return what a probe may render, with the options: each candidate's form of each conversation."""
+    """Return what a probe may render, with the options: each candidate's form of each
+    conversation."""
     return [
         (
             list(attrs.evolve(MessageAdaptation(), **change).adapted(_messages(roles))),
@@ -209,8 +243,9 @@ def call_conversation() -> list[Message]:
 
 
 def _messages(roles: Conversation) -> list[Message]:
-    """Return a conversation. `call` is an assistant's message with a call, `calls` with two, `text+call` with a text, too;
-    `tool+1` is the result of the second call, `empty` an empty result."""
+    """Return a conversation. `call` is an assistant's message with a call, `calls` with two,
+    `text+call` with a text, too; `tool+1` is the result of the second call, `empty` an empty
+    result."""
     messages: list[Message] = []
     for index, role in enumerate(roles):
         text = f"probe{10 * index}x"
@@ -222,7 +257,12 @@ def _messages(roles: Conversation) -> list[Message]:
                 messages.append({"role": "assistant", "content": content, "tool_calls": calls})
             case "tool" | "tool+1" | "empty":
                 content, number = "" if role == "empty" else text, int(role == "tool+1")
-                result = {"role": "tool", "name": "probe_tool", "content": content, "tool_call_id": _id(number)}
+                result = {
+                    "role": "tool",
+                    "name": "probe_tool",
+                    "content": content,
+                    "tool_call_id": _id(number),
+                }
                 messages.append(result)
             case _:
                 messages.append({"role": role, "content": text})
@@ -243,4 +283,6 @@ def _call(mark: int, number: int) -> Message:
 
 def _marks(messages: Sequence[Message]) -> list[str]:
     """Texts of messages, in the order in which a template renders them."""
-    return MARK.findall(json.dumps([[turn.get("content"), turn.get("tool_calls")] for turn in messages]))
+    return MARK.findall(
+        json.dumps([[turn.get("content"), turn.get("tool_calls")] for turn in messages])
+    )

@@ -1,9 +1,10 @@
 """The bytes that each token adds to the visible text, whatever kind the tokenizer is.
 
-Decoding token by token is wrong (a character may span tokens) and decoding everything again at each step is
-quadratic; a table of bytes is neither. The three kinds:
-byte-level BPE writes each byte as a printable character (GPT-2's table, openai/gpt-2 encoder.py), SentencePiece
-writes a space as U+2581 and rare bytes as <0xE2>, and for others (WordPiece) each token is decoded after a fixed word.
+Decoding token by token is wrong (a character may span tokens) and decoding everything again at each
+step is quadratic; a table of bytes is neither. The three kinds: byte-level BPE writes each byte as
+a printable character (GPT-2's table, openai/gpt-2 encoder.py), SentencePiece writes a space as
+U+2581 and rare bytes as <0xE2>, and for others (WordPiece) each token is decoded after a fixed
+word.
 """
 
 from __future__ import annotations
@@ -51,27 +52,35 @@ def _decoder(tokenizer: TokenizerWrapper, vocab: Mapping[str, int]) -> Callable[
     kinds = set(_kinds(tokenizer))
     if "ByteLevel" in kinds or (not kinds and any(piece.startswith("Ġ") for piece in vocab)):
         return byte_level
-    if kinds & {"ByteFallback", "Metaspace"} or (not kinds and any(piece.startswith("▁") for piece in vocab)):
+    if kinds & {"ByteFallback", "Metaspace"} or (
+        not kinds and any(piece.startswith("▁") for piece in vocab)
+    ):
         return sentencepiece
     return _as_followed(tokenizer)
 
 
 def _kinds(tokenizer: TokenizerWrapper) -> Iterator[str]:
-    """Yield the decoders of a tokenizer.json, also those in sequences; none for tokenizers in Python. Only the decoder is written as JSON: the
-    vocabulary takes a tenth of a second for each 50,000 tokens."""
+    """Yield the decoders of a tokenizer.json, also those in sequences; none for tokenizers in
+    Python. Only the decoder is written as JSON: the vocabulary takes a tenth of a second for each
+    50,000 tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     written = getattr(backend, "decoder", None)
-    decoder: dict[str, Any] | None = json.loads(written.__getstate__()) if written is not None else None
+    decoder: dict[str, Any] | None = (
+        json.loads(written.__getstate__()) if written is not None else None
+    )
     for part in [decoder or {}, *(decoder or {}).get("decoders", ())]:
         if "type" in part:
             yield part["type"]
 
 
 def _byte_characters() -> dict[str, int]:
-    """Build GPT-2's table: printable bytes map to themselves, the others to characters from U+0100."""
+    """Build GPT-2's table: printable bytes map to themselves, the others to characters from
+    U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(unprintable)
+    }
 
 
 BYTE_OF = _byte_characters()
@@ -93,7 +102,8 @@ def sentencepiece(piece: str) -> bytes:
 
 
 def _as_followed(tokenizer: TokenizerWrapper) -> Callable[[str], bytes]:
-    """Make a function that decodes a token after a word: WordPiece joins `##ing` and separates others by a space."""
+    """Make a function that decodes a token after a word: WordPiece joins `##ing` and separates
+    others by a space."""
     anchor = tokenizer.encode(ANCHOR, add_special_tokens=False)
     before = tokenizer.decode(anchor)
 

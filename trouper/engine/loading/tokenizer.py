@@ -1,4 +1,5 @@
-"""Wrapper of a Hugging Face tokenizer with the server's interface: text to tokens, and tokens to bytes."""
+"""Wrapper of a Hugging Face tokenizer with the server's interface: text to tokens, and tokens to
+bytes."""
 
 from __future__ import annotations
 
@@ -34,10 +35,17 @@ from trouper.protocol.problems import ModelUnusable, bad_request
 from trouper.storage.checkpoint_files import read_json, require_content
 
 TEMPLATE_FAULTS = (
-    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
-)  # fmt: skip
-"""Exceptions that a template may raise for messages that it does not support; `raise_exception` raises TemplateError, what is nested too
-deeply for `tojson` RecursionError, a range beyond the sandbox's OverflowError."""
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""Exceptions that a template may raise for messages that it does not support; `raise_exception`
+raises TemplateError, what is nested too deeply for `tojson` RecursionError, a range beyond the
+sandbox's OverflowError."""
 Config = Mapping[str, Any]
 MAX_BREAKERS = 64
 """Number of different sequence breakers that are kept as tokens: some 10 kB each."""
@@ -84,12 +92,20 @@ class HubTokenizer:
 
     @cached_property
     def _fast(self) -> Fast | None:
-        """The tokenizers library itself, where the tokenizer adds nothing to its tokenizer.json. `encode_batch_fast` releases the GIL,
-        which `encode` does not, and makes no offsets, which take ten times the memory of the ids."""
+        """The tokenizers library itself, where the tokenizer adds nothing to its tokenizer.json.
+        `encode_batch_fast` releases the GIL, which `encode` does not, and makes no offsets, which
+        take ten times the memory of the ids."""
         wrapped = self._wrapped._tokenizer
-        plain = isinstance(wrapped, PreTrainedTokenizerFast) and type(wrapped)._encode_plus is ENCODE
+        plain = (
+            isinstance(wrapped, PreTrainedTokenizerFast) and type(wrapped)._encode_plus is ENCODE
+        )
         backend = getattr(wrapped, "backend_tokenizer", None)
-        if not plain or backend is None or backend.truncation is not None or backend.padding is not None:
+        if (
+            not plain
+            or backend is None
+            or backend.truncation is not None
+            or backend.padding is not None
+        ):
             return None
         return cast(Fast, backend.encode_batch_fast)
 
@@ -106,7 +122,9 @@ class HubTokenizer:
         """The template itself writes the special tokens, so none are added to its text (F1)."""
         return tuple(self._templated(messages, {**kwargs, "tokenize": True}))
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+    ) -> str | None:
         if self._fast is None or type(self._wrapped._tokenizer).apply_chat_template is not TEMPLATE:
             return None
         return str(self._templated(messages, {**kwargs, "tokenize": False}))
@@ -116,20 +134,26 @@ class HubTokenizer:
             adapted = self.template.adaptation.adapted(messages)
             _require_default(self._wrapped, options)
             with _panics_refused():
-                return self._wrapped.apply_chat_template(adapted, **{"add_generation_prompt": True, **options})
+                return self._wrapped.apply_chat_template(
+                    adapted, **{"add_generation_prompt": True, **options}
+                )
         except TEMPLATE_FAULTS as error:
             also = (
                 ""
                 if self.template.fault is None
                 else "; it renders no question at all, and /v1/completions needs no template"
             )
-            raise bad_request(f"the model's chat template refuses these messages: {error}{also}", "messages") from error
+            raise bad_request(
+                f"the model's chat template refuses these messages: {error}{also}", "messages"
+            ) from error
 
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""
 
     def token_text(self, token: int) -> str:
-        return self._specials.get(token) or self.token_bytes(token).decode(errors="backslashreplace")
+        return self._specials.get(token) or self.token_bytes(token).decode(
+            errors="backslashreplace"
+        )
 
     @property
     def thinking(self) -> tuple[str, str] | None:
@@ -153,7 +177,9 @@ class HubTokenizer:
     def breakers(self, breakers: tuple[str, ...]) -> Breakers:
         found = self._breakers.get(breakers)
         if found is None:
-            found = breakers_of(breakers, self._bytes, partial(self._wrapped.encode, add_special_tokens=False))
+            found = breakers_of(
+                breakers, self._bytes, partial(self._wrapped.encode, add_special_tokens=False)
+            )
             if len(self._breakers) < MAX_BREAKERS:
                 self._breakers[breakers] = found
         return found
@@ -177,19 +203,27 @@ class HubTokenizer:
         return self.grammars.known(grammar)
 
     def with_grammars(self, logits: int) -> HubTokenizer:
-        """Return a copy with grammars for a model of `logits` logits. If none of them ends a turn, one without text ends what follows a grammar,
-        or else the last: its text can be written with others."""
+        """Return a copy with grammars for a model of `logits` logits. If none of them ends a turn,
+        one without text ends what follows a grammar, or else the last: its text can be written with
+        others."""
         known = [token for token in sorted(self.eos_token_ids) if token < logits]
-        eos = known or [next((token for token in reversed(range(logits)) if not self.token_bytes(token)), logits - 1)]
+        eos = known or [
+            next(
+                (token for token in reversed(range(logits)) if not self.token_bytes(token)),
+                logits - 1,
+            )
+        ]
         encode = partial(self._wrapped.encode, add_special_tokens=False)
         vocabulary = TokenizerVocabulary(self._bytes, self._specials, eos, encode)
-        return attrs.evolve(self, grammars=Grammars(vocabulary, logits, eos), grammar_end=None if known else eos[0])
+        return attrs.evolve(
+            self, grammars=Grammars(vocabulary, logits, eos), grammar_end=None if known else eos[0]
+        )
 
 
 @contextmanager
 def _panics_refused() -> Iterator[None]:
-    """Refuse a text on which the tokenizer's Rust panics: an expression of the model's has backtracked for
-    too long. A panic is no `Exception`, and would end the server."""
+    """Refuse a text on which the tokenizer's Rust panics: an expression of the model's has
+    backtracked for too long. A panic is no `Exception`, and would end the server."""
     try:
         yield
     except BaseException as panic:
@@ -200,28 +234,36 @@ def _panics_refused() -> Iterator[None]:
 
 def _call(call: Mapping[str, Any]) -> tuple[str, str]:
     arguments = call.get("arguments", {})
-    return str(call["name"]), arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return str(call["name"]), arguments if isinstance(arguments, str) else json.dumps(
+        arguments, ensure_ascii=False
+    )
 
 
 def _visible(table: TokenTable, markers: AbstractSet[str]) -> TokenTable:
-    """Make markers of thinking and tool calls visible text, even if they are special tokens: parsers search them in the text."""
+    """Make markers of thinking and tool calls visible text, even if they are special tokens:
+    parsers search them in the text."""
     shown = {token: text for token, text in table.specials.items() if text in markers}
     pieces = list(table.pieces)
     for token, text in shown.items():
         pieces[token] = text.encode()
-    return TokenTable(tuple(pieces), {token: text for token, text in table.specials.items() if token not in shown})
+    return TokenTable(
+        tuple(pieces), {token: text for token, text in table.specials.items() if token not in shown}
+    )
 
 
 def wrapped_tokenizer(directory: Path) -> TokenizerWrapper:
-    """Open the directory's tokenizer, after a trial of it, and never run code of its own: unless told so, transformers asks on stdin, and runs it
-    after a "y". Raises `ModelUnusable`, and whatever the libraries raise."""
+    """Open the directory's tokenizer, after a trial of it, and never run code of its own: unless
+    told so, transformers asks on stdin, and runs it after a "y". Raises `ModelUnusable`, and
+    whatever the libraries raise."""
     try_tokenizer(directory)
     return load_tokenizer(directory, {"trust_remote_code": False, **_processor_template(directory)})
 
 
-def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> HubTokenizer:
-    """Load the directory's tokenizer. `configs` may name further tokens that end a turn; `tool_parser` and `reasoning_parser`
-    are the settings of these names. Raises `ModelUnusable`."""
+def load(
+    directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> HubTokenizer:
+    """Load the directory's tokenizer. `configs` may name further tokens that end a turn;
+    `tool_parser` and `reasoning_parser` are the settings of these names. Raises `ModelUnusable`."""
     try:
         wrapped = wrapped_tokenizer(directory)
         has_template = bool(wrapped.has_chat_template)
@@ -231,11 +273,14 @@ def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_p
         table = _visible(token_table(wrapped), output_format.markers)
     except ModelUnusable:
         raise
-    except BaseException as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
+    except BaseException as error:
+        # Files of any kind, read by code of any kind: whatever it raises, they are unusable.
         if not is_of_library(error):
             raise
         require_content(directory / "tokenizer.json")
-        raise ModelUnusable(f"{directory} has no usable tokenizer: {_why(directory, error)}") from error
+        raise ModelUnusable(
+            f"{directory} has no usable tokenizer: {_why(directory, error)}"
+        ) from error
     return HubTokenizer(
         eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
         has_chat_template=has_template,
@@ -253,12 +298,20 @@ def _why(directory: Path, error: BaseException) -> str:
         config = read_json(directory / "tokenizer_config.json")
         if code := config.get("auto_map", {}).get("AutoTokenizer"):
             names = ", ".join(filter(None, code if isinstance(code, list) else [code]))
-            return f"it is Python code of the model ({names}), which is not run here; use a conversion with a tokenizer.json alone"
-    return line_of(error) if (directory / "tokenizer.json").exists() else "it has no tokenizer.json; download it again"
+            return (
+                f"it is Python code of the model ({names}), which is not run here; use a "
+                "conversion with a tokenizer.json alone"
+            )
+    return (
+        line_of(error)
+        if (directory / "tokenizer.json").exists()
+        else "it has no tokenizer.json; download it again"
+    )
 
 
 def _processor_template(directory: Path) -> dict[str, str]:
-    """Return the chat template of older checkpoints of models that see: it is in their processor's file, which tokenizers do not read."""
+    """Return the chat template of older checkpoints of models that see: it is in their processor's
+    file, which tokenizers do not read."""
     file, own = directory / "chat_template.json", directory / "tokenizer_config.json"
     if not file.exists() or (directory / "chat_template.jinja").exists():
         return {}
@@ -267,27 +320,38 @@ def _processor_template(directory: Path) -> dict[str, str]:
     return {"chat_template": str(read_json(file)["chat_template"])}
 
 
-def _rendered(wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
-    """Render messages for the probe. Raises whatever a template raises, and `TypeError` if the result is no text."""
+def _rendered(
+    wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]
+) -> str:
+    """Render messages for the probe. Raises whatever a template raises, and `TypeError` if the
+    result is no text."""
     _require_default(wrapped, options)
-    rendered = wrapped.apply_chat_template([*messages], add_generation_prompt=True, tokenize=False, **options)
+    rendered = wrapped.apply_chat_template(
+        [*messages], add_generation_prompt=True, tokenize=False, **options
+    )
     if not isinstance(rendered, str):
         raise TypeError("the template gives no text")
     return rendered
 
 
 def _require_default(wrapped: TokenizerWrapper, options: Mapping[str, Any]) -> None:
-    """Raise `LookupError` if the tokenizer has several templates, and none for these options: transformers takes the one for tools if there are
-    some, else the default; its own error asks for an argument that no client can send."""
+    """Raise `LookupError` if the tokenizer has several templates, and none for these options:
+    transformers takes the one for tools if there are some, else the default; its own error asks for
+    an argument that no client can send."""
     templates = wrapped.chat_template
     named = isinstance(templates, dict) and "default" not in templates
     if named and not (options.get("tools") is not None and "tool_use" in templates):
-        raise LookupError(f"of its templates ({', '.join(sorted(templates))}) none is named default")
+        raise LookupError(
+            f"of its templates ({', '.join(sorted(templates))}) none is named default"
+        )
 
 
 def eos_ids(config: Config) -> frozenset[int]:
-    """Read eos_token_id: an id, a list of ids, or nothing; configs of multimodal models nest it (F16). What is no id is left out."""
+    """Read eos_token_id: an id, a list of ids, or nothing; configs of multimodal models nest it
+    (F16). What is no id is left out."""
     named = config.get("eos_token_id")
-    ids = {token for token in (named if isinstance(named, list) else [named]) if isinstance(token, int)}
+    ids = {
+        token for token in (named if isinstance(named, list) else [named]) if isinstance(token, int)
+    }
     nested = config.get("text_config")
     return frozenset(ids) | (eos_ids(nested) if isinstance(nested, Mapping) else frozenset())

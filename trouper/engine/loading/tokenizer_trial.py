@@ -1,4 +1,5 @@
-"""Trial of a directory's tokenizer and chat templates in a process of its own, once for each content.
+"""Trial of a directory's tokenizer and chat templates in a process of its own, once for each
+content.
 
 See `tokenizer_trial_script.py` for the reasons.
 """
@@ -72,14 +73,17 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _content(directory: Path) -> str:
-    """Hash of all that a trial depends on. Raises `ModelUnusable` for what is no file, or too large."""
+    """Hash of all that a trial depends on. Raises `ModelUnusable` for what is no file, or too
+    large."""
     versions = [VERSION, version("tokenizers"), version("jinja2")]
     digest = hashlib.sha256(json.dumps(versions).encode() + SCRIPT.read_bytes())
     for path in _files(directory):
         try:
             require_regular(path)
             if (size := path.stat().st_size) > LONGEST_BYTES:
-                raise ModelUnusable(f"{path} has {size} bytes, and at most {LONGEST_BYTES} are read")
+                raise ModelUnusable(
+                    f"{path} has {size} bytes, and at most {LONGEST_BYTES} are read"
+                )
             content = path.read_bytes()
         except OSError as error:
             raise ModelUnusable(f"{path} cannot be read: {error}") from error
@@ -89,7 +93,11 @@ def _content(directory: Path) -> str:
 
 def _fault(directory: Path) -> str:
     """Run the process and say what it found; "" if that is nothing, or it cannot be started."""
-    order = {"directory": str(directory.absolute()), "conversations": conversations(), "cpu_s": CPU_S}
+    order = {
+        "directory": str(directory.absolute()),
+        "conversations": conversations(),
+        "cpu_s": CPU_S,
+    }
     try:
         done = subprocess.run(  # noqa: S603 - our own script
             [sys.executable, "-P", str(SCRIPT)],
@@ -100,13 +108,21 @@ def _fault(directory: Path) -> str:
             start_new_session=True,  # Ctrl-C goes to the server, which ends this process.
             check=False,
         )
-        lines, how = done.stdout.decode(errors="replace").splitlines(), "ends the process that reads it"
+        lines, how = (
+            done.stdout.decode(errors="replace").splitlines(),
+            "ends the process that reads it",
+        )
         if -done.returncode in TIME_SIGNALS:
             how = f"does not end within {CPU_S} s of computing"
     except subprocess.TimeoutExpired as error:
-        lines, how = (error.stdout or b"").decode().splitlines(), f"does not end within {WAIT_S:g} s"
+        lines, how = (
+            (error.stdout or b"").decode().splitlines(),
+            f"does not end within {WAIT_S:g} s",
+        )
     except OSError as error:
-        log.warning("a tokenizer is read without a trial: its process cannot be started (%s)", error)
+        log.warning(
+            "a tokenizer is read without a trial: its process cannot be started (%s)", error
+        )
         return ""
     *_, last = [TOKENIZER, *lines]
     if last == END:

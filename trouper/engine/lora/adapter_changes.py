@@ -1,8 +1,10 @@
 """Adding and removing adapters of a loaded model, piece by piece between the passes of its rows.
 
-An adapter has a slot: its index in the stacked matrices of every layer. Slots of other adapters stay what they are, so rows that run keep
-theirs. New matrices of all layers are computed first and then exchanged at once; passes that were built before have the old ones. The
-slot of an adapter that was removed has zeros until the next one that is loaded takes it, or until all behind it are removed, too.
+An adapter has a slot: its index in the stacked matrices of every layer. Slots of other adapters
+stay what they are, so rows that run keep theirs. New matrices of all layers are computed first and
+then exchanged at once; passes that were built before have the old ones. The slot of an adapter that
+was removed has zeros until the next one that is loaded takes it, or until all behind it are
+removed, too.
 """
 
 from __future__ import annotations
@@ -40,16 +42,22 @@ def planning(model: nn.Module, names: Names, found: FoundAdapter) -> Pieces[Adap
     yield False
     slots = len(names) + (None not in names)
     total = sum(
-        stacked_bytes(layer, slots, max(_rank(layer), parts[path].a.shape[1] if path in parts else 0))
+        stacked_bytes(
+            layer, slots, max(_rank(layer), parts[path].a.shape[1] if path in parts else 0)
+        )
         for path, layer in _layers(model, parts).items()
     )
     read = sum(part.a.nbytes + part.b.nbytes for part in parts.values())
-    return AdapterPlan(added_bytes=total - adapter_bytes(model), total_bytes=total, loading_bytes=total + read)
+    return AdapterPlan(
+        added_bytes=total - adapter_bytes(model), total_bytes=total, loading_bytes=total + read
+    )
 
 
-def adding(model: nn.Module, names: Names, found: FoundAdapter, check: Callable[[], None]) -> Pieces[int]:
-    """Add an adapter. Returns its greatest rank. `check` raises if the model cannot run with it, which then is as before. Raises
-    `ModelUnusable`."""
+def adding(
+    model: nn.Module, names: Names, found: FoundAdapter, check: Callable[[], None]
+) -> Pieces[int]:
+    """Add an adapter. Returns its greatest rank. `check` raises if the model cannot run with it,
+    which then is as before. Raises `ModelUnusable`."""
     parts = read_adapter(found, model)
     yield False
     for path, part in parts.items():
@@ -58,7 +66,9 @@ def adding(model: nn.Module, names: Names, found: FoundAdapter, check: Callable[
         yield False
     slot = names.index(None) if None in names else len(names)
     changed: Names = [*names[:slot], found.name, *names[slot + 1 :]]
-    before = {path: getattr(layer, "adapters", None) for path, layer in _layers(model, parts).items()}
+    before = {
+        path: getattr(layer, "adapters", None) for path, layer in _layers(model, parts).items()
+    }
     after = yield from _restacked(model, changed, slot + 1, parts)
     _exchange(model, after)
     try:
@@ -98,14 +108,19 @@ def _layers(model: nn.Module, parts: Mapping[str, LowRank]) -> dict[str, Any]:
 def _restacked(
     model: nn.Module, names: Names, slot: int, new: Mapping[str, LowRank]
 ) -> Pieces[dict[str, StackedAdapters | None]]:
-    """Compute the matrices of all layers with these adapters, of which the one in `slot` is new; None for a layer that none adapts any
-    more."""
+    """Compute the matrices of all layers with these adapters, of which the one in `slot` is new;
+    None for a layer that none adapts any more."""
     after: dict[str, StackedAdapters | None] = {}
     for path, layer in _layers(model, new).items():
-        parts = [new.get(path) if index == slot else part_of(layer, index) for index in range(1, len(names) + 1)]
+        parts = [
+            new.get(path) if index == slot else part_of(layer, index)
+            for index in range(1, len(names) + 1)
+        ]
         after[path] = None
         if any(part is not None for part in parts):
-            after[path] = made = stacked(current_adapters(model), parts, sizes_of(layer), dtype_of(layer))
+            after[path] = made = stacked(
+                current_adapters(model), parts, sizes_of(layer), dtype_of(layer)
+            )
             mx.eval(made.a, made.b)
         yield False
     return after

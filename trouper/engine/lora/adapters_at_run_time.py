@@ -1,4 +1,5 @@
-"""LoRA adapters of a loaded model that come and go while rows decode: their files, the memory that they need, and the work between steps."""
+"""LoRA adapters of a loaded model that come and go while rows decode: their files, the memory that
+they need, and the work between steps."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True, eq=False)
 class AdaptersAtRunTime:
-    """Changes of one engine's adapters. `changed` is called on its thread with the bytes of all adapters after each."""
+    """Changes of one engine's adapters. `changed` is called on its thread with the bytes of all
+    adapters after each."""
 
     settings: Settings
     loaded: EvaluatedModel
@@ -39,7 +41,8 @@ class AdaptersAtRunTime:
     changed: Callable[[int], None]
 
     async def plan(self, name: str, directory: str) -> AdapterPlan:
-        """Find how much memory an adapter needs; only the headers of its files are read. Raises `ModelUnusable`."""
+        """Find how much memory an adapter needs; only the headers of its files are read. Raises
+        `ModelUnusable`."""
         found = await self._found(name, directory)
         return await self.side.run(planning(self.loaded.model, self.names, found), self.wake)
 
@@ -52,7 +55,9 @@ class AdaptersAtRunTime:
         loaded = self.loaded
         check = partial(require_applied, loaded.model, loaded.card.capabilities, loaded.head)
         try:
-            rank, _ = await self.side.run(self._noted(adding(loaded.model, self.names, found, check)), self.wake)
+            rank, _ = await self.side.run(
+                self._noted(adding(loaded.model, self.names, found, check)), self.wake
+            )
         except (RuntimeError, MemoryError) as error:
             if lacks_memory(error):
                 raise OutOfDeviceMemory(first_line_of(error)) from error
@@ -61,12 +66,16 @@ class AdaptersAtRunTime:
 
     async def unload(self, name: str) -> int:
         """Unload an adapter as soon as no row has it. Returns the bytes of those that are left."""
-        _, nbytes = await self.side.run(self._noted(removing(self.loaded.model, self.names, name)), self.wake)
+        _, nbytes = await self.side.run(
+            self._noted(removing(self.loaded.model, self.names, name)), self.wake
+        )
         return nbytes
 
     async def _found(self, name: str, directory: str) -> FoundAdapter:
         if self.settings.adapter_path is not None:
-            raise ModelUnusable("--adapter-path excludes adapters by request", "start the server without it")
+            raise ModelUnusable(
+                "--adapter-path excludes adapters by request", "start the server without it"
+            )
         [found] = await trio.to_thread.run_sync(find_adapters, {name: directory}, self.group)
         return found
 

@@ -1,6 +1,8 @@
-"""Linear layers with the matrices of several adapters: a layer of the base gets a subclass of its class, and keeps its weights.
+"""Linear layers with the matrices of several adapters: a layer of the base gets a subclass of its
+class, and keeps its weights.
 
-Its path, its parameters and its identity stay what they were, so nothing else that knows the layer has to know of adapters.
+Its path, its parameters and its identity stay what they were, so nothing else that knows the layer
+has to know of adapters.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters, appli
 from trouper.engine.products.linear_layers import FastLinear, FastQuantizedLinear
 
 RANK_STEP = 8
-"""Multiple to which ranks are padded: products on GPUs read 16 bytes of a row at a time. A gathered product with matrices of rank 5 in float32 ended
-the process with a misaligned address on an H100 (MLX 0.32.4)."""
+"""Multiple to which ranks are padded: products on GPUs read 16 bytes of a row at a time. A gathered
+product with matrices of rank 5 in float32 ended the process with a misaligned address on an H100
+(MLX 0.32.4)."""
 
 
 @attrs.frozen(eq=False)
 class LowRank:
-    """What one adapter adds to one layer: x A B. a: (inputs, rank), b: (rank, outputs), its scale included."""
+    """What one adapter adds to one layer: x A B. a: (inputs, rank), b: (rank, outputs), its scale
+    included."""
 
     a: mx.array
     b: mx.array
@@ -32,8 +36,8 @@ class LowRank:
 
 @attrs.frozen(eq=False)
 class StackedAdapters:
-    """The matrices of all adapters for one layer, of which index 0 has zeros. a: (1 + adapters, inputs, rank), b: (1 + adapters, rank,
-    outputs), where the greatest rank counts, padded."""
+    """The matrices of all adapters for one layer, of which index 0 has zeros. a: (1 + adapters,
+    inputs, rank), b: (1 + adapters, rank, outputs), where the greatest rank counts, padded."""
 
     current: CurrentAdapters
     a: mx.array
@@ -98,25 +102,32 @@ def sizes_of(layer: nn.Module) -> tuple[int, int]:
 
 
 def install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> None:
-    """Give the layers of the model the matrices of these adapters, by the layers' paths. They are evaluated. The first adapter has index
+    """Give the layers of the model the matrices of these adapters, by the layers' paths. They are
+    evaluated. The first adapter has index
     1."""
     modules = dict(model.named_modules())
     current = current_adapters(model)
     for path in dict.fromkeys(path for adapter in adapters for path in adapter):
         layer: Any = modules[path]
-        made = stacked(current, [adapter.get(path) for adapter in adapters], sizes_of(layer), dtype_of(layer))
+        made = stacked(
+            current, [adapter.get(path) for adapter in adapters], sizes_of(layer), dtype_of(layer)
+        )
         mx.eval(made.a, made.b)
         put(layer, made)
 
 
 def dtype_of(layer: nn.Module) -> mx.Dtype:
-    """Type of the matrices of a layer's adapters. Scales of mxfp4, mxfp8 and nvfp4 are numbers of 8 bits of their own, which no product takes."""
-    found: mx.Dtype = layer.scales.dtype if isinstance(layer, nn.QuantizedLinear) else layer.weight.dtype
+    """Type of the matrices of a layer's adapters. Scales of mxfp4, mxfp8 and nvfp4 are numbers of 8
+    bits of their own, which no product takes."""
+    found: mx.Dtype = (
+        layer.scales.dtype if isinstance(layer, nn.QuantizedLinear) else layer.weight.dtype
+    )
     return found if mx.issubdtype(found, mx.floating) else mx.bfloat16
 
 
 def put(layer: Any, made: StackedAdapters | None) -> None:
-    """Give a layer these adapters instead of those that it has; None: it is a layer of the base again."""
+    """Give a layer these adapters instead of those that it has; None: it is a layer of the base
+    again."""
     plain = next((base for base, kind in KINDS.items() if type(layer) is kind), type(layer))
     if made is not None:
         layer.adapters = made
@@ -135,15 +146,28 @@ def part_of(layer: Any, index: int) -> LowRank | None:
 
 
 def stacked(
-    current: CurrentAdapters, parts: Sequence[LowRank | None], sizes: tuple[int, int], dtype: mx.Dtype
+    current: CurrentAdapters,
+    parts: Sequence[LowRank | None],
+    sizes: tuple[int, int],
+    dtype: mx.Dtype,
 ) -> StackedAdapters:
-    """Stack the matrices of adapters, the first of which gets index 1, lazily. None: an adapter that does not adapt the layer."""
-    (inputs, outputs), rank = sizes, padded_rank(max(part.a.shape[1] for part in parts if part is not None))
+    """Stack the matrices of adapters, the first of which gets index 1, lazily. None: an adapter
+    that does not adapt the layer."""
+    (inputs, outputs), rank = (
+        sizes,
+        padded_rank(max(part.a.shape[1] for part in parts if part is not None)),
+    )
     nothing = LowRank(mx.zeros((inputs, 0)), mx.zeros((0, outputs)))
     given = [nothing, *(part or nothing for part in parts)]
-    a = mx.stack([mx.pad(part.a.astype(dtype), [(0, 0), (0, rank - part.a.shape[1])]) for part in given])
-    b = mx.stack([mx.pad(part.b.astype(dtype), [(0, rank - part.b.shape[0]), (0, 0)]) for part in given])
-    return StackedAdapters(current, a, b, tuple(0 if part is None else part.a.shape[1] for part in parts))
+    a = mx.stack(
+        [mx.pad(part.a.astype(dtype), [(0, 0), (0, rank - part.a.shape[1])]) for part in given]
+    )
+    b = mx.stack(
+        [mx.pad(part.b.astype(dtype), [(0, rank - part.b.shape[0]), (0, 0)]) for part in given]
+    )
+    return StackedAdapters(
+        current, a, b, tuple(0 if part is None else part.a.shape[1] for part in parts)
+    )
 
 
 def padded_rank(rank: int) -> int:
@@ -152,7 +176,8 @@ def padded_rank(rank: int) -> int:
 
 
 def stacked_bytes(layer: nn.Module, adapters: int, rank: int) -> int:
-    """Bytes of the stacked matrices of so many adapters in a layer, the greatest rank of which is this."""
+    """Bytes of the stacked matrices of so many adapters in a layer, the greatest rank of which is
+    this."""
     return (1 + adapters) * sum(sizes_of(layer)) * padded_rank(rank) * dtype_of(layer).size
 
 
@@ -193,9 +218,14 @@ class TriedAdapters(RowAdapters):
 
 
 def layers_not_reached(model: nn.Module, rows: int) -> list[str]:
-    """Build a pass over `rows` rows with adapters; evaluate nothing. Returns the paths of layers whose adapters took no part, because the model
-    reads their weights in another way. May raise whatever a model's code raises."""
+    """Build a pass over `rows` rows with adapters; evaluate nothing. Returns the paths of layers
+    whose adapters took no part, because the model reads their weights in another way. May raise
+    whatever a model's code raises."""
     tried = TriedAdapters(current_adapters(model), rows)
     with applied(tried):
         model(mx.zeros((rows, TriedAdapters.WIDTH), mx.int32), cache=make_prompt_cache(model))
-    return [path for path, layer in adapted_layers(model).items() if id(layer.adapters.a) not in tried.seen]
+    return [
+        path
+        for path, layer in adapted_layers(model).items()
+        if id(layer.adapters.a) not in tried.seen
+    ]

@@ -1,8 +1,9 @@
 """Number of BLAS threads of decode steps, by measurement.
 
-More threads are not always faster. Products of few rows are bound by memory, which one or two cores may exhaust. OpenBLAS parts each
-product equally among its threads, so a core that does something else delays all of them: on two cores, one of them busy, a decode
-step of one row takes 60 ms with two threads and 34 with one, where an idle machine takes 29 with either.
+More threads are not always faster. Products of few rows are bound by memory, which one or two cores
+may exhaust. OpenBLAS parts each product equally among its threads, so a core that does something
+else delays all of them: on two cores, one of them busy, a decode step of one row takes 60 ms with
+two threads and 34 with one, where an idle machine takes 29 with either.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from statistics import median
 import attrs
 
 SAMPLES, TRIAL = 7, 4
-"""Number of steps of which the median counts: with the present number of threads, and in a trial of another. The first step of a
-trial is ignored, since threads that slept wake up in it."""
+"""Number of steps of which the median counts: with the present number of threads, and in a trial of
+another. The first step of a trial is ignored, since threads that slept wake up in it."""
 EQUAL = 1.03
-"""Maximum ratio of times that count as equal. Fewer threads win then: the other cores are free for the event loop."""
+"""Maximum ratio of times that count as equal. Fewer threads win then: the other cores are free for
+the event loop."""
 BETTER = 0.95
 """Maximum ratio of times for which more threads are taken."""
 CHANGED = 1.25
-"""Ratio by which steps are longer or shorter than when the choice was made, from which on the machine's load has changed."""
+"""Ratio by which steps are longer or shorter than when the choice was made, from which on the
+machine's load has changed."""
 FIRST_PAUSE, MAX_PAUSE = 64, 2048
 """Number of steps between trials: twice as many after each that changed nothing."""
 
 
 @attrs.define
 class ThreadTuner:
-    """Chooses the number of threads for steps of one kind: tries half or twice as many, and compares."""
+    """Chooses the number of threads for steps of one kind: tries half or twice as many, and
+    compares."""
 
     threads: int
     max_threads: int
@@ -87,10 +91,11 @@ class ThreadTuner:
 
 
 class BlasThreads:
-    """Sets OpenBLAS's number of threads for each step. Without OpenBLAS, or with one thread, it does nothing.
+    """Sets OpenBLAS's number of threads for each step. Without OpenBLAS, or with one thread, it
+    does nothing.
 
-    The number is the process's. Where several models step at the same time, a step may run with the number that another one has
-    set, which changes its time and nothing else."""
+    The number is the process's. Where several models step at the same time, a step may run with the
+    number that another one has set, which changes its time and nothing else."""
 
     def __init__(self, library: Path | None) -> None:
         self._blas: ctypes.CDLL | None = None
@@ -100,7 +105,8 @@ class BlasThreads:
         self._tuners: dict[int, ThreadTuner] = {}
 
     def begin(self, rows: int) -> None:
-        """Set the number for a step that decodes this many rows and does nothing else; 0 for other steps, which use all."""
+        """Set the number for a step that decodes this many rows and does nothing else; 0 for other
+        steps, which use all."""
         if self._blas is not None and self.would_change(rows):
             self._blas.scipy_openblas_set_num_threads(self._number(rows))
 
@@ -119,11 +125,14 @@ class BlasThreads:
             self._tuner(rows).record(seconds)
 
     def _tuner(self, rows: int) -> ThreadTuner:
-        return self._tuners.setdefault(rows.bit_length(), ThreadTuner(self._max_threads, self._max_threads))
+        return self._tuners.setdefault(
+            rows.bit_length(), ThreadTuner(self._max_threads, self._max_threads)
+        )
 
 
 @cache
 def _opened(library: Path) -> tuple[ctypes.CDLL, int]:
-    """Return the library and its number of threads at the first call, before any step has changed it."""
+    """Return the library and its number of threads at the first call, before any step has changed
+    it."""
     blas = ctypes.CDLL(str(library))
     return blas, int(blas.scipy_openblas_get_num_threads())

@@ -29,20 +29,22 @@ def is_cpu() -> bool:
 
 @cache
 def rounds_factors() -> bool:
-    """Whether float32 products round their factors to TensorFloat-32 (11 bits of mantissa), as NVIDIA's tensor cores do unless
-    MLX_ENABLE_TF32=0. Found by multiplying: there 1 + 2**-13 is 1. The size is one at which tensor cores are used."""
+    """Whether float32 products round their factors to TensorFloat-32 (11 bits of mantissa), as
+    NVIDIA's tensor cores do unless MLX_ENABLE_TF32=0. Found by multiplying: there 1 + 2**-13 is 1.
+    The size is one at which tensor cores are used."""
     side = mx.full((128, 128), 1 + 2**-13)
     return not is_cpu() and bool(mx.abs((side @ mx.eye(128))[0, 0] - 1).item() < 2**-14)  # type: ignore[operator]
 
 
 def runs_ahead() -> bool:
-    """Whether a step can be launched while the one before it runs. On CPU MLX bounds the tasks in flight to a few, so that
-    launching blocks until the device has come almost that far."""
+    """Whether a step can be launched while the one before it runs. On CPU MLX bounds the tasks in
+    flight to a few, so that launching blocks until the device has come almost that far."""
     return not is_cpu()
 
 
 def prepares_shapes() -> bool:
-    """Whether each new shape of a pass costs the device a long preparation. Steps that verify drafts have many shapes."""
+    """Whether each new shape of a pass costs the device a long preparation. Steps that verify
+    drafts have many shapes."""
     return bool(mx.cuda.is_available()) and not is_cpu()
 
 
@@ -63,13 +65,18 @@ def architecture() -> str:
 
 
 def memory_limit_bytes(sharers: int = 1) -> int:
-    """Return the memory limit of this process: the accelerator's limit, or the memory of the machine or container, divided
-    by `sharers` processes. Where the device says how much memory is free, what other processes use is not counted."""
+    """Return the memory limit of this process: the accelerator's limit, or the memory of the
+    machine or container, divided by `sharers` processes. Where the device says how much memory is
+    free, what other processes use is not counted."""
     info = mx.device_info()
     known = (info.get(key) for key in (RECOMMENDED, *TOTAL))
     share = (next((int(size) for size in known if size), 0) or main_memory_bytes()) // sharers
     free = info.get(FREE)
-    return share if free is None else min(share, mx.get_active_memory() + mx.get_cache_memory() + int(free))
+    return (
+        share
+        if free is None
+        else min(share, mx.get_active_memory() + mx.get_cache_memory() + int(free))
+    )
 
 
 def weights_room() -> int:
@@ -78,8 +85,8 @@ def weights_room() -> int:
 
 
 def memory_stats(sharers: int = 1) -> MemoryStats:
-    """Measure memory in bytes: the larger of what MLX knows and of what the system charges to this process. `sharers`: number of
-    processes that share the device's limit."""
+    """Measure memory in bytes: the larger of what MLX knows and of what the system charges to this
+    process. `sharers`: number of processes that share the device's limit."""
     system, spare_bytes = this_system(), mx.get_cache_memory()
     return MemoryStats(
         active_bytes=max(mx.get_active_memory(), system.footprint_bytes() - spare_bytes),
@@ -92,13 +99,15 @@ def memory_stats(sharers: int = 1) -> MemoryStats:
 
 
 def working_set_bytes() -> int:
-    """Return the working set that the device recommends; 0 where it recommends none, and no memory is ever wired."""
+    """Return the working set that the device recommends; 0 where it recommends none, and no memory
+    is ever wired."""
     return int(mx.device_info().get(RECOMMENDED, 0))
 
 
 def bound_spare_buffers(nbytes: int | None) -> None:
-    """Bound the freed buffers that MLX keeps. None: a part of the recommended working set, where there is one, since MLX's own bound is
-    nearly all memory of the machine; elsewhere as MLX has it."""
+    """Bound the freed buffers that MLX keeps. None: a part of the recommended working set, where
+    there is one, since MLX's own bound is nearly all memory of the machine; elsewhere as MLX has
+    it."""
     if nbytes is None and (recommended := working_set_bytes()):
         nbytes = recommended // SPARE_PART
     if nbytes is not None:

@@ -1,9 +1,9 @@
 """Builds a shared library that contains only symbols: aliases of functions that are already loaded.
 
-The dynamic linker binds a symbol to the first global definition, and a definition may be an absolute
-address. So an ELF image of one symbol table is enough to let `cblas_sgemm` mean `scipy_cblas_sgemm`
-for every library loaded later. No compiler, no machine code, no file left behind.
-Layout: System V ABI, chapters 4 and 5; absolute symbols as glibc 2.28 and musl read them.
+The dynamic linker binds a symbol to the first global definition, and a definition may be an
+absolute address. So an ELF image of one symbol table is enough to let `cblas_sgemm` mean
+`scipy_cblas_sgemm` for every library loaded later. No compiler, no machine code, no file left
+behind. Layout: System V ABI, chapters 4 and 5; absolute symbols as glibc 2.28 and musl read them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ GLOBAL_FUNCTION, SHN_ABS = 0x12, 0xFFF1
 
 
 def publish(addresses: Mapping[str, int], like: Path) -> None:
-    """Define the names globally, in this process. `like` is a library for this machine. Raises OSError."""
+    """Define the names globally, in this process. `like` is a library for this machine. Raises
+    OSError."""
     descriptor = os.memfd_create("names")
     try:
         os.write(descriptor, image(addresses, like.read_bytes()[:20]))
@@ -33,7 +34,8 @@ def publish(addresses: Mapping[str, int], like: Path) -> None:
 
 
 def image(addresses: Mapping[str, int], like: bytes) -> bytes:
-    """Build the ELF file. `like`: the first bytes of an ELF file of this machine, which contain the machine number."""
+    """Build the ELF file. `like`: the first bytes of an ELF file of this machine, which contain the
+    machine number."""
     if like[:7] != ELF64_LITTLE[:7]:
         raise OSError("not a little-endian 64-bit ELF file")
     (machine,) = struct.unpack_from("<H", like, 18)
@@ -44,7 +46,8 @@ def image(addresses: Mapping[str, int], like: bytes) -> bytes:
     begin_links = begin_table + len(table)
     begin_strings = begin_links + len(links)
     size = begin_strings + len(strings)
-    elf64_ehdr = ELF64_LITTLE, SHARED_OBJECT, machine, 1, 0, 64, 0, 0, 64, 56, 3, 64, 0, 0  # Named as in <elf.h>.
+    # Named as in <elf.h>.
+    elf64_ehdr = ELF64_LITTLE, SHARED_OBJECT, machine, 1, 0, 64, 0, 0, 64, 56, 3, 64, 0, 0
     header = struct.pack(HEADER, *elf64_ehdr)
     segments = (
         _segment(PT_LOAD, 0, size, LARGEST_PAGE)
@@ -59,7 +62,14 @@ def image(addresses: Mapping[str, int], like: bytes) -> bytes:
         (DT_SYMENT, struct.calcsize(SYMBOL)),
         (DT_NULL, 0),
     )
-    return header + segments + b"".join(struct.pack(ENTRY, *entry) for entry in dynamic) + table + links + strings
+    return (
+        header
+        + segments
+        + b"".join(struct.pack(ENTRY, *entry) for entry in dynamic)
+        + table
+        + links
+        + strings
+    )
 
 
 def _symbols(addresses: Mapping[str, int]) -> tuple[bytes, bytes]:
@@ -72,7 +82,8 @@ def _symbols(addresses: Mapping[str, int]) -> tuple[bytes, bytes]:
 
 
 def _one_bucket(symbols: int) -> bytes:
-    """Build a hash table with one bucket, which is a linked list and needs no hash: each symbol refers to the next."""
+    """Build a hash table with one bucket, which is a linked list and needs no hash: each symbol
+    refers to the next."""
     following = [0, *range(2, symbols), 0]
     return struct.pack(f"<{3 + symbols}I", 1, symbols, 1, *following)
 

@@ -15,15 +15,21 @@ def first_line_of(error: Exception) -> str:
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Whether a library has raised an error for what it was given. A panic of Rust is no `Exception`."""
+    """Whether a library has raised an error for what it was given. A panic of Rust is no
+    `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def line_of(error: BaseException) -> str:
-    """Shorten an error's text to its first two lines, joined: errors of MLX have a list below a headline that ends in a colon."""
+    """Shorten an error's text to its first two lines, joined: errors of MLX have a list below a
+    headline that ends in a colon."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     text = " ".join(line.strip() for line in lines[:2])
-    kind = "" if isinstance(error, (ValueError, RuntimeError, OSError)) else f"{type(error).__name__}: "
+    kind = (
+        ""
+        if isinstance(error, (ValueError, RuntimeError, OSError))
+        else f"{type(error).__name__}: "
+    )
     return kind + printable(text, LONGEST)
 
 

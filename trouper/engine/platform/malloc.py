@@ -1,4 +1,5 @@
-"""Settings of glibc's malloc, so that it keeps the large buffers that MLX's CPU backend frees at each step.
+"""Settings of glibc's malloc, so that it keeps the large buffers that MLX's CPU backend frees at
+each step.
 
 By default glibc returns them to the kernel, and the next step faults every page in again: restoring
 KV of 512 tokens took 3 to 6 times longer. `mallopt` does what MALLOC_TRIM_THRESHOLD_ and
@@ -22,9 +23,12 @@ OPTIONS = (
 
 
 def keep_large_buffers() -> bool:
-    """Apply the settings, except those that the environment sets. True if the process runs on glibc and all were accepted."""
+    """Apply the settings, except those that the environment sets. True if the process runs on glibc
+    and all were accepted."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
-    taken = [libc.mallopt(option, size) == 1 for name, option, size in OPTIONS if name not in os.environ]
+    taken = [
+        libc.mallopt(option, size) == 1 for name, option, size in OPTIONS if name not in os.environ
+    ]
     return all(taken)

@@ -1,7 +1,8 @@
-"""What the operating system says of memory: this process's footprint, the system's memory pressure, and swap.
+"""What the operating system says of memory: this process's footprint, the system's memory pressure,
+and swap.
 
-A kernel with `sysctlbyname` and these names is asked (XNU); any other says nothing, and nothing follows from that. The calls are
-parameters, so that tests answer with what real machines have said.
+A kernel with `sysctlbyname` and these names is asked (XNU); any other says nothing, and nothing
+follows from that. The calls are parameters, so that tests answer with what real machines have said.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from trouper.protocol.health import MemoryPressure
 
 PRESSURE, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
 LEVELS: Final[dict[int, MemoryPressure]] = {1: "normal", 2: "warning", 4: "critical"}
-"""Values of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h: kVMPressureNormal and so on, as dispatch sources have them)."""
+"""Values of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h: kVMPressureNormal and so on, as dispatch
+sources have them)."""
 SWAP_USAGE: Final = struct.Struct("=QQQII")
-"""`struct xsw_usage` (xnu, bsd/sys/sysctl.h): bytes in total, free and used, page size, whether it is encrypted."""
+"""`struct xsw_usage` (xnu, bsd/sys/sysctl.h): bytes in total, free and used, page size, whether it
+is encrypted."""
 USAGE: Final = struct.Struct("=16s10Q")
 """`struct rusage_info_v0` (xnu, bsd/sys/resource.h)."""
 FOOTPRINT: Final = 8
-"""Place of `ri_phys_footprint` in it: what Activity Monitor shows as memory, GPU buffers and compressed pages among it."""
+"""Place of `ri_phys_footprint` in it: what Activity Monitor shows as memory, GPU buffers and
+compressed pages among it."""
 MAX_BYTES: Final = 256
 
 Sysctl = Callable[[str], bytes]
@@ -60,7 +64,8 @@ class SilentSystem:
 
 @attrs.frozen
 class KernelMemory:
-    """A system whose kernel says all three. `usage`: the `rusage_info_v0` of this process, empty if it cannot be read."""
+    """A system whose kernel says all three. `usage`: the `rusage_info_v0` of this process, empty if
+    it cannot be read."""
 
     sysctl: Sysctl
     usage: Callable[[], bytes]

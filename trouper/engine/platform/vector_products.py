@@ -1,16 +1,19 @@
 """Lets MLX's products of one row and of two run as matrix times vector, on x86-64.
 
-A decode step of one row multiplies a vector by each weight matrix. MLX asks BLAS for that as for any product (`cblas_sgemm` with
-one row), and OpenBLAS then copies the whole matrix into the order that its kernel for many rows reads, which costs several times
-what the product itself does: the weights of SmolLM2-135M take 33 ms that way and 12 ms by `cblas_sgemv`, on two cores. OpenBLAS
-forwards such calls by itself in its builds for 64-bit Arm (GEMM_GEMV_FORWARD in its Makefile.system), but not in those for x86-64.
-Two rows are two such products, the second of which finds the matrix in a cache: 62 ms in place of 84, where one row takes 44 (another
-day). Three take as long either way.
+A decode step of one row multiplies a vector by each weight matrix. MLX asks BLAS for that as for
+any product (`cblas_sgemm` with one row), and OpenBLAS then copies the whole matrix into the order
+that its kernel for many rows reads, which costs several times what the product itself does: the
+weights of SmolLM2-135M take 33 ms that way and 12 ms by `cblas_sgemv`, on two cores. OpenBLAS
+forwards such calls by itself in its builds for 64-bit Arm (GEMM_GEMV_FORWARD in its
+Makefile.system), but not in those for x86-64. Two rows are two such products, the second of which
+finds the matrix in a cache: 62 ms in place of 84, where one row takes 44 (another day). Three take
+as long either way.
 
-So `cblas_sgemm` becomes these instructions, which compare four arguments, call `cblas_sgemv` for each of up to two rows, and jump to OpenBLAS's
-own `cblas_sgemm` for everything else. There is no compiler on a user's machine, so they are here as bytes, made by the GNU
-assembler. Calling convention: System V ABI for x86-64, 3.2.3: integers in edi, esi, edx, ecx, r8, r9, then on the stack in units
-of eight bytes; alpha and beta in xmm0 and xmm1, where both functions have them.
+So `cblas_sgemm` becomes these instructions, which compare four arguments, call `cblas_sgemv` for
+each of up to two rows, and jump to OpenBLAS's own `cblas_sgemm` for everything else. There is no
+compiler on a user's machine, so they are here as bytes, made by the GNU assembler. Calling
+convention: System V ABI for x86-64, 3.2.3: integers in edi, esi, edx, ecx, r8, r9, then on the
+stack in units of eight bytes; alpha and beta in xmm0 and xmm1, where both functions have them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from typing import Any
 
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 """Values of the enumerations of cblas.h."""
-# cblas_sgemm(order, transA, transB, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc); k numbers of A times B (k, n), or (n, k) transposed.
+# cblas_sgemm(order, transA, transB, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc); k numbers of A
+# times B (k, n), or (n, k) transposed.
 CODE = """
 f30f1efa            endbr64
 8d41ff              lea    eax, [rcx - 1]       # m
@@ -87,15 +91,22 @@ ffe0                jmp    rax
 """
 INT, FLOAT, POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 MATRIX = (POINTER, INT)
-ARGUMENTS: tuple[type[ctypes._SimpleCData[Any]], ...] = (*[INT] * 6, FLOAT, *MATRIX, *MATRIX, FLOAT, *MATRIX)
+ARGUMENTS: tuple[type[ctypes._SimpleCData[Any]], ...] = (
+    *[INT] * 6,
+    FLOAT,
+    *MATRIX,
+    *MATRIX,
+    FLOAT,
+    *MATRIX,
+)
 Product = ctypes.CFUNCTYPE(None, *ARGUMENTS)
 """Type of `cblas_sgemm`."""
 
 
 def forwarding(sgemm: int, sgemv: int, *, machine: str = platform.machine()) -> int:
-    """Return the address of a function like the `cblas_sgemm` at address `sgemm` that calls the `cblas_sgemv` at `sgemv` for
-    products of one row or two. Returns `sgemm` where that is not to be had: on other processors, where the system maps no code, or where
-    the function is wrong."""
+    """Return the address of a function like the `cblas_sgemm` at address `sgemm` that calls the
+    `cblas_sgemv` at `sgemv` for products of one row or two. Returns `sgemm` where that is not to be
+    had: on other processors, where the system maps no code, or where the function is wrong."""
     if machine != "x86_64" or struct.calcsize("P") != 8:
         return sgemm
     try:
@@ -114,13 +125,24 @@ def code(sgemm: int, sgemv: int) -> bytes:
 
 
 def _mapped(instructions: bytes) -> int:
-    """Map code for the life of the process, never writable and executable at once. Raises OSError."""
+    """Map code for the life of the process, never writable and executable at once. Raises
+    OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype, libc.mmap.argtypes = POINTER, [POINTER, ctypes.c_size_t, *[INT] * 3, ctypes.c_long]
+    libc.mmap.restype, libc.mmap.argtypes = (
+        POINTER,
+        [POINTER, ctypes.c_size_t, *[INT] * 3, ctypes.c_long],
+    )
     descriptor = os.memfd_create("vector_products")
     try:
         os.write(descriptor, instructions)
-        arguments = (None, len(instructions), mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, descriptor, 0)
+        arguments = (
+            None,
+            len(instructions),
+            mmap.PROT_READ | mmap.PROT_EXEC,
+            mmap.MAP_PRIVATE,
+            descriptor,
+            0,
+        )
         address = libc.mmap(*arguments)
     finally:
         os.close(descriptor)
@@ -142,7 +164,22 @@ def _is_right(address: int) -> bool:
         for m in (1, 2, 3):
             product = (FLOAT * 6)(*[-1] * 6)
             width = 3 if turned == TRANSPOSED else 2
-            arguments = (ROW_MAJOR, PLAIN, turned, m, 2, 3, 1.0, rows, 3, matrix, width, 0.0, product, 2)
+            arguments = (
+                ROW_MAJOR,
+                PLAIN,
+                turned,
+                m,
+                2,
+                3,
+                1.0,
+                rows,
+                3,
+                matrix,
+                width,
+                0.0,
+                product,
+                2,
+            )
             multiply(*arguments)
             if list(product)[: 2 * m] != values[: 2 * m]:
                 return False

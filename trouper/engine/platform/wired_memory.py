@@ -1,9 +1,11 @@
 """Weights that the device keeps resident.
 
-A model whose weights are not wired is paged in and out by the system where memory is short: one of 0.7 tokens a second had 31.5 when
-it was wired. To wire everything took the machine down (mlx #3186): rows and cached blocks grow, and what is wired can be neither
-compressed nor swapped. So the limit is the bytes of weights, summed over the models of this process, and always below what the device
-recommends; ranks on one machine divide that. Each model gives its part back when it is unloaded.
+A model whose weights are not wired is paged in and out by the system where memory is short: one of
+0.7 tokens a second had 31.5 when it was wired. To wire everything took the machine down (mlx
+#3186): rows and cached blocks grow, and what is wired can be neither compressed nor swapped. So the
+limit is the bytes of weights, summed over the models of this process, and always below what the
+device recommends; ranks on one machine divide that. Each model gives its part back when it is
+unloaded.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.engine")
 WIRED_PART: Final = 0.9
-"""Part of the recommended working set that weights may fill: rows, blocks and activations need the rest."""
+"""Part of the recommended working set that weights may fill: rows, blocks and activations need the
+rest."""
 
 
 @attrs.define(eq=False)
 class WiredMemory:
-    """The wired limit of this process. `set_limit` takes bytes; `recommended` is the device's working set, 0 if nothing is ever wired."""
+    """The wired limit of this process. `set_limit` takes bytes; `recommended` is the device's
+    working set, 0 if nothing is ever wired."""
 
     set_limit: Callable[[int], object]
     recommended: Callable[[], int]
@@ -36,8 +40,8 @@ class WiredMemory:
     """The limit at present."""
 
     def hold(self, holder: object, nbytes: int, sharers: int = 1) -> None:
-        """Wire `nbytes` of weights, which are in memory already: later buffers are wired only while there is room below the limit.
-        `sharers`: processes that share the device."""
+        """Wire `nbytes` of weights, which are in memory already: later buffers are wired only while
+        there is room below the limit. `sharers`: processes that share the device."""
         self._ceiling = int(self.recommended() * WIRED_PART) // sharers
         self._held[id(holder)] = nbytes
         self._apply()
@@ -56,7 +60,8 @@ class WiredMemory:
         except (
             ValueError,
             RuntimeError,
-        ) as error:  # A system that does not wire, or a limit that was lowered meanwhile.
+        ) as error:
+            # A system that does not wire, or a limit that was lowered meanwhile.
             log.warning("weights are not wired: %s", error)
             return
         self.limit_bytes = limit
@@ -66,7 +71,8 @@ WIRED = WiredMemory(mx.set_wired_limit, device.working_set_bytes)
 
 
 def bound_memory(holder: object, settings: Settings, weights_bytes: int, sharers: int) -> None:
-    """Wire the weights of a model that has been loaded, and bound the buffers that the allocator keeps, as the settings say."""
+    """Wire the weights of a model that has been loaded, and bound the buffers that the allocator
+    keeps, as the settings say."""
     device.bound_spare_buffers(settings.buffer_cache)
     if not settings.no_wired_weights:
         WIRED.hold(holder, weights_bytes, sharers)

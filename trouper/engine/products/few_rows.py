@@ -1,7 +1,8 @@
 """Products of few rows with a weight matrix by a CUDA kernel of ours (`few_rows.cuh`).
 
-MLX asks cuBLAS for several rows of bfloat16, and each such call is captured into a CUDA graph of its own: launching that takes longer than a small
-matrix (docs/performance.md). Why packed weights have it, too, is in `linear_layers.py`.
+MLX asks cuBLAS for several rows of bfloat16, and each such call is captured into a CUDA graph of
+its own: launching that takes longer than a small matrix (docs/performance.md). Why packed weights
+have it, too, is in `linear_layers.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ SOURCE = """
     int rows = 1;
     for (int axis = 0; axis < x_ndim - 1; axis++) rows *= x_shape[axis];
     T* const outs[] = {%s};
-    few_rows::product<T, BITS, GROUP, TILES>(x, w, scales, biases, bias, outs, starts, rows, x_shape[x_ndim - 1], w_shape[0],
-                                             bias_shape[0] == w_shape[0]);
+    few_rows::product<T, BITS, GROUP, TILES>(
+        x, w, scales, biases, bias, outs, starts, rows, x_shape[x_ndim - 1], w_shape[0],
+        bias_shape[0] == w_shape[0]);
 """
 WARPS, TILE = 8, 8
 """Number of warps of a block, and of rows in a tile."""
@@ -53,14 +55,15 @@ class WeightFormat:
 
     @property
     def step(self) -> int:
-        """The kernel needs a multiple of this number of inputs: 16 bytes of weights, and whole groups."""
+        """The kernel needs a multiple of this number of inputs: 16 bytes of weights, and whole
+        groups."""
         return max(128 // self.bits, self.group_size)
 
 
 @attrs.frozen(eq=False)
 class Weights:
-    """A weight matrix: (outputs, inputs), or (outputs, inputs * bits / 32) uint32 with `scales` and `biases`, (outputs, inputs / group size) each.
-    All are contiguous."""
+    """A weight matrix: (outputs, inputs), or (outputs, inputs * bits / 32) uint32 with `scales` and
+    `biases`, (outputs, inputs / group size) each. All are contiguous."""
 
     matrix: mx.array
     scales: mx.array | None = None
@@ -76,19 +79,33 @@ def unpacked(form: WeightFormat, weights: Weights) -> mx.array:
 
 
 def product(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
-    """Multiply x (..., inputs) by the matrix: (..., outputs). A row's result does not depend on others."""
+    """Multiply x (..., inputs) by the matrix: (..., outputs). A row's result does not depend on
+    others."""
     return products(form, x, weights, (weights.matrix.shape[0],))[0]
 
 
-def products(form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]) -> list[mx.array]:
-    """Multiply x (..., inputs) by matrices that lie one behind the other, each with so many outputs: (..., size) each. All but the last size are
-    multiples of `BLOCK_OUTPUTS`. Results are those of each matrix alone."""
+def products(
+    form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]
+) -> list[mx.array]:
+    """Multiply x (..., inputs) by matrices that lie one behind the other, each with so many
+    outputs: (..., size) each. All but the last size are multiples of `BLOCK_OUTPUTS`. Results are
+    those of each matrix alone."""
     outputs, rows, nothing = weights.matrix.shape[0], x.size // x.shape[-1], _nothing(x.dtype)
     tiles = 1 if rows <= TILE else MAX_TILES
     given = (weights.scales, weights.biases, weights.bias)
     return _kernel(len(sizes))(
-        inputs=[x, weights.matrix, *(nothing if array is None else array for array in given), _starts(sizes)],
-        template=[("T", x.dtype), ("BITS", form.bits), ("GROUP", form.group_size or 1), ("TILES", tiles)],
+        inputs=[
+            x,
+            weights.matrix,
+            *(nothing if array is None else array for array in given),
+            _starts(sizes),
+        ],
+        template=[
+            ("T", x.dtype),
+            ("BITS", form.bits),
+            ("GROUP", form.group_size or 1),
+            ("TILES", tiles),
+        ],
         grid=(-(-rows // (TILE * tiles)) * WARPS * 32, -(-outputs // BLOCK_OUTPUTS), 1),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[(*x.shape[:-1], size) for size in sizes],
@@ -97,19 +114,27 @@ def products(form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int
 
 
 def supports(form: WeightFormat, inputs: int) -> bool:
-    """Whether the kernel multiplies by matrices of this format with so many inputs, and the device runs it."""
+    """Whether the kernel multiplies by matrices of this format with so many inputs, and the device
+    runs it."""
     return inputs % form.step == 0 and computes(form)
 
 
 @cache
 def computes(form: WeightFormat) -> bool:
-    """Whether the device runs the kernel for this format, and rightly. Tried once: an older device has no such product, and then MLX's are used."""
+    """Whether the device runs the kernel for this format, and rightly. Tried once: an older device
+    has no such product, and then MLX's are used."""
     size = -(-TRIED_INPUTS // form.step) * form.step
-    drawn = mx.random.normal((TRIED_OUTPUTS + TRIED_ROWS, size), key=mx.random.key(form.bits)).astype(form.dtype)
+    drawn = mx.random.normal(
+        (TRIED_OUTPUTS + TRIED_ROWS, size), key=mx.random.key(form.bits)
+    ).astype(form.dtype)
     full, x = mx.contiguous(drawn[:TRIED_OUTPUTS] * size**-0.5), drawn[TRIED_OUTPUTS:]
 
     def errors() -> mx.array:
-        weights = Weights(full) if form.bits == 16 else Weights(*mx.quantize(full, form.group_size, form.bits))
+        weights = (
+            Weights(full)
+            if form.bits == 16
+            else Weights(*mx.quantize(full, form.group_size, form.bits))
+        )
         matrix = full if form.bits == 16 else unpacked(form, weights)
         expected = x.astype(mx.float32) @ matrix.astype(mx.float32).T
         found = list[mx.array]()

@@ -1,8 +1,11 @@
-"""Linear layers that get the same input, as those of queries, keys and values do: their matrices lie one behind the other, and are multiplied in one launch.
+"""Linear layers that get the same input, as those of queries, keys and values do: their matrices
+lie one behind the other, and are multiplied in one launch.
 
-On a fast GPU launching a step takes longer than computing it, and of some 18 kernels a layer five are such products: two are left. mlx-lm's models call each layer
-by itself, and stay as they are: the first layer that is called computes the results of all, and the others find theirs by the identity of the input.
-If one is not called with that input - a layer that has keys of another one, say - the layers multiply by themselves from then on.
+On a fast GPU launching a step takes longer than computing it, and of some 18 kernels a layer five
+are such products: two are left. mlx-lm's models call each layer by itself, and stay as they are:
+the first layer that is called computes the results of all, and the others find theirs by the
+identity of the input. If one is not called with that input - a layer that has keys of another one,
+say - the layers multiply by themselves from then on.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ FORMAT = ("bits", "group_size", "mode")
 MERGED = "merged"
 """Key in a layer's `__dict__` of the group that it belongs to, and of its index there."""
 Multiply = Callable[[Any, mx.array, tuple[int, ...]], Sequence[mx.array] | None]
-"""From a layer with the matrices of all, an input and each one's number of outputs to their results; None: each layer multiplies by itself."""
+"""From a layer with the matrices of all, an input and each one's number of outputs to their
+results; None: each layer multiplies by itself."""
 
 
 @attrs.define(eq=False)
@@ -43,7 +47,9 @@ class MergedLayers:
     _results: dict[int, mx.array] = attrs.field(factory=dict)
     """Results for `_input` of the layers, by index, that were not called with it yet."""
 
-    def result(self, index: int, weight: mx.array, x: mx.array, multiply: Multiply) -> mx.array | None:
+    def result(
+        self, index: int, weight: mx.array, x: mx.array, multiply: Multiply
+    ) -> mx.array | None:
         """The result of a layer, which has the matrix `weight`; None: it multiplies by itself."""
         if self.apart or self._parts[index] is not weight:
             return None
@@ -82,9 +88,12 @@ def result(layer: Any, x: mx.array, multiply: Multiply) -> mx.array | None:
 
 
 def _alike(layers: Sequence[Any]) -> bool:
-    """Whether layers differ in nothing but their weights and their numbers of outputs, and no block of the kernel would lie across two of them."""
+    """Whether layers differ in nothing but their weights and their numbers of outputs, and no block
+    of the kernel would lie across two of them."""
     forms = {_form(layer) for layer in layers}
-    return len(forms) == 1 and all(layer.weight.shape[0] % BLOCK_OUTPUTS == 0 for layer in layers[:-1])
+    return len(forms) == 1 and all(
+        layer.weight.shape[0] % BLOCK_OUTPUTS == 0 for layer in layers[:-1]
+    )
 
 
 def _form(layer: Any) -> object:

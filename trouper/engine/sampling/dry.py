@@ -1,9 +1,12 @@
-"""DRY, "don't repeat yourself": a penalty on the token that would continue a repetition, for all rows that ask for it at once.
+"""DRY, "don't repeat yourself": a penalty on the token that would continue a repetition, for all
+rows that ask for it at once.
 
-After p-e-w (https://github.com/oobabooga/text-generation-webui/pull/5677) and llama.cpp's form of it. llama.cpp searches the repetitions
-of a row's end with the Z-algorithm at each token. Here their lengths are kept: with a new token t the match of the row's end with
-what ends at j is one longer than that at j - 1 was, if the token at j is t, else it is 0. So a step is one comparison of (k, W) for
-all rows, on the device, and needs no token on the host. A breaker sets all matches to 0: none goes across it.
+After p-e-w (https://github.com/oobabooga/text-generation-webui/pull/5677) and llama.cpp's form of
+it. llama.cpp searches the repetitions of a row's end with the Z-algorithm at each token. Here their
+lengths are kept: with a new token t the match of the row's end with what ends at j is one longer
+than that at j - 1 was, if the token at j is t, else it is 0. So a step is one comparison of (k, W)
+for all rows, on the device, and needs no token on the host. A breaker sets all matches to 0: none
+goes across it.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ def longest_match(row: Sampling) -> int:
 
 @attrs.define(eq=False)
 class Repetitions:
-    """State of one row: its tokens, and matches (W,) int32: how many tokens up to each equal those up to the last one."""
+    """State of one row: its tokens, and matches (W,) int32: how many tokens up to each equal those
+    up to the last one."""
 
     row: RowTokens
     matches: mx.array
@@ -54,7 +58,9 @@ class Repetitions:
     """(s, L): tokens over which a breaker is spread, filled with ANY from the left."""
 
     @classmethod
-    def of(cls, tokens: Ints, sampling: Sampling, breakers: Breakers, vocabulary: int) -> Repetitions:
+    def of(
+        cls, tokens: Ints, sampling: Sampling, breakers: Breakers, vocabulary: int
+    ) -> Repetitions:
         """State of a row that enters with these tokens, be it for the first time or again."""
         breaking = np.zeros(vocabulary, np.bool_)
         single = np.frombuffer(breakers.tokens, "<i4")
@@ -74,10 +80,15 @@ def padded_sequences(sequences: Sequence[Sequence[int]]) -> Ints:
 
 
 class Dry:
-    """DRY of one set of rows. The state of each belongs to its row; here they are stacked for the step. k: number of rows with DRY."""
+    """DRY of one set of rows. The state of each belongs to its row; here they are stacked for the
+    step. k: number of rows with DRY."""
 
     def __init__(self, rows: Sequence[Sampling], states: Sequence[Repetitions | None]) -> None:
-        kept = [(index, row, state) for index, (row, state) in enumerate(zip(rows, states, strict=True)) if state]
+        kept = [
+            (index, row, state)
+            for index, (row, state) in enumerate(zip(rows, states, strict=True))
+            if state
+        ]
         self._states = [state for _, _, state in kept]
         if not kept:
             return
@@ -88,14 +99,19 @@ class Dry:
         self._base = mx.array([row.dry_base for row in chosen])[:, None]
         self._allowed = mx.array([row.dry_allowed_length for row in chosen], mx.int32)[:, None]
         self._longest = mx.array([longest_match(row) for row in chosen], mx.int32)[:, None]
-        self._last_n = np.array([row.dry_penalty_last_n if row.dry_penalty_last_n > 0 else 2**30 for row in chosen])
+        self._last_n = np.array(
+            [row.dry_penalty_last_n if row.dry_penalty_last_n > 0 else 2**30 for row in chosen]
+        )
         self._tokens = TokenRows([state.row for state in self._states])
-        self._matches = mx.stack([widened(state.matches, self._tokens.width, 0) for state in self._states])
+        self._matches = mx.stack(
+            [widened(state.matches, self._tokens.width, 0) for state in self._states]
+        )
         self._breaking = mx.stack([state.breaking for state in self._states])
         self._sequences = _stacked([state.sequences for state in self._states])
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
+        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens
+        before it."""
         if not self._states:
             return logits
         if spans is None:
@@ -105,10 +121,13 @@ class Dry:
         steps = spans.steps[positions]
         tokens, matches, lengths = self._along(spans, int(steps.max()))
         at = indices(steps), indices(which)
-        return self._penalized(logits, indices(positions), which, (tokens[at], matches[at], lengths[steps, which]))
+        return self._penalized(
+            logits, indices(positions), which, (tokens[at], matches[at], lengths[steps, which])
+        )
 
     def _along(self, spans: Spans, steps: int) -> State:
-        """Tokens and matches (steps + 1, k, W) and lengths (steps + 1, k) after 0, 1, ... draft tokens."""
+        """Tokens and matches (steps + 1, k, W) and lengths (steps + 1, k) after 0, 1, ... draft
+        tokens."""
         tokens, matches = self._tokens.copy(), self._matches
         drafts = spans.drafts[self._rows]
         after = [(tokens.tokens, matches, tokens.lengths)]
@@ -123,7 +142,11 @@ class Dry:
         )
 
     def _append(
-        self, rows: TokenRows, matches: mx.array, tokens: mx.array, mask: NDArray[np.bool_] | None = None
+        self,
+        rows: TokenRows,
+        matches: mx.array,
+        tokens: mx.array,
+        mask: NDArray[np.bool_] | None = None,
     ) -> mx.array:
         """Append tokens (k,) to `rows`, those of `mask` (k,). Returns the matches after them."""
         before = rows.tokens
@@ -141,20 +164,28 @@ class Dry:
         if self._sequences is None:
             return single
         places = rows.lengths[:, None] - np.arange(self._sequences.shape[2], 0, -1)
-        recent = mx.where(mx.array(places >= 0), rows.tokens[self._indices, indices(np.maximum(places, 0))], NEVER)
+        recent = mx.where(
+            mx.array(places >= 0), rows.tokens[self._indices, indices(np.maximum(places, 0))], NEVER
+        )
         found = (self._sequences == recent[:, None, :]) | (self._sequences == ANY)
         return single | found.all(axis=-1).any(axis=-1, keepdims=True)
 
-    def _penalized(self, logits: mx.array, positions: mx.array, which: NDArray[np.int64], state: State) -> mx.array:
-        """Apply the penalties at the positions (m,). which (m,): the row of each; `state`: its tokens and matches (m, W) and
-        lengths (m,)."""
+    def _penalized(
+        self, logits: mx.array, positions: mx.array, which: NDArray[np.int64], state: State
+    ) -> mx.array:
+        """Apply the penalties at the positions (m,). which (m,): the row of each; `state`: its
+        tokens and matches (m, W) and lengths (m,)."""
         tokens, matches, lengths = state
         rows = indices(which)
         following, matches = tokens[:, 1:], matches[:, :-1]
         window = mx.array(np.maximum(lengths - self._last_n[which], 0))[:, None]
         repeated = mx.minimum(matches, mx.arange(matches.shape[1]) + 1 - window)
         ids = mx.maximum(following, 0)
-        applies = (repeated >= self._allowed[rows]) & (following >= 0) & ~self._breaking[rows[:, None], ids]
+        applies = (
+            (repeated >= self._allowed[rows])
+            & (following >= 0)
+            & ~self._breaking[rows[:, None], ids]
+        )
         exponent = (repeated - self._allowed[rows]).astype(mx.float32)
         penalty = self._multiplier[rows] * self._base[rows] ** mx.where(applies, exponent, 0)
         penalty = mx.where(applies, mx.minimum(penalty, LARGEST), 0)
@@ -165,7 +196,9 @@ class Dry:
     def count(self, tokens: mx.array) -> None:
         """Count the step's lazy tokens, (n,) for all rows."""
         if self._states:
-            self._matches = self._append(self._tokens, self._matches, tokens[self._row_indices].astype(mx.int32))
+            self._matches = self._append(
+                self._tokens, self._matches, tokens[self._row_indices].astype(mx.int32)
+            )
 
     def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
         """Count the kept ones of the (positions,) tokens."""
@@ -174,7 +207,9 @@ class Dry:
             positions = spans.starts[self._rows] + np.where(there, step, 0)
             mask = there & kept[positions]
             if mask.any():
-                self._matches = self._append(self._tokens, self._matches, indices(tokens[positions]), mask)
+                self._matches = self._append(
+                    self._tokens, self._matches, indices(tokens[positions]), mask
+                )
 
     def unstack(self) -> None:
         """Write the stacked states back to their rows, before the set of rows changes."""

@@ -1,4 +1,5 @@
-"""Logits processors of an embedding program: functions that change a row's logits before its next token is sampled."""
+"""Logits processors of an embedding program: functions that change a row's logits before its next
+token is sampled."""
 
 from __future__ import annotations
 
@@ -26,21 +27,24 @@ class Processed:
     logits: mx.array
     """(1, V). As they were given, if one raised."""
     choices: list[tuple[str, mx.array]]
-    """(name of the processor that returned the logits, whether these allow no choice); "" is what the first one was given."""
+    """(name of the processor that returned the logits, whether these allow no choice); "" is what
+    the first one was given."""
     raised: str = ""
     """Why a processor failed at once."""
 
 
 @attrs.frozen(eq=False)
 class Unusable:
-    """What processors failed at in a step: what they raised, and logits that allow no choice, since one is not a number or all are minus
-    infinity. These are not read yet: reading waits for the device."""
+    """What processors failed at in a step: what they raised, and logits that allow no choice, since
+    one is not a number or all are minus infinity. These are not read yet: reading waits for the
+    device."""
 
     raised: dict[int, str]
     """By position why a processor failed at once."""
 
     sources: list[tuple[int, str]]
-    """(position, name of the processor that returned the logits), in order; "" is what the first processor of the position was given."""
+    """(position, name of the processor that returned the logits), in order; "" is what the first
+    processor of the position was given."""
     flags: mx.array
     """(sources,) bool."""
 
@@ -55,38 +59,58 @@ class Unusable:
         )
 
     def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
-        """By position the fault of the processor that is to blame: none, where its logits allowed no choice before. `kept`: the positions that count, if
-        drafts were verified; what a processor makes of rejected drafts means nothing."""
+        """By position the fault of the processor that is to blame: none, where its logits allowed
+        no choice before. `kept`: the positions that count, if drafts were verified; what a
+        processor makes of rejected drafts means nothing."""
         blamed: dict[int, str] = {}
         for index in np.flatnonzero(np.array(self.flags)).tolist():
             position, name = self.sources[index]
             if kept is None or kept[position]:
                 blamed.setdefault(position, name)
-        raised = {position: reason for position, reason in self.raised.items() if kept is None or kept[position]}
+        raised = {
+            position: reason
+            for position, reason in self.raised.items()
+            if kept is None or kept[position]
+        }
         reasons = raised | {
-            position: f"logits processor {name!r} returned logits that allow no choice: no numbers (NaN), or all minus infinity"
+            position: (
+                f"logits processor {name!r} returned logits that allow no choice: no numbers "
+                "(NaN), or all minus infinity"
+            )
             for position, name in blamed.items()
             if name
         }
-        return {position: RowFault("logits_processor", reason) for position, reason in reasons.items()}
+        return {
+            position: RowFault("logits_processor", reason) for position, reason in reasons.items()
+        }
 
 
 class ProcessedRows:
     """The rows of one set whose requests name processors."""
 
     def __init__(
-        self, rows: Sequence[Sequence[str]], tokens: Sequence[RowTokens | None], processors: Processors
+        self,
+        rows: Sequence[Sequence[str]],
+        tokens: Sequence[RowTokens | None],
+        processors: Processors,
     ) -> None:
-        """rows: the names that each row's request has; tokens: the tokens of those that have any."""
-        kept = [(index, names, own) for index, (names, own) in enumerate(zip(rows, tokens, strict=True)) if own]
+        """rows: the names that each row's request has; tokens: the tokens of those that have
+        any."""
+        kept = [
+            (index, names, own)
+            for index, (names, own) in enumerate(zip(rows, tokens, strict=True))
+            if own
+        ]
         self._rows = np.array([index for index, _, _ in kept], np.int32)
         self._names = [names for _, names, _ in kept]
         self._processors = processors
         self._tokens = TokenRows([own for _, _, own in kept]) if kept else None
 
-    def __call__(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, Unusable | None]:
-        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it. Returns them as changed, and what
-        failed (None: no row has processors)."""
+    def __call__(
+        self, logits: mx.array, spans: Spans | None = None
+    ) -> tuple[mx.array, Unusable | None]:
+        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens
+        before it. Returns them as changed, and what failed (None: no row has processors)."""
         if self._tokens is None:
             return logits, None
         calls = []
@@ -95,14 +119,22 @@ class ProcessedRows:
             drafts = [] if spans is None else spans.drafts_of(row)
             start = row if spans is None else int(spans.starts[row])
             for step in range(len(drafts) + 1):
-                before = mx.concatenate([tokens, mx.array(drafts[:step], mx.int32)]) if step else tokens
-                calls.append(self._processed(self._names[index], start + step, before, logits[start + step][None]))
+                before = (
+                    mx.concatenate([tokens, mx.array(drafts[:step], mx.int32)]) if step else tokens
+                )
+                calls.append(
+                    self._processed(
+                        self._names[index], start + step, before, logits[start + step][None]
+                    )
+                )
         result = logits.astype(mx.float32)
         changed = mx.concatenate([call.logits for call in calls])
         result[mx.array([call.position for call in calls])] = changed.astype(mx.float32)
         return result, Unusable.of(calls)
 
-    def _processed(self, names: Sequence[str], position: int, tokens: mx.array, logits: mx.array) -> Processed:
+    def _processed(
+        self, names: Sequence[str], position: int, tokens: mx.array, logits: mx.array
+    ) -> Processed:
         given, choices = logits, [("", _without_choice(logits))]
         for name in names:
             try:
@@ -137,7 +169,8 @@ class ProcessedRows:
 
 
 def _without_choice(logits: mx.array) -> mx.array:
-    """Whether logits (1, V) allow no choice, (1,). The sampler would take token 0 of them, in each step again."""
+    """Whether logits (1, V) allow no choice, (1,). The sampler would take token 0 of them, in each
+    step again."""
     return mx.isnan(logits).any(axis=-1) | (logits.max(axis=-1) == -mx.inf)
 
 

@@ -20,7 +20,8 @@ KeptMask = NDArray[np.bool_]
 
 @attrs.frozen
 class PendingLogprobs:
-    """Log-probabilities of the rows at `indices`. Lazy: (n,) for the sampled tokens, (n, k) ids and values of the most likely."""
+    """Log-probabilities of the rows at `indices`. Lazy: (n,) for the sampled tokens, (n, k) ids and
+    values of the most likely."""
 
     indices: tuple[int, ...]
     rows: tuple[RowId, ...]
@@ -30,7 +31,8 @@ class PendingLogprobs:
     top_ids: mx.array
     top: mx.array
     named: tuple[tuple[int, ...], ...] = ()
-    """Tokens that the request of each row names, whose values are returned in place of those of the most likely."""
+    """Tokens that the request of each row names, whose values are returned in place of those of the
+    most likely."""
     named_values: mx.array | None = None
     """(n, m): their values; None if no row names any."""
 
@@ -40,17 +42,32 @@ class PendingLogprobs:
         return [self.sampled, self.tokens, self.top_ids, self.top, *named]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
-        """Return the values. Waits for the device. `kept`: mask of the logits' rows whose values are returned; None: all."""
-        sampled, tokens = cast(list[float], self.sampled.tolist()), cast(list[int], self.tokens.tolist())
-        ids, values = cast(list[list[int]], self.top_ids.tolist()), cast(list[list[float]], self.top.tolist())
+        """Return the values. Waits for the device. `kept`: mask of the logits' rows whose values
+        are returned; None: all."""
+        sampled, tokens = (
+            cast(list[float], self.sampled.tolist()),
+            cast(list[int], self.tokens.tolist()),
+        )
+        ids, values = (
+            cast(list[list[int]], self.top_ids.tolist()),
+            cast(list[list[float]], self.top.tolist()),
+        )
         if self.named_values is not None:
             of_named = cast(list[list[float]], self.named_values.tolist())
             for i, own in enumerate(self.named):
                 if own:
                     ids[i], values[i] = list(own), of_named[i][: len(own)]
-        counts = [len(own) or k for own, k in zip(self.named or ((),) * len(self.rows), self.top_counts, strict=True)]
+        counts = [
+            len(own) or k
+            for own, k in zip(self.named or ((),) * len(self.rows), self.top_counts, strict=True)
+        ]
         return tuple(
-            (row, TokenLogprobs(tokens[i], sampled[i], tuple(zip(ids[i][:k], values[i][:k], strict=True))))
+            (
+                row,
+                TokenLogprobs(
+                    tokens[i], sampled[i], tuple(zip(ids[i][:k], values[i][:k], strict=True))
+                ),
+            )
             for i, (row, k) in enumerate(zip(self.rows, counts, strict=True))
             if kept is None or kept[self.indices[i]]
         )
@@ -62,8 +79,9 @@ def logprobs_of(
     rows: Sequence[tuple[int, RowId, int]],
     named: Mapping[RowId, tuple[int, ...]] = NONE,
 ) -> PendingLogprobs | None:
-    """Compute log-probabilities from the raw logits (n, V), before bias, penalties and temperature. `rows`: (index into the
-    logits, row id, number of most likely tokens); `named`: tokens that rows name in place of the most likely."""
+    """Compute log-probabilities from the raw logits (n, V), before bias, penalties and temperature.
+    `rows`: (index into the logits, row id, number of most likely tokens); `named`: tokens that rows
+    name in place of the most likely."""
     if not rows:
         return None
     indices = mx.array([index for index, _, _ in rows])

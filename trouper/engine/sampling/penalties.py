@@ -1,4 +1,5 @@
-"""Logit bias, min_tokens and penalties, applied before sampling to all rows that have any at once."""
+"""Logit bias, min_tokens and penalties, applied before sampling to all rows that have any at
+once."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ class Bias:
     """logit_bias of all rows as one flat scatter-add."""
 
     def __init__(self, rows: Sequence[Sampling]) -> None:
-        entries = [(index, token, value) for index, row in enumerate(rows) for token, value in row.logit_bias]
+        entries = [
+            (index, token, value)
+            for index, row in enumerate(rows)
+            for token, value in row.logit_bias
+        ]
         self._any = bool(entries)
         if entries:
             row_list, tokens, values = zip(*entries, strict=True)
@@ -32,8 +37,9 @@ class Bias:
             )
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows. Added in float32: bfloat16 knows no steps of less than an eighth between
-        16 and 32, so that small biases would be lost, or be larger than they are."""
+        """logits (n, V), or (positions, V) of the spans of n rows. Added in float32: bfloat16 knows
+        no steps of less than an eighth between 16 and 32, so that small biases would be lost, or be
+        larger than they are."""
         if not self._any:
             return logits
         logits = logits.astype(mx.float32)
@@ -44,10 +50,16 @@ class Bias:
 
 
 class MinTokens:
-    """Masks the end tokens of rows that have not reached their min_tokens. `rows`: (min_tokens, end tokens) of each row."""
+    """Masks the end tokens of rows that have not reached their min_tokens. `rows`: (min_tokens, end
+    tokens) of each row."""
 
     def __init__(self, rows: Sequence[tuple[int, Sequence[int]]]) -> None:
-        entries = [(index, token, minimum) for index, (minimum, ends) in enumerate(rows) for token in ends if minimum]
+        entries = [
+            (index, token, minimum)
+            for index, (minimum, ends) in enumerate(rows)
+            for token in ends
+            if minimum
+        ]
         table = np.array(entries, np.int64).reshape(-1, 3)
         self._row_indices, self._tokens, self._minimum = table[:, 0], table[:, 1], table[:, 2]
 
@@ -69,7 +81,8 @@ class MinTokens:
 
 
 class History:
-    """Token statistics of one penalized row: counts of generated tokens, and which tokens occurred at all. Both (V,)."""
+    """Token statistics of one penalized row: counts of generated tokens, and which tokens occurred
+    at all. Both (V,)."""
 
     def __init__(self, prompt: Ints, vocabulary: int, output: Ints = NOTHING) -> None:
         """`output`: tokens that a row that resumes has generated before."""
@@ -81,15 +94,18 @@ class History:
 
 
 class Penalties:
-    """Penalties of one set of rows. Each history belongs to its row; here they are stacked for the step.
+    """Penalties of one set of rows. Each history belongs to its row; here they are stacked for the
+    step.
 
-    Repetition (Keskar et al. 2019, CTRL): divides positive and multiplies negative logits of tokens in
-    prompt or answer. Presence and frequency as OpenAI defines them, over the answer.
+    Repetition (Keskar et al. 2019, CTRL): divides positive and multiplies negative logits of tokens
+    in prompt or answer. Presence and frequency as OpenAI defines them, over the answer.
     """
 
     def __init__(self, rows: Sequence[Sampling], histories: Sequence[History | None]) -> None:
         kept = [
-            (index, row, history) for index, (row, history) in enumerate(zip(rows, histories, strict=True)) if history
+            (index, row, history)
+            for index, (row, history) in enumerate(zip(rows, histories, strict=True))
+            if history
         ]
         self._histories = [history for _, _, history in kept]
         if kept:
@@ -103,7 +119,8 @@ class Penalties:
             self._indices = mx.arange(len(kept))
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
+        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens
+        before it."""
         if not self._histories:
             return logits
         if spans is None:
@@ -147,9 +164,14 @@ class Penalties:
 
 
 def _penalized(
-    logits: mx.array, rows: mx.array, seen: mx.array, counts: mx.array, rates: tuple[mx.array, mx.array, mx.array]
+    logits: mx.array,
+    rows: mx.array,
+    seen: mx.array,
+    counts: mx.array,
+    rates: tuple[mx.array, mx.array, mx.array],
 ) -> mx.array:
-    """Apply penalties. `rates`: repetition, presence and frequency, (k, 1) each, of the rows `rows` (k,)."""
+    """Apply penalties. `rates`: repetition, presence and frequency, (k, 1) each, of the rows `rows`
+    (k,)."""
     repetition, presence, frequency = rates
     chosen = logits[rows].astype(mx.float32)
     repeated = mx.where(chosen > 0, chosen / repetition, chosen * repetition)

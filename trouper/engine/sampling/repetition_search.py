@@ -1,8 +1,10 @@
-"""The search for repetitions in the tokens of a row that enters, for DRY: it runs on the engine's thread, so other rows wait for it.
+"""The search for repetitions in the tokens of a row that enters, for DRY: it runs on the engine's
+thread, so other rows wait for it.
 
-Most places where the row's last token stood before differ from its end a few tokens earlier, so these are compared all at once, token by
-token. Where many still agree, as in a text of one repeated token, that would take the square of its length, and the Z-algorithm
-(Gusfield, Algorithms on Strings, Trees and Sequences, 1997) takes over, which is linear.
+Most places where the row's last token stood before differ from its end a few tokens earlier, so
+these are compared all at once, token by token. Where many still agree, as in a text of one repeated
+token, that would take the square of its length, and the Z-algorithm (Gusfield, Algorithms on
+Strings, Trees and Sequences, 1997) takes over, which is linear.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ COMPARED = 64
 
 
 def matches_of(tokens: Ints, longest: int) -> Ints:
-    """Count (n,) how many tokens up to each, at most `longest`, equal those up to the last one; 0 for the last one itself."""
+    """Count (n,) how many tokens up to each, at most `longest`, equal those up to the last one; 0
+    for the last one itself."""
     matches = np.zeros(len(tokens), np.int32)
     ends = np.arange(len(tokens) - 1)
     for back in range(min(longest, len(tokens) - 1)):
@@ -34,7 +37,8 @@ def matches_of(tokens: Ints, longest: int) -> Ints:
 
 
 def _common_endings(tokens: Ints, longest: int) -> Ints:
-    """What `matches_of` returns, by the Z-algorithm over the tokens from the last one to the first."""
+    """What `matches_of` returns, by the Z-algorithm over the tokens from the last one to the
+    first."""
     text: list[int] = tokens[::-1].tolist()
     size, begin, end = len(text), 0, 0
     lengths = [0] * size
@@ -51,8 +55,9 @@ def _common_endings(tokens: Ints, longest: int) -> Ints:
 def tokens_after_break(
     tokens: Ints, breaking: NDArray[np.bool_], sequences: Sequence[tuple[int, ...]], longest: int
 ) -> int:
-    """Number of tokens since the last breaker, or `longest` if they are more: repetitions are not told apart beyond. breaking (V,): the tokens
-    that contain a breaker. `sequences`: tokens over which one is spread."""
+    """Number of tokens since the last breaker, or `longest` if they are more: repetitions are not
+    told apart beyond. breaking (V,): the tokens that contain a breaker. `sequences`: tokens over
+    which one is spread."""
     recent = tokens[max(len(tokens) - longest, 0) :]
     single = np.flatnonzero(breaking[recent])
     after = len(recent) - 1 - int(single[-1]) if len(single) else len(recent)
@@ -62,6 +67,10 @@ def tokens_after_break(
     lasts = np.array(sorted({sequence[-1] for sequence in sequences}))
     for back in np.flatnonzero(np.isin(recent[::-1][:after], lasts)).tolist():
         end = len(tokens) - back
-        if any(tuple(tokens[end - length : end].tolist()) in known for length in lengths if length <= end):
+        if any(
+            tuple(tokens[end - length : end].tolist()) in known
+            for length in lengths
+            if length <= end
+        ):
             return int(back)
     return after

@@ -1,4 +1,5 @@
-"""What a step has sampled: lazy arrays, and the rows that cannot continue, as far as is known before these are read."""
+"""What a step has sampled: lazy arrays, and the rows that cannot continue, as far as is known
+before these are read."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from trouper.protocol.plans import NO_CHOICE, RowFault, RowId
 
 @attrs.frozen(eq=False, kw_only=True)
 class Sampled:
-    """The sampled tokens of a step. Arrays have one entry for each row, or for each position of drafts that are verified."""
+    """The sampled tokens of a step. Arrays have one entry for each row, or for each position of
+    drafts that are verified."""
 
     rows: tuple[RowId, ...]
     """Rows that decode, in the order of `tokens`."""
@@ -37,10 +39,13 @@ class Sampled:
         return not self.constrained and self.unusable is None
 
     def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
-        """By position why its row cannot continue, except for the rows of `failed` and what the model itself has broken. Waits for the device.
-        `kept`: the positions that count, if drafts were verified: what would come behind a rejected draft means nothing."""
+        """By position why its row cannot continue, except for the rows of `failed` and what the
+        model itself has broken. Waits for the device. `kept`: the positions that count, if drafts
+        were verified: what would come behind a rejected draft means nothing."""
         faults = {} if self.unusable is None else self.unusable.faults(kept)
-        for position in [] if self.choiceless is None else np.flatnonzero(np.array(self.choiceless)).tolist():
+        for position in (
+            [] if self.choiceless is None else np.flatnonzero(np.array(self.choiceless)).tolist()
+        ):
             if kept is None or kept[position]:
                 faults.setdefault(position, NO_CHOICE)
         return faults
@@ -49,4 +54,9 @@ class Sampled:
         """Return the lazy arrays, to evaluate them with the step."""
         flags = [] if self.unusable is None else [self.unusable.flags]
         flags += [] if self.choiceless is None else [self.choiceless]
-        return [self.tokens, self.numberless, *flags, *(self.logprobs.arrays() if self.logprobs else [])]
+        return [
+            self.tokens,
+            self.numberless,
+            *flags,
+            *(self.logprobs.arrays() if self.logprobs else []),
+        ]

@@ -1,16 +1,20 @@
 """Sampling a token for all rows at once, each with its own parameters.
 
-Rows are split into groups by the work they need, once for each change of the set of rows, never for each step:
+Rows are split into groups by the work they need, once for each change of the set of rows, never for
+each step:
 
 - greedy: argmax.
-- narrow (1 <= top_k <= 64): the 64 best by two-stage selection, then top_k, top_p, min_p among them. Exact: the 64 best
-  tokens lie in the 64 groups with the best maxima. With a larger top_k the 256, 1024, 4096 or 16384 best: the number depends on
-  the row's own top_k alone, so that equal logits at the boundary are chosen as if the row were alone.
+- narrow (1 <= top_k <= 64): the 64 best by two-stage selection, then top_k, top_p, min_p among
+  them. Exact: the 64 best tokens lie in the 64 groups with the best maxima. With a larger top_k the
+  256, 1024, 4096 or 16384 best: the number depends on the row's own top_k alone, so that equal
+  logits at the boundary are chosen as if the row were alone.
 - wide: the whole vocabulary; sorted only where top_p or a still larger top_k needs the order.
-- filtered: rows with typical_p or XTC; the 64 best where top_k is as narrow, else the sorted vocabulary.
+- filtered: rows with typical_p or XTC; the 64 best where top_k is as narrow, else the sorted
+  vocabulary.
 
-Order of the filters: bias, penalties, DRY, temperature, top_k, typical_p, top_p, min_p, XTC. The temperature comes first as in
-Hugging Face transformers and vLLM, the filters follow each other as in llama.cpp.
+Order of the filters: bias, penalties, DRY, temperature, top_k, typical_p, top_p, min_p, XTC. The
+temperature comes first as in Hugging Face transformers and vLLM, the filters follow each other as
+in llama.cpp.
 """
 
 from __future__ import annotations
@@ -25,7 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.engine.sampling.gumbel_noise import gumbel, mixed_seeds, stream_keys
-from trouper.engine.sampling.truncation import SMALLEST, coins, typical, weights_of, without_top_choices
+from trouper.engine.sampling.truncation import (
+    SMALLEST,
+    coins,
+    typical,
+    weights_of,
+    without_top_choices,
+)
 from trouper.protocol.sampling import Sampling
 
 Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -38,7 +48,8 @@ GROUP = 32
 
 
 def top_candidates(logits: mx.array, k: int = CANDIDATES) -> tuple[mx.array, mx.array]:
-    """Select the k best of logits (n, V), best first: ids (n, k) uint32 and values (n, k) float32."""
+    """Select the k best of logits (n, V), best first: ids (n, k) uint32 and values (n, k)
+    float32."""
     vocabulary = logits.shape[1]
     k = min(k, vocabulary)
     if vocabulary > 4 * k * GROUP:
@@ -48,11 +59,14 @@ def top_candidates(logits: mx.array, k: int = CANDIDATES) -> tuple[mx.array, mx.
         values = mx.take_along_axis(logits, ids, axis=-1)
     values = values.astype(mx.float32)
     order = mx.argsort(-values, axis=-1)
-    return mx.take_along_axis(ids, order, axis=-1).astype(mx.uint32), mx.take_along_axis(values, order, axis=-1)
+    return mx.take_along_axis(ids, order, axis=-1).astype(mx.uint32), mx.take_along_axis(
+        values, order, axis=-1
+    )
 
 
 def _grouped_candidates(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """Ids and values (n, k). Where most tokens are masked, padding is among them, with the last token's id and a value of minus infinity."""
+    """Ids and values (n, k). Where most tokens are masked, padding is among them, with the last
+    token's id and a value of minus infinity."""
     rows, vocabulary = logits.shape
     groups = -(-vocabulary // GROUP)
     if groups * GROUP != vocabulary:
@@ -80,7 +94,8 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], vocabulary: int) -> Columns:
-        """Make the columns of rows. top_k 0 becomes the size of the vocabulary; min_p becomes its logarithm; typical_p is no 0 for the device."""
+        """Make the columns of rows. top_k 0 becomes the size of the vocabulary; min_p becomes its
+        logarithm; typical_p is no 0 for the device."""
 
         def column(values: list[float], dtype: mx.Dtype) -> mx.array:
             return mx.array(values, dtype)[:, None]
@@ -100,7 +115,9 @@ class Columns:
         return Columns(*(getattr(self, field.name)[indices] for field in attrs.fields(Columns)))
 
 
-def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array, *, candidates: int = CANDIDATES) -> mx.array:
+def choose_narrow(
+    logits: mx.array, columns: Columns, keys: mx.array, *, candidates: int = CANDIDATES
+) -> mx.array:
     """Sample logits (n, V) to tokens (n,) uint32, for rows with 1 <= top_k <= candidates."""
     ids, values = top_candidates(logits, candidates)
     scaled = values / columns.temperature
@@ -115,8 +132,9 @@ def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array, *, candida
 def choose_wide(
     logits: mx.array, columns: Columns, keys: mx.array, *, ordered: bool, counted: bool = False
 ) -> mx.array:
-    """Sample logits (n, V) to tokens (n,) uint32 over the whole vocabulary; `ordered`: some row has a top_p or a top_k; `counted`: no more
-    than top_k are kept where logits at the boundary are equal."""
+    """Sample logits (n, V) to tokens (n,) uint32 over the whole vocabulary; `ordered`: some row has
+    a top_p or a top_k; `counted`: no more than top_k are kept where logits at the boundary are
+    equal."""
     scaled = logits.astype(mx.float32) / columns.temperature
     floor = scaled.max(axis=-1, keepdims=True) + columns.min_p
     if ordered:
@@ -133,14 +151,19 @@ def _nucleus_floor(scaled: mx.array, columns: Columns) -> mx.array:
     """Find the smallest value that top_k and then top_p keep, (n, 1)."""
     descending = -mx.sort(-scaled, axis=-1)
     ranks = mx.arange(scaled.shape[1])
-    weights = mx.softmax(mx.where(ranks < columns.top_k, descending, -mx.inf), axis=-1, precise=True)
+    weights = mx.softmax(
+        mx.where(ranks < columns.top_k, descending, -mx.inf), axis=-1, precise=True
+    )
     before = mx.cumsum(weights, axis=-1) - weights
     kept = ((before < columns.top_p) & (ranks < columns.top_k)).sum(axis=-1, keepdims=True)
     return mx.take_along_axis(descending, mx.maximum(kept, 1) - 1, axis=-1)
 
 
-def choose_filtered(logits: mx.array, columns: Columns, keys: mx.array, *, narrow: bool) -> mx.array:
-    """Sample logits (n, V) to tokens (n,) uint32 through all filters; `narrow`: all rows have 1 <= top_k <= CANDIDATES."""
+def choose_filtered(
+    logits: mx.array, columns: Columns, keys: mx.array, *, narrow: bool
+) -> mx.array:
+    """Sample logits (n, V) to tokens (n,) uint32 through all filters; `narrow`: all rows have 1 <=
+    top_k <= CANDIDATES."""
     ids, values = top_candidates(logits) if narrow else _descending(logits)
     scaled = values / columns.temperature
     keep = mx.broadcast_to(mx.arange(ids.shape[1]) < columns.top_k, scaled.shape)
@@ -148,7 +171,11 @@ def choose_filtered(logits: mx.array, columns: Columns, keys: mx.array, *, narro
     weights = weights_of(scaled, keep)
     best = mx.where(keep, scaled, -mx.inf).max(axis=-1, keepdims=True)
     # The best one left need not be the first: typical_p may have dropped those before it.
-    nucleus = (mx.cumsum(weights, axis=-1) - weights < columns.top_p) | (columns.top_p >= 1) | (scaled >= best)
+    nucleus = (
+        (mx.cumsum(weights, axis=-1) - weights < columns.top_p)
+        | (columns.top_p >= 1)
+        | (scaled >= best)
+    )
     keep = keep & nucleus & (scaled >= best + columns.min_p)
     applies = coins(keys, columns.xtc_probability)
     keep = without_top_choices(weights_of(scaled, keep), keep, columns.xtc_threshold, applies)
@@ -182,13 +209,18 @@ def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingG
     for index, row in enumerate(rows):
         kinds.setdefault(_kind(row, vocabulary), []).append(index)
     return [
-        SamplingGroup(np.array(indices), Columns.of([rows[index] for index in indices], vocabulary), _chooser(kind))
+        SamplingGroup(
+            np.array(indices),
+            Columns.of([rows[index] for index in indices], vocabulary),
+            _chooser(kind),
+        )
         for kind, indices in sorted(kinds.items())
     ]
 
 
 Kind = tuple[str, int]
-"""Name of the function that samples a row, and its number of candidates (0: the whole vocabulary)."""
+"""Name of the function that samples a row, and its number of candidates (0: the whole
+vocabulary)."""
 
 
 def _kind(row: Sampling, vocabulary: int) -> Kind:
@@ -222,19 +254,27 @@ def _chooser(kind: Kind) -> Choose:
 
 
 class BatchSampler:
-    """Sampler of one set of rows, in the order of the logits. Built again when a row joins or leaves."""
+    """Sampler of one set of rows, in the order of the logits. Built again when a row joins or
+    leaves."""
 
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
         self._groups = sampling_groups(rows, vocabulary)
         self._seeds = mixed_seeds(row.seed for row in rows)
         self._greedy = all(row.greedy for row in rows)
-        order = np.concatenate([group.rows for group in self._groups]) if rows else np.zeros(0, np.int64)
+        order = (
+            np.concatenate([group.rows for group in self._groups])
+            if rows
+            else np.zeros(0, np.int64)
+        )
         self._back = mx.array(np.argsort(order).astype(np.int32))
         self._group_indices = [mx.array(group.rows.astype(np.int32)) for group in self._groups]
 
-    def __call__(self, logits: mx.array, positions: Drawn, owners: RowIndices | None = None) -> mx.array:
-        """Sample tokens (n,) uint32 from logits (n, V), after bias and penalties; positions (n,): how many tokens each row has
-        drawn. With `owners` (m,): logits and positions of m draft positions, each of the row that `owners` names."""
+    def __call__(
+        self, logits: mx.array, positions: Drawn, owners: RowIndices | None = None
+    ) -> mx.array:
+        """Sample tokens (n,) uint32 from logits (n, V), after bias and penalties; positions (n,):
+        how many tokens each row has drawn. With `owners` (m,): logits and positions of m draft
+        positions, each of the row that `owners` names."""
         if owners is not None:
             return self._spread(logits, positions, owners)
         keys = self._keys(self._seeds, positions)
@@ -264,4 +304,6 @@ class BatchSampler:
         return mx.concatenate(parts)[mx.array(np.argsort(np.concatenate(order)).astype(np.int32))]
 
     def _keys(self, seeds: NDArray[np.uint64], positions: Drawn) -> mx.array:
-        return mx.zeros((len(seeds), 2), mx.uint32) if self._greedy else stream_keys(seeds, positions)
+        return (
+            mx.zeros((len(seeds), 2), mx.uint32) if self._greedy else stream_keys(seeds, positions)
+        )

@@ -1,7 +1,7 @@
 """Sampling of the decoding rows: the parameters of all rows as arrays, and the last sampled tokens.
 
-The arrays are rebuilt when the set of rows changes; only then is there work for each row. The last sampled tokens stay lazy,
-and are the input of the next pass.
+The arrays are rebuilt when the set of rows changes; only then is there work for each row. The last
+sampled tokens stay lazy, and are the input of the next pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from trouper.protocol.plans import RowFault, RowId
 
 
 class SamplingBatch:
-    """Sampling state of the decoding rows. `states`: the engine's state of each row; `processors`: logits processors by name."""
+    """Sampling state of the decoding rows. `states`: the engine's state of each row; `processors`:
+    logits processors by name."""
 
     def __init__(
         self,
@@ -47,7 +48,8 @@ class SamplingBatch:
         self._constrained: list[tuple[int, RowConstraint]] = []
 
     def inputs(self, rows: Sequence[RowId], fresh: Mapping[RowId, int]) -> mx.array:
-        """Return the next input of each row, (n,): its last sampled token, or its `fresh` token if it decodes for the first time."""
+        """Return the next input of each row, (n,): its last sampled token, or its `fresh` token if
+        it decodes for the first time."""
         if tuple(rows) == self.members and self._tokens is not None:
             return self._tokens
         index_of = {row: index for index, row in enumerate(self.members)}
@@ -68,21 +70,31 @@ class SamplingBatch:
         samplings = [state.sampling for state in states]
         self._sampler = BatchSampler(samplings, self._vocabulary)
         self._bias = Bias(samplings)
-        self._min_tokens = MinTokens([(0 if state.constraint else state.min_tokens, state.ends) for state in states])
-        self._constrained = [(index, state.constraint) for index, state in enumerate(states) if state.constraint]
+        self._min_tokens = MinTokens(
+            [(0 if state.constraint else state.min_tokens, state.ends) for state in states]
+        )
+        self._constrained = [
+            (index, state.constraint) for index, state in enumerate(states) if state.constraint
+        ]
         self._constrained_indices = mx.array([index for index, _ in self._constrained], mx.int32)
         self._penalties = Penalties(samplings, [state.history for state in states])
         self._dry = Dry(samplings, [state.repetitions for state in states])
         self._processed = ProcessedRows(
-            [state.processors for state in states], [state.tokens for state in states], self._processors
+            [state.processors for state in states],
+            [state.tokens for state in states],
+            self._processors,
         )
         self._histories = (self._penalties, self._dry, self._processed)
         self.drawn = np.array([state.drawn for state in states], np.uint64)
         self._logprob_requests = [
-            (index, rows[index], k) for index, state in enumerate(states) if (k := state.logprobs) is not None
+            (index, rows[index], k)
+            for index, state in enumerate(states)
+            if (k := state.logprobs) is not None
         ]
         self._logprob_tokens = {
-            row: state.logprob_tokens for row, state in zip(rows, states, strict=True) if state.logprob_tokens
+            row: state.logprob_tokens
+            for row, state in zip(rows, states, strict=True)
+            if state.logprob_tokens
         }
 
     def _keep_states(self) -> None:
@@ -100,19 +112,27 @@ class SamplingBatch:
         read_before: Callable[[], None],
         starting: Callable[[], None] | None,
     ) -> Sampled:
-        """Sample tokens (n,) from logits (n, V), or one for each position of the spans; then a call of `accepted` must follow.
-        `read_before` reads the previous step's tokens, which grammars need. `starting` is called after the graph is built."""
-        drawn = self.drawn if spans is None else self.drawn[spans.owners] + spans.steps.astype(np.uint64)
+        """Sample tokens (n,) from logits (n, V), or one for each position of the spans; then a call
+        of `accepted` must follow. `read_before` reads the previous step's tokens, which grammars
+        need. `starting` is called after the graph is built."""
+        drawn = (
+            self.drawn
+            if spans is None
+            else self.drawn[spans.owners] + spans.steps.astype(np.uint64)
+        )
         shaped = self._bias(logits, spans)
         for penalties in (self._penalties, self._dry):
             shaped = penalties(shaped, spans)
         shaped, unusable = self._processed(shaped, spans)
         shaped = self._min_tokens(shaped, drawn, spans)
         if self._constrained:
-            mx.async_eval(logits)  # The device computes the logits while the masks are made from the previous tokens.
+            # The device computes the logits while the masks are made from the previous tokens.
+            mx.async_eval(logits)
             read_before()
             shaped = self._follow_grammars(shaped, spans)
-        tokens = self._group.agree(self._sampler(shaped, drawn, None if spans is None else spans.owners))
+        tokens = self._group.agree(
+            self._sampler(shaped, drawn, None if spans is None else spans.owners)
+        )
         self.drawn += np.uint64(1)
         for history in self._histories if spans is None else ():
             history.count(tokens)
@@ -125,7 +145,8 @@ class SamplingBatch:
             tokens=tokens,
             logprobs=logprobs,
             failed=self._failed_grammars(),
-            numberless=mx.isnan(logits[:, 0]),  # One shows it for all, which are products of the same hidden state.
+            # One shows it for all, which are products of the same hidden state.
+            numberless=mx.isnan(logits[:, 0]),
             unusable=unusable,
             choiceless=None if shaped is logits else _choiceless(shaped, tokens),
             constrained=bool(self._constrained),
@@ -135,7 +156,8 @@ class SamplingBatch:
         return sampled
 
     def accepted(self, spans: Spans, sampled: Ints, accepted: Ints, kept: KeptMask) -> None:
-        """Apply the result of a verification. sampled, kept: (positions,); accepted: (n,) number of accepted drafts of each row."""
+        """Apply the result of a verification. sampled, kept: (positions,); accepted: (n,) number of
+        accepted drafts of each row."""
         self.drawn += accepted.astype(np.uint64)
         self._tokens = mx.array(sampled[spans.starts + accepted].astype(np.uint32))
         for history in self._histories:
@@ -158,7 +180,10 @@ class SamplingBatch:
         masks: list[Mask] = []
         positions = self._constrained_indices
         if spans is None:
-            masks = [constraint.allowed(int(self.drawn[index])) for index, constraint in self._constrained]
+            masks = [
+                constraint.allowed(int(self.drawn[index]))
+                for index, constraint in self._constrained
+            ]
         else:
             positions = self._masks_along(spans, masks)
         return masked(shaped, positions, np.stack(masks))
@@ -171,7 +196,8 @@ class SamplingBatch:
         )
 
     def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
-        """Append the masks of the constrained rows at all their positions to `masks`; returns the positions."""
+        """Append the masks of the constrained rows at all their positions to `masks`; returns the
+        positions."""
         positions: list[int] = []
         for index, constraint in self._constrained:
             along = constraint.along(spans.drafts_of(index), int(self.drawn[index]))
@@ -182,6 +208,6 @@ class SamplingBatch:
 
 
 def _choiceless(shaped: mx.array, tokens: mx.array) -> mx.array:
-    """Whether no token was left to choose from logits (n, V), (n,). Then the sampled token itself is a forbidden one; so this needs no maximum
-    of all."""
+    """Whether no token was left to choose from logits (n, V), (n,). Then the sampled token itself
+    is a forbidden one; so this needs no maximum of all."""
     return mx.logical_not(mx.take_along_axis(shaped, tokens[:, None], axis=-1)[:, 0] > -mx.inf)

@@ -1,4 +1,5 @@
-"""Thinking budget: after its limit a row is forced to write the end-of-thinking marker, and goes on to answer."""
+"""Thinking budget: after its limit a row is forced to write the end-of-thinking marker, and goes on
+to answer."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ class ThinkingRule:
     fault = ""
     """Always empty: a thinking budget cannot fail."""
 
-    def __init__(self, limit: ThinkingLimit, vocabulary: int, min_tokens: int = 0, ends: Sequence[int] = ()) -> None:
-        """No token of `ends` is allowed before `min_tokens` tokens, unless it belongs to the end-of-thinking marker and is forced."""
+    def __init__(
+        self, limit: ThinkingLimit, vocabulary: int, min_tokens: int = 0, ends: Sequence[int] = ()
+    ) -> None:
+        """No token of `ends` is allowed before `min_tokens` tokens, unless it belongs to the
+        end-of-thinking marker and is forced."""
         self._limit, self._min_tokens = limit, min_tokens
         self._size = mask_bytes(vocabulary)
         self._free = np.full(self._size, 255, np.uint8)
@@ -44,7 +48,8 @@ class ThinkingRule:
         return ""
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """Number of draft tokens worth verifying: all, since forced tokens are found when the masks are made."""
+        """Number of draft tokens worth verifying: all, since forced tokens are found when the masks
+        are made."""
         return len(draft)
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
@@ -57,8 +62,9 @@ class ThinkingRule:
         return masks
 
     def allowed(self, drawn: int) -> Mask:
-        """Mask after `drawn` tokens of the answer: of all tokens, or of the next token of the end-of-thinking marker. The rule counts
-        tokens of thinking itself, since it may begin anywhere."""
+        """Mask after `drawn` tokens of the answer: of all tokens, or of the next token of the
+        end-of-thinking marker. The rule counts tokens of thinking itself, since it may begin
+        anywhere."""
         if self._over or not self._thinks or self._used < self._limit.tokens:
             return self._early if drawn < self._min_tokens else self._free
         forced = self._limit.end[self._written()]

@@ -1,4 +1,5 @@
-"""Tokens of the rows whose sampling looks at them all, on the device: so a step can be built before its predecessor's tokens are read."""
+"""Tokens of the rows whose sampling looks at them all, on the device: so a step can be built before
+its predecessor's tokens are read."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ GROWTH = 256
 
 @attrs.define(eq=False)
 class RowTokens:
-    """Prompt and output of one row: `tokens` (W,) int32, of which the first `length` are there and the others ABSENT."""
+    """Prompt and output of one row: `tokens` (W,) int32, of which the first `length` are there and
+    the others ABSENT."""
 
     tokens: mx.array
     length: int
@@ -47,7 +49,8 @@ def widened(array: mx.array, width: int, fill: int) -> mx.array:
 
 
 class TokenRows:
-    """The tokens of k rows, stacked for the steps of one set of rows: `tokens` (k, W) int32, `lengths` (k,) on the host."""
+    """The tokens of k rows, stacked for the steps of one set of rows: `tokens` (k, W) int32,
+    `lengths` (k,) on the host."""
 
     def __init__(self, rows: Sequence[RowTokens]) -> None:
         self._rows = rows
@@ -68,7 +71,8 @@ class TokenRows:
         added = tokens.astype(mx.int32) - ABSENT
         if mask is not None:
             added = mx.where(mx.array(mask), added, 0)
-        places = np.minimum(self.lengths, self.width - 1)  # Of a row without a token to append, any.
+        # Of a row without a token to append, any.
+        places = np.minimum(self.lengths, self.width - 1)
         self.tokens = self.tokens.at[self._indices, indices(places)].add(added)
         self.lengths = self.lengths + (1 if mask is None else mask)
 

@@ -1,8 +1,9 @@
 """The error between two computations of the same logits, and its bounds.
 
-The error of a position is the root mean square, over the vocabulary, of the difference of log-probabilities, divided by
-the standard deviation of the reference's logits. 0: equal. About 1.4: unrelated. The error does not depend on the
-scale of a model's logits, and one outlier among 100,000 tokens does not dominate it.
+The error of a position is the root mean square, over the vocabulary, of the difference of
+log-probabilities, divided by the standard deviation of the reference's logits. 0: equal. About 1.4:
+unrelated. The error does not depend on the scale of a model's logits, and one outlier among 100,000
+tokens does not dominate it.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ NOISE_FACTOR = 6.0
 
 @attrs.frozen
 class Arithmetic:
-    """Bounds for a dtype on a device. floor: an error below it is rounding whatever the noise is. ceiling: an error above it is
-    no rounding, however noisy the model is."""
+    """Bounds for a dtype on a device. floor: an error below it is rounding whatever the noise is.
+    ceiling: an error above it is no rounding, however noisy the model is."""
 
     floor: float
     ceiling: float
     by_median: bool = True
-    """Whether a row's error is the median of its positions' errors. Where rounding is coarse, a nearly undecided router takes
-    another expert at some positions; a fault in a row's KV shows at all positions after it."""
+    """Whether a row's error is the median of its positions' errors. Where rounding is coarse, a
+    nearly undecided router takes another expert at some positions; a fault in a row's KV shows at
+    all positions after it."""
 
     def judged(self, error: mx.array, owners: Sequence[int]) -> float:
-        """Reduce errors (n,) to the error of the worst row. owners: the row of each position. Waits for the device."""
+        """Reduce errors (n,) to the error of the worst row. owners: the row of each position. Waits
+        for the device."""
         found = np.array(error, np.float64)
         if not self.by_median or np.isinf(found).any():
             return float(found.max())
@@ -55,16 +58,22 @@ FLOAT16 = Arithmetic(floor=8e-3, ceiling=0.15)
 BFLOAT16 = Arithmetic(floor=3e-2, ceiling=0.3)
 """8 bits of mantissa."""
 ROUTED_CEILING = 0.5
-"""Ceiling for routed models. Where a router chooses experts and arithmetic is coarse, most positions may have met another
-expert in some layer, and the model differs as much from itself. Seen on an H200: the shape of gpt-oss-20b
-with random weights in bfloat16 differs by 0.09 to 0.23 between one row and two."""
+"""Ceiling for routed models. Where a router chooses experts and arithmetic is coarse, most
+positions may have met another expert in some layer, and the model differs as much from itself. Seen
+on an H200: the shape of gpt-oss-20b with random weights in bfloat16 differs by 0.09 to 0.23 between
+one row and two."""
 KV_FLOORS = {8: 3e-2, 4: 0.3}
-"""Floors with quantized KV, by bits: a value that rounds to the neighbouring step differs by this fraction of its group."""
+"""Floors with quantized KV, by bits: a value that rounds to the neighbouring step differs by this
+fraction of its group."""
 
 
 def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
     """Choose the bounds for a model's dtypes, its KV format and the device."""
-    dtypes = {array.dtype for _, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)}
+    dtypes = {
+        array.dtype
+        for _, array in tree_flatten(model.parameters())
+        if mx.issubdtype(array.dtype, mx.floating)
+    }
     if mx.bfloat16 in dtypes:
         plain = BFLOAT16
     elif mx.float16 in dtypes:
@@ -79,12 +88,15 @@ def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
 
 def is_routed(model: nn.Module) -> bool:
     """Whether a router chooses among experts."""
-    return any(isinstance(module, SwitchLinear | QuantizedSwitchLinear) for _, module in model.named_modules())
+    return any(
+        isinstance(module, SwitchLinear | QuantizedSwitchLinear)
+        for _, module in model.named_modules()
+    )
 
 
 def errors(logits: mx.array, reference: mx.array) -> mx.array:
-    """Compute errors (n,) float32 of logits (n, vocabulary) against a reference of the same shape. Infinite where only one of them is
-    finite. Lazy."""
+    """Compute errors (n,) float32 of logits (n, vocabulary) against a reference of the same shape.
+    Infinite where only one of them is finite. Lazy."""
     computed, expected = logits.astype(mx.float32), reference.astype(mx.float32)
     known = mx.isfinite(expected)
     count = mx.maximum(known.sum(-1), 1)

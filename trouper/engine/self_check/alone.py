@@ -21,7 +21,8 @@ class ModelRun(Protocol):
     """A function that computes the logits of one row."""
 
     def __call__(self, tokens: Tokens, parts: Sequence[int], /) -> mx.array:
-        """Compute logits (tokens, vocabulary) of one row, which is fed in chunks of `parts` tokens."""
+        """Compute logits (tokens, vocabulary) of one row, which is fed in chunks of `parts`
+        tokens."""
 
 
 class WrongAloneError(Exception):
@@ -53,12 +54,18 @@ def cut(count: int, sizes: Sequence[int]) -> list[int]:
 class Reference:
     """Logits of each text by `run`, and the error of `run` against itself in other chunks (noise).
 
-    A text runs as a prompt and `singles` single tokens. Where the model gives other logits in chunks of other sizes, no
-    single run is right: then a row is compared with a run in the row's own chunks.
+    A text runs as a prompt and `singles` single tokens. Where the model gives other logits in
+    chunks of other sizes, no single run is right: then a row is compared with a run in the row's
+    own chunks.
     """
 
     def __init__(
-        self, run: ModelRun, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int, odd: Sequence[int] = ODD
+        self,
+        run: ModelRun,
+        texts: Sequence[Tokens],
+        arithmetic: Arithmetic,
+        singles: int,
+        odd: Sequence[int] = ODD,
     ) -> None:
         self._run, self.arithmetic, self._singles, self._odd = run, arithmetic, singles, odd
         self.texts = texts
@@ -75,7 +82,8 @@ class Reference:
         return self.arithmetic.bound(self.noise if self.consistent else 0.0)
 
     def logits(self, text: int, parts: Sequence[int]) -> mx.array:
-        """Reference logits (tokens, vocabulary) of a text, fed in these parts; of its beginning if the parts end early."""
+        """Reference logits (tokens, vocabulary) of a text, fed in these parts; of its beginning if
+        the parts end early."""
         if not self._chunks_matter:
             return self._logits[text]
         key = text, tuple(parts)
@@ -88,21 +96,29 @@ class Reference:
         return [prompt, *[1] * (len(text) - prompt)]
 
     def _require_finite(self) -> None:
-        sound = mx.stack([mx.all(~mx.isnan(logits)) & mx.any(mx.isfinite(logits)) for logits in self._logits])
+        sound = mx.stack(
+            [mx.all(~mx.isnan(logits)) & mx.any(mx.isfinite(logits)) for logits in self._logits]
+        )
         if not bool(mx.all(sound).item()):
             raise WrongAloneError("its own code gives logits that are not numbers")
 
     def _noise(self) -> tuple[float, float]:
-        """Return the error of the first text, as rows are judged and at its worst position, when it is fed in odd chunks. Where
-        arithmetic is coarse, also when it is fed token by token: a device may compute one token by other kernels, which round
-        in another way."""
+        """Return the error of the first text, as rows are judged and at its worst position, when it
+        is fed in odd chunks. Where arithmetic is coarse, also when it is fed token by token: a
+        device may compute one token by other kernels, which round in another way."""
         text = self.texts[0]
-        ways = [cut(len(text), self._odd), *([[1] * len(text)] if self.arithmetic.by_median else [])]
+        ways = [
+            cut(len(text), self._odd),
+            *([[1] * len(text)] if self.arithmetic.by_median else []),
+        ]
         noise = [errors(self._run(text, parts), self._logits[0]) for parts in ways]
-        return max(self.arithmetic.judged(error, [0] * len(error)) for error in noise), max(map(worst, noise))
+        return max(self.arithmetic.judged(error, [0] * len(error)) for error in noise), max(
+            map(worst, noise)
+        )
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:
-    """Draw tokens from the lower half of the vocabulary: the upper end may be padding, or image tokens."""
+    """Draw tokens from the lower half of the vocabulary: the upper end may be padding, or image
+    tokens."""
     random = np.random.RandomState(seed)
     return [random.randint(1, max(vocabulary // 2, 2), length).tolist() for length in lengths]

@@ -18,7 +18,14 @@ from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check import tiny
 from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import Reference, WrongAloneError, random_texts, run_alone
-from trouper.engine.self_check.matrix import SEEDS, Failure, Matrix, Subject, run_in_slots, subject_of
+from trouper.engine.self_check.matrix import (
+    SEEDS,
+    Failure,
+    Matrix,
+    Subject,
+    run_in_slots,
+    subject_of,
+)
 from trouper.engine.self_check.scenarios import BATCH, MORE, SHORT_LENGTHS, SHORT_PARTS, short_pass
 from trouper.engine.self_check.shrinking import Config
 from trouper.engine.self_check.tiny import CannotShrinkError
@@ -32,7 +39,8 @@ CANNOT_SHRINK, WRONG_ALONE = 1 << len(FEATURES), 2 << len(FEATURES)
 
 @attrs.frozen
 class CheckOutcome:
-    """Result of a check. capabilities: what rows may do. checked: the models that were run, as text for the log."""
+    """Result of a check. capabilities: what rows may do. checked: the models that were run, as text
+    for the log."""
 
     capabilities: Capabilities
     checked: str
@@ -42,7 +50,8 @@ class CheckOutcome:
 class Check:
     """The check of one model on its device. advance: called after each scenario.
 
-    With several ranks the real model's passes contain collectives, so all ranks agree on every decision that leads to one.
+    With several ranks the real model's passes contain collectives, so all ranks agree on every
+    decision that leads to one.
     """
 
     model: nn.Module
@@ -81,7 +90,8 @@ class Check:
         return Matrix(make, self._step)
 
     def _tiny_subjects(self) -> Iterator[Callable[[int], Subject]]:
-        """Yield functions from a seed to a subject, for tiny configs whose models give finite logits that depend on the context."""
+        """Yield functions from a seed to a subject, for tiny configs whose models give finite
+        logits that depend on the context."""
         for config, gain in product(tiny.configs(self.model, self.config), tiny.GAINS):
             make = cache(partial(self._tiny_subject, config, gain))
             try:
@@ -101,7 +111,8 @@ class Check:
         return failure
 
     def _agreed(self, check: Callable[[], Capabilities]) -> Capabilities:
-        """Intersect the capabilities that all ranks found. Raises the error that any rank raised."""
+        """Intersect the capabilities that all ranks found. Raises the error that any rank
+        raised."""
         found, problem, reason = Capabilities(), 0, ""
         try:
             found = check()
@@ -109,7 +120,9 @@ class Check:
             problem = CANNOT_SHRINK
         except WrongAloneError as error:
             problem, reason = WRONG_ALONE, str(error)
-        number_here = problem + sum(1 << index for index, feature in enumerate(FEATURES) if not found.allows(feature))
+        number_here = problem + sum(
+            1 << index for index, feature in enumerate(FEATURES) if not found.allows(feature)
+        )
         numbers = self.group.gather(number_here)
         for rank, number in enumerate(numbers):
             if number & WRONG_ALONE:
@@ -118,7 +131,9 @@ class Check:
                 raise CannotShrinkError
         for index, feature in enumerate(FEATURES):
             wrong = next((rank for rank, number in enumerate(numbers) if number >> index & 1), None)
-            found = found if wrong is None else found.without(feature, f"rank {wrong} found it wrong")
+            found = (
+                found if wrong is None else found.without(feature, f"rank {wrong} found it wrong")
+            )
         return found
 
     # -- the real model: all ranks together -------------------------------------------------------
@@ -127,17 +142,23 @@ class Check:
         """Run every scenario on the real model, and with quantized KV every scenario again."""
         self._require_sound()
         found = self._matrix(PLAIN).capabilities(start)
-        return self._matrix(self.kv).capabilities(found) if self.kv.bits and found.allows("batch") else found
+        return (
+            self._matrix(self.kv).capabilities(found)
+            if self.kv.bits and found.allows("batch")
+            else found
+        )
 
     def _matrix(self, kv: KvFormat) -> Matrix:
         def make(seed: int) -> Subject:
-            return self._guarded(lambda: subject_of(self.model, self.vocabulary, seed, self.shapes, kv))
+            return self._guarded(
+                lambda: subject_of(self.model, self.vocabulary, seed, self.shapes, kv)
+            )
 
         return Matrix(make, lambda failure: self._any_rank(self._step(failure)))
 
     def _short(self, found: Capabilities) -> Capabilities:
-        """Run two rows of different lengths in one batch. If they fail although the tiny model passed, every scenario is run on
-        the real model."""
+        """Run two rows of different lengths in one batch. If they fail although the tiny model
+        passed, every scenario is run on the real model."""
         subject = self._require_sound()
         failure = self._any_rank(self._step(subject.failure(short_pass(found), found)))
         if failure is None:
@@ -148,11 +169,13 @@ class Check:
         return rechecked if rechecked != found else found.without("batch", failure.reason)
 
     def _require_sound(self) -> Subject:
-        """Check that the model's own code gives numbers, and the same ones in other chunks. Raises `WrongAloneError`."""
+        """Check that the model's own code gives numbers, and the same ones in other chunks. Raises
+        `WrongAloneError`."""
         subject = self._guarded(self._short_subject)
         if self._any_rank(None if subject.reference.consistent else Failure("")) is not None:
             raise WrongAloneError(
-                f"its own code gives other logits for a prompt in chunks than for the whole prompt (they differ by "
+                "its own code gives other logits for a prompt in chunks than for the whole prompt "
+                "(they differ by "
                 f"{subject.reference.noise:.2g} of their spread)"
             )
         return subject

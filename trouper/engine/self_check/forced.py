@@ -16,7 +16,8 @@ from trouper.protocol.plans import RowId
 
 @attrs.define
 class ForcedRow:
-    """A row that is fed a fixed text. text: index in the reference. parts: number of tokens of each pass so far."""
+    """A row that is fed a fixed text. text: index in the reference. parts: number of tokens of each
+    pass so far."""
 
     text: int
     parts: list[int]
@@ -37,8 +38,8 @@ class Taken:
 
 
 class ForcedRows:
-    """Rows with forced tokens. Calls are in the order of `StepEngine`: prefill, promote, decode, and the first token of rows
-    that must run alone."""
+    """Rows with forced tokens. Calls are in the order of `StepEngine`: prefill, promote, decode,
+    and the first token of rows that must run alone."""
 
     def __init__(self, rows: Rows, texts: Sequence[Sequence[int]]) -> None:
         self.rows, self._texts = rows, texts
@@ -51,7 +52,8 @@ class ForcedRows:
         return [self._open(text, []) for text in texts]
 
     def open_restored(self, text: int, computed: Sequence[int], tokens: int) -> RowId:
-        """Open a row that begins with the first `tokens` tokens that another row computed in these parts."""
+        """Open a row that begins with the first `tokens` tokens that another row computed in these
+        parts."""
         self.rows.make_room([len(self._texts[text]) // 2])
         return self._open(text, _beginning(computed, tokens))
 
@@ -71,8 +73,9 @@ class ForcedRows:
         joining: Sequence[RowId] = (),
         drafts: Mapping[RowId, tuple[int, int]] | None = None,
     ) -> None:
-        """Run one step of the engine: chunks of prompts, rows that begin to decode, one token for each decoding row.
-        drafts: for some rows the number of right draft tokens, and of wrong ones after them."""
+        """Run one step of the engine: chunks of prompts, rows that begin to decode, one token for
+        each decoding row. drafts: for some rows the number of right draft tokens, and of wrong ones
+        after them."""
         if chunks:
             self.rows.prefill({row: self._next(row, count) for row, count in chunks.items()})
             for row, count in chunks.items():
@@ -134,7 +137,10 @@ class ForcedRows:
 
     def error(self, reference: Reference) -> float:
         """Compute the error of all logits against the reference, as one number."""
-        expected = [reference.logits(sample.text, self._longest(sample))[sample.position] for sample in self.taken]
+        expected = [
+            reference.logits(sample.text, self._longest(sample))[sample.position]
+            for sample in self.taken
+        ]
         found = errors(mx.stack([sample.logits for sample in self.taken]), mx.stack(expected))
         return reference.arithmetic.judged(found, [sample.text for sample in self.taken])
 
@@ -142,7 +148,11 @@ class ForcedRows:
         """Find the final parts of the row that gave the sample."""
         parts, count = sample.parts, len(sample.parts)
         return max(
-            (other.parts for other in self.taken if other.text == sample.text and other.parts[:count] == parts),
+            (
+                other.parts
+                for other in self.taken
+                if other.text == sample.text and other.parts[:count] == parts
+            ),
             key=len,
         )
 

@@ -1,4 +1,5 @@
-"""The check matrix of one model: runs every scenario, and turns off the features whose scenarios fail."""
+"""The check matrix of one model: runs every scenario, and turns off the features whose scenarios
+fail."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import arithmetic_of
-from trouper.engine.self_check.alone import ModelRun, Reference, WrongAloneError, random_texts, run_alone
+from trouper.engine.self_check.alone import (
+    ModelRun,
+    Reference,
+    WrongAloneError,
+    random_texts,
+    run_alone,
+)
 from trouper.engine.self_check.forced import ForcedRows
 from trouper.engine.self_check.scenarios import (
     BATCH,
@@ -30,8 +37,9 @@ from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.plans import RowId
 
 SEEDS = (1, 2)
-"""Seeds of weights and texts. A scenario with too large an error is tried again with the second seed, and fails if it differs there,
-too: a router that is undecided between two experts within rounding is no fault of the batch."""
+"""Seeds of weights and texts. A scenario with too large an error is tried again with the second
+seed, and fails if it differs there, too: a router that is undecided between two experts within
+rounding is no fault of the batch."""
 
 
 @attrs.frozen
@@ -45,7 +53,8 @@ class Subject:
     slack: int = SLACK
 
     def failure(self, scenario: Scenario, capabilities: Capabilities) -> Failure | None:
-        """Run a scenario; None if it passes. Any exception is a failure, since a request would have met it."""
+        """Run a scenario; None if it passes. Any exception is a failure, since a request would have
+        met it."""
         try:
             difference = self.error(scenario, capabilities)
         except Exception as error:  # noqa: BLE001 - any architecture's code: whatever it raises is the finding
@@ -55,26 +64,31 @@ class Subject:
         return Failure(f"{scenario.name} differ: {_described(difference, self.reference.bound)}")
 
     def error(self, scenario: Scenario, capabilities: Capabilities) -> float:
-        """Run a scenario and return its error against the reference. Raises any exception of the model's own code."""
+        """Run a scenario and return its error against the reference. Raises any exception of the
+        model's own code."""
         rows = ForcedRows(self._rows(capabilities, scenario.feature), self.reference.texts)
         scenario.script(rows)
         return rows.error(self.reference)
 
     def _rows(self, capabilities: Capabilities, feature: Feature) -> Rows:
-        shapes = attrs.evolve(self.shapes, first_bank=FIRST_BANK) if feature == "banks" else self.shapes
+        shapes = (
+            attrs.evolve(self.shapes, first_bank=FIRST_BANK) if feature == "banks" else self.shapes
+        )
         return rows_for(self.model, self.kv, self.slack, shapes, capabilities)[0]
 
 
 @attrs.frozen
 class Failure:
-    """A failed scenario. reason: one line. raised: an exception was raised, so no second seed is tried."""
+    """A failed scenario. reason: one line. raised: an exception was raised, so no second seed is
+    tried."""
 
     reason: str
     raised: bool = False
 
 
 Agree = Callable[[Failure | None], Failure | None]
-"""Function that combines one rank's finding with those of all ranks. Every rank calls it at the same points."""
+"""Function that combines one rank's finding with those of all ranks. Every rank calls it at the
+same points."""
 
 
 def alone(failure: Failure | None) -> Failure | None:
@@ -83,14 +97,18 @@ def alone(failure: Failure | None) -> Failure | None:
 
 
 def _described(difference: float, bound: float) -> str:
-    return f"log-probabilities by {difference:.2g} of the logits' spread, where rounding makes up to {bound:.2g}"
+    return (
+        f"log-probabilities by {difference:.2g} of the logits' spread, where rounding makes up to "
+        f"{bound:.2g}"
+    )
 
 
 class Matrix:
     """Runs scenarios on up to two subjects, which are made when they are needed."""
 
     def __init__(self, make: Callable[[int], Subject], agree: Agree = alone) -> None:
-        """`make`: makes a subject from a seed. Raises `WrongAloneError`, and any exception of the model's own code."""
+        """`make`: makes a subject from a seed. Raises `WrongAloneError`, and any exception of the
+        model's own code."""
         self._make, self._agree = make, agree
         self._subjects: dict[int, Subject] = {}
 
@@ -101,11 +119,13 @@ class Matrix:
         return self._subjects[seed]
 
     def capabilities(self, start: Capabilities) -> Capabilities:
-        """Find the capabilities. Features that are off in `start` are not tried. Raises `WrongAloneError` if rows are wrong even
-        one by one."""
+        """Find the capabilities. Features that are off in `start` are not tried. Raises
+        `WrongAloneError` if rows are wrong even one by one."""
         found = start
         if found.allows("batch"):
-            untried = start.without("prefill_together", "not tried yet").without("banks", "not tried yet")
+            untried = start.without("prefill_together", "not tried yet").without(
+                "banks", "not tried yet"
+            )
             failure = self._first_failure(BATCH, untried)
             found = found if failure is None else found.without("batch", failure.reason)
         for scenario in MORE if found.allows("batch") else ():
@@ -121,7 +141,9 @@ class Matrix:
         if failure is not None:
             raise WrongAloneError(failure.reason)
 
-    def _first_failure(self, scenarios: Sequence[Scenario], capabilities: Capabilities) -> Failure | None:
+    def _first_failure(
+        self, scenarios: Sequence[Scenario], capabilities: Capabilities
+    ) -> Failure | None:
         failures = (self.failure(scenario, capabilities) for scenario in scenarios)
         return next((failure for failure in failures if failure is not None), None)
 
@@ -134,15 +156,19 @@ class Matrix:
         return found
 
 
-def subject_of(model: nn.Module, vocabulary: int, seed: int, shapes: Shapes, kv: KvFormat = PLAIN) -> Subject:
-    """Make a subject for the whole matrix. Raises `WrongAloneError`, and any exception of the model's code."""
+def subject_of(
+    model: nn.Module, vocabulary: int, seed: int, shapes: Shapes, kv: KvFormat = PLAIN
+) -> Subject:
+    """Make a subject for the whole matrix. Raises `WrongAloneError`, and any exception of the
+    model's code."""
     texts = random_texts(LENGTHS, vocabulary, seed)
     run = run_in_slots(model, kv, shapes) if kv.bits else run_alone(model)
     return Subject(model, kv, shapes, Reference(run, texts, arithmetic_of(model, kv), SINGLES))
 
 
 def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> ModelRun:
-    """Make a function that runs one row in slots: with quantized KV no other code computes a reference."""
+    """Make a function that runs one row in slots: with quantized KV no other code computes a
+    reference."""
 
     def run(tokens: Sequence[int], parts: Sequence[int]) -> mx.array:
         rows, row = SlotRows(model, Capabilities(), kv, SLACK, shapes), RowId(0)

@@ -1,4 +1,5 @@
-"""Remembered results of the self-check: the key, a hash of everything that a result depends on, and the results of earlier starts."""
+"""Remembered results of the self-check: the key, a hash of everything that a result depends on, and
+the results of earlier starts."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ def results_file() -> Path:
 
 
 def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str = "") -> str:
-    """Make the key of a result. `digest`: hash of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`).
-    `architecture`: the identity of code that is not mlx-lm's."""
+    """Make the key of a result. `digest`: hash of the checkpoint's config, shapes, and a sample of
+    its weights (`checkpoint.Checkpoint`). `architecture`: the identity of code that is not
+    mlx-lm's."""
     return namespace(
         {
             "model": f"{digest:016x}",
@@ -49,7 +51,8 @@ def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str 
 
 @cache
 def _code() -> str:
-    """Hash the engine's own source, since the version does not change with every change of the source."""
+    """Hash the engine's own source, since the version does not change with every change of the
+    source."""
     digest = xxh3_64()
     for path in sorted(ENGINE.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -69,9 +72,15 @@ def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:
     result = recall(results_file(), key)
     if result is None or not set(result.off) <= set(FEATURES):
         return None
-    return Capabilities(**result.off), SelfCheck(checked=result.checked, seconds=result.seconds, remembered=True)
+    return Capabilities(**result.off), SelfCheck(
+        checked=result.checked, seconds=result.seconds, remembered=True
+    )
 
 
 def keep(key: str, capabilities: Capabilities, check: SelfCheck) -> None:
     """Store a result for later starts."""
-    remember(results_file(), key, CheckResult(capabilities.off, check.checked, check.seconds, time.time()))
+    remember(
+        results_file(),
+        key,
+        CheckResult(capabilities.off, check.checked, check.seconds, time.time()),
+    )

@@ -1,6 +1,7 @@
 """Scenarios: short scripts of engine steps over fixed texts. Each tests one feature.
 
-Texts are longer than the window of a shrunk model (`shrinking.WINDOW`), some from the prompt on, some while they decode.
+Texts are longer than the window of a shrunk model (`shrinking.WINDOW`), some from the prompt on,
+some while they decode.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ SLACK = Drafting(tokens=2).slack
 
 
 FIRST_BANK = 4
-"""Number of tokens of the first bank where rows are to have different banks, and to outgrow them."""
+"""Number of tokens of the first bank where rows are to have different banks, and to outgrow
+them."""
 
 Script = Callable[[ForcedRows], None]
 
 
 @attrs.frozen
 class Scenario:
-    """A scenario. feature: the feature that is turned off if it fails. name: completes "... differ"."""
+    """A scenario. feature: the feature that is turned off if it fails. name: completes "...
+    differ"."""
 
     feature: Feature
     name: str
@@ -42,7 +45,8 @@ class Scenario:
 
 
 def prefill_and_join(rows: ForcedRows, *texts: int) -> list[RowId]:
-    """Open a row for each text, prefill their prompts one by one, and let the rows join the batch in one step."""
+    """Open a row for each text, prefill their prompts one by one, and let the rows join the batch
+    in one step."""
     opened = rows.open(*texts)
     for row, text in zip(opened, texts, strict=True):
         rows.step({row: PROMPTS[text] - 1})
@@ -106,7 +110,8 @@ def single_token(rows: ForcedRows) -> None:
 
 
 def prefill_together(rows: ForcedRows) -> None:
-    """Prompts of different lengths in padded passes, from nothing and from different lengths on, beside a row that decodes."""
+    """Prompts of different lengths in padded passes, from nothing and from different lengths on,
+    beside a row that decodes."""
     [first] = rows.open(SINGLE)
     rows.step(joining=[first])
     long, middle, short = rows.open(LONG, MIDDLE, SHORT)
@@ -149,7 +154,8 @@ def drafts(rows: ForcedRows) -> None:
 
 
 def banks(rows: ForcedRows) -> None:
-    """Rows of different banks decode together, and outgrow their banks; one leaves and another joins."""
+    """Rows of different banks decode together, and outgrow their banks; one leaves and another
+    joins."""
     first, *_ = prefill_and_join(rows, LONG, MIDDLE, SHORT)
     for _ in range(4):
         rows.step()
@@ -167,9 +173,12 @@ BATCH = (
     Scenario("batch", "a row that joins others after a prompt of one token", single_token),
 )
 MORE = (
-    # First: rows that may have banks get whole buffers where a kernel reads them, so a model that computes with keys would fail in each of the others.
+    # First: rows that may have banks get whole buffers where a kernel reads them, so a model that
+    # computes with keys would fail in each of the others.
     Scenario("banks", "rows of different banks", banks),
-    Scenario("prefill_together", "prompts of different lengths in one padded pass", prefill_together),
+    Scenario(
+        "prefill_together", "prompts of different lengths in one padded pass", prefill_together
+    ),
     Scenario("prefill_together", "a prompt of one token that decodes beside others", single_token),
     Scenario("restore", "rows restored from cached blocks", restored),
     Scenario("drafts", "rows that took wrong drafts back", drafts),
@@ -188,15 +197,18 @@ SHORT_PARTS = (5, 4)
 
 
 def short_pass(capabilities: Capabilities) -> Scenario:
-    """Make a scenario of two rows of different lengths, alone at first and then in one batch as far as capabilities allow: a fault
-    that is the same for all tokens of a row, such as an offset, need not show."""
+    """Make a scenario of two rows of different lengths, alone at first and then in one batch as far
+    as capabilities allow: a fault that is the same for all tokens of a row, such as an offset, need
+    not show."""
 
     def script(rows: ForcedRows) -> None:
         first, second = rows.open(0, 1)
         long, short = (length - SHORT_DECODED for length in SHORT_LENGTHS)
         rows.step({first: long // 2})
         remaining = {first: long - long // 2}, {second: short}
-        for chunks in [remaining[0] | remaining[1]] if capabilities.allows("prefill_together") else remaining:
+        for chunks in (
+            [remaining[0] | remaining[1]] if capabilities.allows("prefill_together") else remaining
+        ):
             rows.step(chunks)
         rows.step(joining=[first, second])
         for _ in range(SHORT_DECODED - 1):

@@ -1,9 +1,9 @@
 """Makes a small config of the same architecture from a model's config.
 
-The meaning of a key follows from its name. Widths and counts of heads are divided by common factors, so that relations between
-them (heads * head size = hidden size; heads a multiple of KV heads; a mixer's heads * head size = a multiple of the hidden
-size) are preserved. The code has no knowledge of single architectures: `tiny` tries whether a config builds and its model
-runs.
+The meaning of a key follows from its name. Widths and counts of heads are divided by common
+factors, so that relations between them (heads * head size = hidden size; heads a multiple of KV
+heads; a mixer's heads * head size = a multiple of the hidden size) are preserved. The code has no
+knowledge of single architectures: `tiny` tries whether a config builds and its model runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ WINDOW, VOCABULARY, EXPERTS, ACTIVE, STATE = 16, 512, 8, 2, 16
 HEAD_DIM, HIDDEN = 16, 32
 """Minimum sizes of heads and hidden states."""
 
-COUNTS_HEADS = re.compile(r"(^|_)(n_heads?|heads?)($|_per_layer$)|^num_attention_groups$|^n_kv_heads$")
+COUNTS_HEADS = re.compile(
+    r"(^|_)(n_heads?|heads?)($|_per_layer$)|^num_attention_groups$|^n_kv_heads$"
+)
 SIZES_HEADS = re.compile(r"head_dim$|d_head$|^kv_channels$|^rotary_dim$|_per_head$")
 WIDTHS = re.compile(
     r"hidden_size|intermediate_size|^hidden_dim$|^d_model$|^n_embd$|^model_dim$|^n_inner$|lora_rank$|low_rank_dim$|_rank$"
@@ -34,7 +36,9 @@ LAYER_NUMBERS = re.compile(r"layers?$|_idxs?$|layer_ids$")
 PARTS_OF_LAYERS = re.compile(r"^num_kv_(shared|reuse)_layers$")
 FIRST_LAYERS = re.compile(r"^(first_k_dense_replace|num_dense_layers|moe_layer_start_index)$")
 COUNTS_EXPERTS = re.compile(r"^(moe_)?(num|n)_(local_|routed_)?experts$|^zero_expert_num$")
-ACTIVE_EXPERTS = re.compile(r"^num_experts_per_tok(en)?$|^moe_(top_?)?k$|^moe_topk$|^top_k_experts$")
+ACTIVE_EXPERTS = re.compile(
+    r"^num_experts_per_tok(en)?$|^moe_(top_?)?k$|^moe_topk$|^top_k_experts$"
+)
 EXPERT_GROUPS = re.compile(r"^n_group$|^num_expert_group$")
 ACTIVE_GROUPS = re.compile(r"^topk_group$|^num_limited_group$")
 STATES = re.compile(r"d_state$|state_size$")
@@ -46,7 +50,8 @@ OTHER_SENSES = re.compile(r"vision|audio|quantization|image|speech|projector")
 
 @attrs.frozen
 class Factors:
-    """Divisors of the number of heads and of the size of heads. layers, vocabulary: the numbers that remain."""
+    """Divisors of the number of heads and of the size of heads. layers, vocabulary: the numbers
+    that remain."""
 
     heads: int
     sizes: int
@@ -60,7 +65,10 @@ class Factors:
 
 def layers_of(config: Mapping[str, Any]) -> int:
     """Return the number of layers of a config; 0: the config does not name it."""
-    return max((value for key, value in values(config) if LAYERS.search(key) and isinstance(value, int)), default=0)
+    return max(
+        (value for key, value in values(config) if LAYERS.search(key) and isinstance(value, int)),
+        default=0,
+    )
 
 
 def values(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -76,14 +84,24 @@ def values(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _integers(config: Mapping[str, Any], key: re.Pattern[str]) -> list[int]:
     found = (value for name, value in values(config) if key.search(name))
-    numbers = (number for value in found for number in (value if isinstance(value, list) else [value]))
-    return [number for number in numbers if isinstance(number, int) and not isinstance(number, bool) and number > 0]
+    numbers = (
+        number for value in found for number in (value if isinstance(value, list) else [value])
+    )
+    return [
+        number
+        for number in numbers
+        if isinstance(number, int) and not isinstance(number, bool) and number > 0
+    ]
 
 
 def factors(config: Mapping[str, Any], layers: int) -> Iterator[Factors]:
-    """Yield factors from the smallest model on: number and size of heads divided, then one of them, then neither."""
+    """Yield factors from the smallest model on: number and size of heads divided, then one of them,
+    then neither."""
     heads, sizes = _head_factor(config), _size_factor(config)
-    yield from (Factors(*each, layers) for each in dict.fromkeys([(heads, sizes), (heads, 1), (1, sizes), (1, 1)]))
+    yield from (
+        Factors(*each, layers)
+        for each in dict.fromkeys([(heads, sizes), (heads, 1), (1, sizes), (1, 1)])
+    )
 
 
 def _head_factor(config: Mapping[str, Any]) -> int:
@@ -101,7 +119,9 @@ def _head_factor(config: Mapping[str, Any]) -> int:
 
 def _implied_heads(config: Mapping[str, Any]) -> int:
     """Return the number of heads for configs that name only the size of heads."""
-    return max(1, _hidden(config) // max(_integers(config, SIZES_HEADS), default=max(1, _hidden(config))))
+    return max(
+        1, _hidden(config) // max(_integers(config, SIZES_HEADS), default=max(1, _hidden(config)))
+    )
 
 
 def _hidden(config: Mapping[str, Any]) -> int:
@@ -110,11 +130,15 @@ def _hidden(config: Mapping[str, Any]) -> int:
 
 def _size_factor(config: Mapping[str, Any]) -> int:
     sizes, hidden = _integers(config, SIZES_HEADS), _hidden(config)
-    heads = max(_integers(config, re.compile(r"^(num_attention_heads|num_heads|n_heads?)$")), default=0)
+    heads = max(
+        _integers(config, re.compile(r"^(num_attention_heads|num_heads|n_heads?)$")), default=0
+    )
     if hidden and heads and not any(key == "head_dim" for key, value in values(config) if value):
         sizes.append(hidden // heads)
     factor = 1
-    while sizes and all(size % (4 * factor) == 0 and size // (2 * factor) >= min(HEAD_DIM, size) for size in sizes):
+    while sizes and all(
+        size % (4 * factor) == 0 and size // (2 * factor) >= min(HEAD_DIM, size) for size in sizes
+    ):
         factor *= 2
     while factor > 1 and hidden // (factor * _head_factor(config)) < HIDDEN:
         factor //= 2
@@ -122,12 +146,15 @@ def _size_factor(config: Mapping[str, Any]) -> int:
 
 
 def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
-    """Return a config of the same keys with smaller numbers. Keys of images, audio and quantization are left out."""
+    """Return a config of the same keys with smaller numbers. Keys of images, audio and quantization
+    are left out."""
     num_layers = layers_of(config)
     rules = _rules(by, num_layers)
 
     def small(level: Mapping[str, Any]) -> Config:
-        return {key: each(key, value) for key, value in level.items() if not OTHER_SENSES.search(key)}
+        return {
+            key: each(key, value) for key, value in level.items() if not OTHER_SENSES.search(key)
+        }
 
     def each(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -150,7 +177,10 @@ def _rules(by: Factors, num_layers: int) -> list[tuple[re.Pattern[str], Rule]]:
     return [
         (VOCABULARIES, lambda value: min(value, by.vocabulary)),
         (LAYERS, lambda _: by.layers),
-        (PARTS_OF_LAYERS, lambda value: max(1, round(value * by.layers / max(num_layers, 1))) if value else 0),
+        (
+            PARTS_OF_LAYERS,
+            lambda value: max(1, round(value * by.layers / max(num_layers, 1))) if value else 0,
+        ),
         (FIRST_LAYERS, lambda value: min(value, 1)),
         (COUNTS_EXPERTS, lambda value: min(value, EXPERTS)),
         (ACTIVE_EXPERTS, lambda value: min(value, ACTIVE)),
@@ -166,12 +196,15 @@ def _rules(by: Factors, num_layers: int) -> list[tuple[re.Pattern[str], Rule]]:
 
 
 def _width(value: int, factor: int) -> int:
-    """Divide a width; the result is rounded up to a multiple of 8 if the factor does not divide it, where no relation can hold anyway."""
+    """Divide a width; the result is rounded up to a multiple of 8 if the factor does not divide it,
+    where no relation can hold anyway."""
     small = value // factor
     return small if value % factor == 0 and small >= 8 else max(8, -(-small // 8) * 8)
 
 
-def _sequence(key: str, value: list[Any] | str, rule: Rule | None, by: Factors, num_layers: int) -> list[Any] | str:
+def _sequence(
+    key: str, value: list[Any] | str, rule: Rule | None, by: Factors, num_layers: int
+) -> list[Any] | str:
     """Shrink a sequence: one entry for each layer, indices of layers, or parts of a head."""
     if HALVES_OF_HEADS.search(key):
         return value[: max(1, len(value) // by.sizes)]
@@ -179,7 +212,13 @@ def _sequence(key: str, value: list[Any] | str, rule: Rule | None, by: Factors, 
         return [max(1, part // by.sizes) for part in value]
     if isinstance(value, str):
         return value[: by.layers] if len(value) == num_layers > 4 else value
-    if LAYER_NUMBERS.search(key) and len(value) < num_layers and all(type(each) is int for each in value):
-        return [number for number in value if number <= by.layers - (0 if num_layers in value else 1)]
+    if (
+        LAYER_NUMBERS.search(key)
+        and len(value) < num_layers
+        and all(type(each) is int for each in value)
+    ):
+        return [
+            number for number in value if number <= by.layers - (0 if num_layers in value else 1)
+        ]
     shortened = value[: by.layers] if len(value) == num_layers else value
     return [rule(each) if rule and type(each) is int else each for each in shortened]

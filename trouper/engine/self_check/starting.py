@@ -1,4 +1,5 @@
-"""The self-check during loading: uses a remembered result if there is one, reports progress, logs one line, and may refuse the model."""
+"""The self-check during loading: uses a remembered result if there is one, reports progress, logs
+one line, and may refuse the model."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def self_check(
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> tuple[Capabilities, SelfCheck]:
-    """Run or recall the self-check. Raises `ModelUnusable` for a model that is wrong even for one row. progress: called with steps
-    done and steps in all."""
+    """Run or recall the self-check. Raises `ModelUnusable` for a model that is wrong even for one
+    row. progress: called with steps done and steps in all."""
     mode = cast(SelfCheckMode, settings.self_check)
     key = key_of(candidate.digest, settings, group, find_architecture(candidate.config).identity)
     known = recalled(key) if mode != "off" else None
@@ -73,13 +74,18 @@ def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
 
 def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: RankGroup) -> bool:
     """Whether every rank remembers the same result."""
-    number_here = 0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
+    number_here = (
+        0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
+    )
     numbers = group.gather(number_here)
     return numbers[0] != 0 and len(set(numbers)) == 1
 
 
 def _run(
-    candidate: Candidate, mode: SelfCheckMode, group: RankGroup, progress: Callable[[int, int], None]
+    candidate: Candidate,
+    mode: SelfCheckMode,
+    group: RankGroup,
+    progress: Callable[[int, int], None],
 ) -> tuple[Capabilities, SelfCheck]:
     began, done = time.perf_counter(), 0
 
@@ -92,10 +98,18 @@ def _run(
         progress(0, STEPS)
     try:
         found = Check(
-            candidate.model, candidate.config, candidate.vocabulary, candidate.kv, mode, group=group, advance=advance
+            candidate.model,
+            candidate.config,
+            candidate.vocabulary,
+            candidate.kv,
+            mode,
+            group=group,
+            advance=advance,
         ).run()
     except WrongAloneError as error:
-        raise ModelUnusable(f"{candidate.directory} is wrong even for one row alone: {error}", REMEDY) from error
+        raise ModelUnusable(
+            f"{candidate.directory} is wrong even for one row alone: {error}", REMEDY
+        ) from error
     mx.clear_cache()
     seconds = round(time.perf_counter() - began, 3) if mode != "off" else 0.0
     return found.capabilities, SelfCheck(mode=mode, checked=found.checked, seconds=seconds)

@@ -1,4 +1,5 @@
-"""Makes a tiny random model of the same architecture as a large one, for scenarios that would take long on the large one."""
+"""Makes a tiny random model of the same architecture as a large one, for scenarios that would take
+long on the large one."""
 
 from __future__ import annotations
 
@@ -17,28 +18,41 @@ from trouper.engine.architectures.architecture_lookup import get_classes
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
 from trouper.engine.self_check.alone import Tokens, run_alone
-from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, VOCABULARY, Config, factors, layers_of, shrunk, values
+from trouper.engine.self_check.shrinking import (
+    PARTS_OF_LAYERS,
+    VOCABULARY,
+    Config,
+    factors,
+    layers_of,
+    shrunk,
+    values,
+)
 
 MAX_LAYERS = 24
 MAX_VALUES = 30_000_000
-"""Upper bound of a tiny model's parameters: a larger one would not be faster than the model that it stands for."""
+"""Upper bound of a tiny model's parameters: a larger one would not be faster than the model that it
+stands for."""
 GAINS = (3.0, 8.0)
-"""Factors of the matrices that layers initialize, so that attention and experts matter in comparison with the residual
-stream."""
+"""Factors of the matrices that layers initialize, so that attention and experts matter in
+comparison with the residual stream."""
 FULL_VOCABULARY = 10**9
 AUDIBLE, FLOORS = 1e-2, 2
-"""Minimum change of the logits when one token of the context changes: an error, and a multiple of the floor of the bound."""
+"""Minimum change of the logits when one token of the context changes: an error, and a multiple of
+the floor of the bound."""
 SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
-"""Ranges of parameters by which recurrent state decays: with the initial ones it forgets within a token or two."""
+"""Ranges of parameters by which recurrent state decays: with the initial ones it forgets within a
+token or two."""
 Signature = frozenset[tuple[str, ...]]
 
 
 class CannotShrinkError(Exception):
-    """No small config of this architecture builds, has all kinds of layers, and gives logits that depend on the context."""
+    """No small config of this architecture builds, has all kinds of layers, and gives logits that
+    depend on the context."""
 
 
 def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
-    """Yield small configs whose models have every kind of layer of this model, smallest first. Evaluates nothing."""
+    """Yield small configs whose models have every kind of layer of this model, smallest first.
+    Evaluates nothing."""
     kinds, num_layers = signatures(model), layers_of(config)
     required = set(kinds)
     first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == required), 1)
@@ -54,7 +68,8 @@ def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
 
 
 def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
-    """Build a float32 model with random weights. Seeds MLX's global generator, which only the layers' initialization uses."""
+    """Build a float32 model with random weights. Seeds MLX's global generator, which only the
+    layers' initialization uses."""
     mx.random.seed(seed)
     model = empty(config)
     model.set_dtype(mx.float32)
@@ -74,7 +89,9 @@ def listens(model: nn.Module, text: Tokens) -> bool:
     other = [*text[:-3], text[-3] + 1, *text[-2:]]
     run = run_alone(model)
     original, changed = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
-    return worst(errors(changed, original)) > max(AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor)
+    return worst(errors(changed, original)) > max(
+        AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor
+    )
 
 
 def empty(config: Mapping[str, Any]) -> nn.Module:
@@ -85,11 +102,17 @@ def empty(config: Mapping[str, Any]) -> nn.Module:
 
 
 def _drawn(model: nn.Module, gain: float) -> list[tuple[str, mx.array]]:
-    """Scale up the matrices that layers initialize, and add a little noise to constant parameters."""
+    """Scale up the matrices that layers initialize, and add a little noise to constant
+    parameters."""
     named = [
-        (path, array) for path, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)
+        (path, array)
+        for path, array in tree_flatten(model.parameters())
+        if mx.issubdtype(array.dtype, mx.floating)
     ]
-    stats = [mx.stack([array.min(), array.max(), mx.abs(array.mean()), array.std()]) for _, array in named]
+    stats = [
+        mx.stack([array.min(), array.max(), mx.abs(array.mean()), array.std()])
+        for _, array in named
+    ]
     return [
         (path, _redrawn(path, array, tuple(fact), gain))
         for (path, array), fact in zip(named, np.array(mx.stack(stats)).tolist(), strict=True)
@@ -106,10 +129,19 @@ def _redrawn(path: str, array: mx.array, stats: tuple[float, ...], gain: float) 
 
 
 def _knows_tokens(model: nn.Module) -> bool:
-    """Whether the model's code has an array of token ids, such as phi3small's. Beyond a smaller vocabulary MLX would write into
-    memory that is not the model's: no error, but a crash."""
-    arrays = (value for _, part in model.named_modules() for value in part.values() if isinstance(value, mx.array))
-    lists = (value for value in arrays if value.ndim == 1 and value.size and mx.issubdtype(value.dtype, mx.integer))
+    """Whether the model's code has an array of token ids, such as phi3small's. Beyond a smaller
+    vocabulary MLX would write into memory that is not the model's: no error, but a crash."""
+    arrays = (
+        value
+        for _, part in model.named_modules()
+        for value in part.values()
+        if isinstance(value, mx.array)
+    )
+    lists = (
+        value
+        for value in arrays
+        if value.ndim == 1 and value.size and mx.issubdtype(value.dtype, mx.integer)
+    )
     return any(worst(value) >= VOCABULARY for value in lists)
 
 
@@ -118,24 +150,32 @@ def _builds(config: Config, kinds: set[Signature]) -> bool:
         model = empty(config)
         logits = model(mx.array([[1, 2]]), cache=make_prompt_cache(model))
         values = sum(array.size for _, array in tree_flatten(model.parameters()))
-        return logits.shape[:2] == (1, 2) and values <= MAX_VALUES and set(signatures(model)) == kinds
+        return (
+            logits.shape[:2] == (1, 2) and values <= MAX_VALUES and set(signatures(model)) == kinds
+        )
     except Exception:  # noqa: BLE001 - any architecture's code over sizes that nobody chose: this one does not build
         return False
 
 
 def signatures(model: nn.Module) -> list[Signature]:
-    """Describe each layer: names, types and switches of its parts, and its kind of cache. The model is adapted first, since the
-    model under test may be adapted."""
+    """Describe each layer: names, types and switches of its parts, and its kind of cache. The model
+    is adapted first, since the model under test may be adapted."""
     adapted(model)
     layers, caches = list(model.layers), make_prompt_cache(model)
-    kinds = [type(cache).__name__ for cache in caches] if len(caches) == len(layers) else [""] * len(layers)
+    kinds = (
+        [type(cache).__name__ for cache in caches]
+        if len(caches) == len(layers)
+        else [""] * len(layers)
+    )
     return [_signature(layer) | {(kind,)} for layer, kind in zip(layers, kinds, strict=True)]
 
 
 def _signature(layer: nn.Module) -> Signature:
     parts = [(path, part) for path, part in layer.named_modules() if not _is_leaf(path, part)]
     names = {(_unnumbered(path), type(part).__name__) for path, part in parts}
-    return frozenset(names | {(_unnumbered(path), *switch) for path, part in parts for switch in _switches(part)})
+    return frozenset(
+        names | {(_unnumbered(path), *switch) for path, part in parts for switch in _switches(part)}
+    )
 
 
 def _is_leaf(path: str, part: nn.Module) -> bool:

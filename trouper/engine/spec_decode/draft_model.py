@@ -1,7 +1,9 @@
-"""The proposer by a draft model: a smaller model with the same vocabulary continues each row greedily.
+"""The proposer by a draft model: a smaller model with the same vocabulary continues each row
+greedily.
 
-Mlx-lm drafts so for one request (`speculative_generate_step`). Here one pass drafts a token for all rows (`DraftRows`). A row
-that rests runs nothing; before it drafts, and before its KV is stored or copied, what it lacks is caught up in one pass.
+Mlx-lm drafts so for one request (`speculative_generate_step`). Here one pass drafts a token for all
+rows (`DraftRows`). A row that rests runs nothing; before it drafts, and before its KV is stored or
+copied, what it lacks is caught up in one pass.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from trouper.engine.kv.draft_rows import DraftRows
 from trouper.protocol.plans import RowId
 
 FED_AT_ONCE = 2
-"""Maximum number of tokens that the first pass of a draft runs. After a draft that was right to its end a row lacks two: the last
-drafted token, which only the target has seen, and the one that was sampled behind it."""
+"""Maximum number of tokens that the first pass of a draft runs. After a draft that was right to its
+end a row lacks two: the last drafted token, which only the target has seen, and the one that was
+sampled behind it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +30,8 @@ class DraftLimits:
     context: int = sys.maxsize
     """Maximum number of tokens of a row in the draft model. Longer rows have no drafts of it."""
     num_tokens: int = sys.maxsize
-    """Number of logits of the draft model. It runs a token behind them as its last one, which can cost acceptance only."""
+    """Number of logits of the draft model. It runs a token behind them as its last one, which can
+    cost acceptance only."""
     target_tokens: int = sys.maxsize
     """Number of logits of the target. A draft ends before a token behind them."""
 
@@ -39,14 +43,19 @@ class DraftModel:
     """Implements `Proposer` for all rows."""
 
     def __init__(
-        self, rows: DraftRows, max_tokens: int, agree: Callable[[mx.array], mx.array], limits: DraftLimits
+        self,
+        rows: DraftRows,
+        max_tokens: int,
+        agree: Callable[[mx.array], mx.array],
+        limits: DraftLimits,
     ) -> None:
         """`max_tokens`: maximum length of a draft. `agree` returns rank 0's tokens."""
         self._rows, self._max_tokens, self._agree, self._limits = rows, max_tokens, agree, limits
         self._tokens: dict[RowId, list[int]] = {}
         """Tokens of each row that are committed and known here."""
         self._ahead: dict[RowId, list[int]] = {}
-        """Drafted tokens behind these that the draft model has run. How many of them were right is known when tokens are appended."""
+        """Drafted tokens behind these that the draft model has run. How many of them were right is
+        known when tokens are appended."""
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
         self._tokens[row] = list(prompt)
@@ -64,36 +73,57 @@ class DraftModel:
             if row not in self._tokens:
                 continue
             if (ahead := self._ahead.pop(row, None)) is not None:
-                right = next((n for n, pair in enumerate(zip(ahead, more, strict=False)) if pair[0] != pair[1]), None)
+                right = next(
+                    (
+                        n
+                        for n, pair in enumerate(zip(ahead, more, strict=False))
+                        if pair[0] != pair[1]
+                    ),
+                    None,
+                )
                 kept = min(len(ahead), len(more)) if right is None else right
                 self._rows.lengths[row] = len(self._tokens[row]) + kept
             self._tokens[row] += more
 
     def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
-        sizes = {row: self._bounded(row, size) for row, size in requests.items() if row in self._tokens}
+        sizes = {
+            row: self._bounded(row, size) for row, size in requests.items() if row in self._tokens
+        }
         sizes = {row: size for row, size in sizes.items() if size > 0}
         if not sizes:
             return {}
         lacking = {row: self._lacking(row, len(self._tokens[row])) for row in sizes}
-        self._rows.prefill({row: tokens[:-1] for row, tokens in lacking.items() if len(tokens) > FED_AT_ONCE})
-        fed = {row: tokens if len(tokens) <= FED_AT_ONCE else tokens[-1:] for row, tokens in lacking.items()}
+        self._rows.prefill(
+            {row: tokens[:-1] for row, tokens in lacking.items() if len(tokens) > FED_AT_ONCE}
+        )
+        fed = {
+            row: tokens if len(tokens) <= FED_AT_ONCE else tokens[-1:]
+            for row, tokens in lacking.items()
+        }
         drafts = self._rows.propose(fed, sizes, self._agree)
         self._ahead |= {row: draft[:-1] for row, draft in drafts.items()}
         known = {row: self._known_to_target(draft) for row, draft in drafts.items()}
         return {row: draft for row, draft in known.items() if draft}
 
     def _bounded(self, row: RowId, size: int) -> int:
-        """Maximum length of a draft whose every token but the last fits into the draft model's context. May be below 1."""
+        """Maximum length of a draft whose every token but the last fits into the draft model's
+        context. May be below 1."""
         return min(size, self._max_tokens, self._limits.context - len(self._tokens[row]) + 1)
 
     def _known_to_target(self, draft: list[int]) -> list[int]:
-        end = next((index for index, token in enumerate(draft) if token >= self._limits.target_tokens), None)
+        end = next(
+            (index for index, token in enumerate(draft) if token >= self._limits.target_tokens),
+            None,
+        )
         return draft[:end]
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some, so that it can be copied. Behind the draft model's
-        context there is none: what is copied there is never read."""
-        self._rows.prefill({row: self._lacking(row, end) for row, end in ends.items() if row in self._tokens})
+        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some, so that it
+        can be copied. Behind the draft model's context there is none: what is copied there is never
+        read."""
+        self._rows.prefill(
+            {row: self._lacking(row, end) for row, end in ends.items() if row in self._tokens}
+        )
 
     def _lacking(self, row: RowId, end: int) -> list[int]:
         lacking = self._tokens[row][self._rows.lengths[row] : min(end, self._limits.context)]

@@ -1,6 +1,7 @@
 """All proposers of the engine: each row's drafts come from the one that the plan names.
 
-Proposers get committed tokens only when something is asked of them, which is seldom, so other steps cost nothing.
+Proposers get committed tokens only when something is asked of them, which is seldom, so other steps
+cost nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from trouper.engine.spec_decode.proposer import Proposer
 from trouper.protocol.plans import ProposerName, RowId
 
 MAX_UNREAD = 256
-"""Number of steps after which proposers get tokens in any case: nothing may ever be asked of them while requests come and go."""
+"""Number of steps after which proposers get tokens in any case: nothing may ever be asked of them
+while requests come and go."""
 
 
 class DraftProposals:
     """The proposers by name, and the committed tokens that they have not received yet."""
 
     def __init__(
-        self, drafting: Drafting, draft_model: DraftModel | None = None, head: HeadProposer | None = None
+        self,
+        drafting: Drafting,
+        draft_model: DraftModel | None = None,
+        head: HeadProposer | None = None,
     ) -> None:
         self._ngrams, self._head, self.max_tokens = NgramRows(drafting), head, drafting.tokens
         self._proposers: dict[ProposerName, Proposer] = {"ngram": self._ngrams}
@@ -45,9 +50,14 @@ class DraftProposals:
 
     @classmethod
     def of(
-        cls, drafting: Drafting, rows: Rows, agree: Callable[[mx.array], mx.array], limits: DraftLimits
+        cls,
+        drafting: Drafting,
+        rows: Rows,
+        agree: Callable[[mx.array], mx.array],
+        limits: DraftLimits,
     ) -> DraftProposals:
-        """Make the proposers that these rows have KV for. `agree` returns rank 0's tokens. `limits`: of the draft model."""
+        """Make the proposers that these rows have KV for. `agree` returns rank 0's tokens.
+        `limits`: of the draft model."""
         draft, head = (rows.draft, rows.head) if isinstance(rows, SlotRows) else (None, None)
         return cls(
             drafting,
@@ -64,9 +74,11 @@ class DraftProposals:
         """Whether a row is to be opened. `ngrams`: whether it may draft from its own text."""
         return ngrams or bool(self._with_kv)
 
-    def open(self, row: RowId, prompt: Sequence[int], restored: int = 0, *, ngrams: bool = True) -> None:
-        """Add a row whose first `restored` tokens have KV. `ngrams`: whether it may draft from its own text, in which case its prompt
-        is indexed."""
+    def open(
+        self, row: RowId, prompt: Sequence[int], restored: int = 0, *, ngrams: bool = True
+    ) -> None:
+        """Add a row whose first `restored` tokens have KV. `ngrams`: whether it may draft from its
+        own text, in which case its prompt is indexed."""
         for name, proposer in self._proposers.items():
             if ngrams or name != "ngram":
                 proposer.open(row, prompt, restored)
@@ -88,15 +100,20 @@ class DraftProposals:
     def drafts(
         self, requests: Mapping[RowId, int], names: Mapping[RowId, ProposerName] | None = None
     ) -> dict[RowId, list[int]]:
-        """Propose drafts. `requests`: maximum number of draft tokens of each row. `names`: the proposer of each row; prompt lookup for
-        rows that it does not name. Rows without a draft are left out."""
+        """Propose drafts. `requests`: maximum number of draft tokens of each row. `names`: the
+        proposer of each row; prompt lookup for rows that it does not name. Rows without a draft are
+        left out."""
         self._feed_proposers()
         if self.given:
             return dict(self.given)
         names = names or {}
         drafts: dict[RowId, list[int]] = {}
         for name, proposer in self._proposers.items():
-            own = {row: size for row, size in requests.items() if size and names.get(row, "ngram") == name}
+            own = {
+                row: size
+                for row, size in requests.items()
+                if size and names.get(row, "ngram") == name
+            }
             drafts |= proposer.drafts(own)
         return drafts
 
@@ -113,17 +130,21 @@ class DraftProposals:
                 proposer.complete(ends)
 
     def keep_up(self) -> None:
-        """Let the MTP head catch up with rows that rest, if it is time. Must be called in each step."""
+        """Let the MTP head catch up with rows that rest, if it is time. Must be called in each
+        step."""
         if self._head is not None:
             self._head.keep_up(self._feed_proposers)
 
     def _feed_proposers(self) -> None:
-        """Pass the unread tokens to the proposers, grouped by steps that had the same rows. A step with drafts names rows
-        twice; it is never grouped with the next one, since drafts are requested in between, or no row had a draft."""
+        """Pass the unread tokens to the proposers, grouped by steps that had the same rows. A step
+        with drafts names rows twice; it is never grouped with the next one, since drafts are
+        requested in between, or no row had a draft."""
         unread, self._unread = self._unread, []
         for rows, steps in groupby(unread, itemgetter(0)):
             fed: dict[RowId, list[int]] = {}
-            for row, row_tokens in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
+            for row, row_tokens in zip(
+                rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True
+            ):
                 fed.setdefault(row, []).extend(row_tokens)
             for proposer in self._proposers.values():
                 proposer.append(fed)

@@ -11,9 +11,12 @@ from trouper.protocol.plans import RowId
 
 
 class HeadProposer:
-    """Implements `Proposer` for all rows. Hidden states and KV are those of `HeadRows`, which gets the states from the model's passes."""
+    """Implements `Proposer` for all rows. Hidden states and KV are those of `HeadRows`, which gets
+    the states from the model's passes."""
 
-    def __init__(self, rows: HeadRows, max_tokens: int, agree: Callable[[mx.array], mx.array]) -> None:
+    def __init__(
+        self, rows: HeadRows, max_tokens: int, agree: Callable[[mx.array], mx.array]
+    ) -> None:
         """`max_tokens`: maximum length of a draft. `agree` returns rank 0's tokens."""
         self._rows, self._max_tokens, self._agree = rows, max_tokens, agree
 
@@ -30,13 +33,19 @@ class HeadProposer:
                 self._rows.tokens[row] += more
 
     def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
-        sizes = {row: min(size, self._max_tokens) for row, size in requests.items() if row in self._rows.tokens}
+        sizes = {
+            row: min(size, self._max_tokens)
+            for row, size in requests.items()
+            if row in self._rows.tokens
+        }
         return self._rows.draft(sizes, self._agree, self._max_tokens + 1) if sizes else {}
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some, so that it can be copied."""
+        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some, so that it
+        can be copied."""
         self._rows.complete(ends)
 
     def keep_up(self, feed: Callable[[], None]) -> None:
-        """Compute KV of rows that rest, if hidden states of many passes wait for it. `feed` appends the tokens that are known."""
+        """Compute KV of rows that rest, if hidden states of many passes wait for it. `feed` appends
+        the tokens that are known."""
         self._rows.keep_up(feed)

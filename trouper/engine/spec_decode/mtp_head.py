@@ -1,11 +1,14 @@
-"""An MTP head (multi-token prediction): one more decoder layer, which drafts the tokens behind the next one.
+"""An MTP head (multi-token prediction): one more decoder layer, which drafts the tokens behind the
+next one.
 
-DeepSeek-V3's report (https://arxiv.org/abs/2412.19437, section 2.2) describes the head; Qwen3-Next and Qwen3.5 have the same under other
-names. Its input is a projection of two normed vectors side by side: the embedding of a token first, then the hidden state that the
-model had for the token before it. One layer with full attention follows, and a norm; embeddings and output layer are the model's.
-As in vLLM and SGLang, the hidden state is that after the model's last norm (`qwen3_next_mtp.py`, `deepseek_mtp.py`,
-`deepseek_nextn.py`). For a draft of several tokens the head is applied again, to its own hidden state after its norm, as SGLang
-does; vLLM gives DeepSeek's head the state before the norm.
+DeepSeek-V3's report (https://arxiv.org/abs/2412.19437, section 2.2) describes the head; Qwen3-Next
+and Qwen3.5 have the same under other names. Its input is a projection of two normed vectors side by
+side: the embedding of a token first, then the hidden state that the model had for the token before
+it. One layer with full attention follows, and a norm; embeddings and output layer are the model's.
+As in vLLM and SGLang, the hidden state is that after the model's last norm (`qwen3_next_mtp.py`,
+`deepseek_mtp.py`, `deepseek_nextn.py`). For a draft of several tokens the head is applied again, to
+its own hidden state after its norm, as SGLang does; vLLM gives DeepSeek's head the state before the
+norm.
 """
 
 from __future__ import annotations
@@ -29,15 +32,17 @@ class SharedParts:
 
     model: nn.Module
     body: nn.Module
-    """All of the model but its output layer. It has the embeddings, and returns hidden states after its last norm."""
+    """All of the model but its output layer. It has the embeddings, and returns hidden states after
+    its last norm."""
 
     def embedded(self, tokens: mx.array) -> mx.array:
         embedded: mx.array = self.body.embed_tokens(tokens)
         return embedded
 
     def logits_of(self, states: mx.array) -> mx.array:
-        """Run the model's output layer over hidden states (n, width, dim). It is the model's own call, for which the body answers what
-        it would have computed: so tied embeddings and parts on other ranks are as they are in the model."""
+        """Run the model's output layer over hidden states (n, width, dim). It is the model's own
+        call, for which the body answers what it would have computed: so tied embeddings and parts
+        on other ranks are as they are in the model."""
         with _answering(self.body, states):
             logits: mx.array = self.model(mx.zeros(states.shape[:2], mx.int32))
         return logits
@@ -45,7 +50,8 @@ class SharedParts:
 
 @contextmanager
 def _answering(body: nn.Module, states: mx.array) -> Iterator[None]:
-    """Let calls of a module return `states`. The module has another class for that time, as in `recorded_calls`."""
+    """Let calls of a module return `states`. The module has another class for that time, as in
+    `recorded_calls`."""
     kind: Any = type(body)
     try:
         body.__class__, _answers.states = _answerer(kind), states
@@ -71,9 +77,11 @@ def _answerer(kind: Any) -> type[nn.Module]:
 class MtpHead(nn.Module):
     """The head of one model. Implements `kv.head_rows.TargetHead`."""
 
-    def __init__(self, layer: nn.Module, norm: nn.Module, size: int, shared: SharedParts, *, array_mask: bool) -> None:
-        """`layer`: a decoder layer of the model's family, `norm`: its last norm, `size`: dimension of hidden states. `array_mask`:
-        whether the layer needs its mask as an array."""
+    def __init__(
+        self, layer: nn.Module, norm: nn.Module, size: int, shared: SharedParts, *, array_mask: bool
+    ) -> None:
+        """`layer`: a decoder layer of the model's family, `norm`: its last norm, `size`: dimension
+        of hidden states. `array_mask`: whether the layer needs its mask as an array."""
         super().__init__()
         self.embedding_norm = nn.RMSNorm(size, norm.eps)
         self.hidden_norm = nn.RMSNorm(size, norm.eps)
@@ -81,9 +89,11 @@ class MtpHead(nn.Module):
         self.layer, self.norm = layer, norm
         self._shared, self._size, self._array_mask = shared, size, array_mask
 
-    def __call__(self, tokens: mx.array, states: mx.array | None = None, cache: Any = None) -> mx.array:
-        """Run tokens (n, width) with the hidden states (n, width, dim) of the tokens before each; None: zeros. Returns the hidden states
-        that predict the tokens behind."""
+    def __call__(
+        self, tokens: mx.array, states: mx.array | None = None, cache: Any = None
+    ) -> mx.array:
+        """Run tokens (n, width) with the hidden states (n, width, dim) of the tokens before each;
+        None: zeros. Returns the hidden states that predict the tokens behind."""
         embedded = self._shared.embedded(tokens)
         if states is None:
             states = mx.zeros(embedded.shape, embedded.dtype)

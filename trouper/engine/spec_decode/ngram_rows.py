@@ -15,7 +15,8 @@ class NgramRows:
         self._drafting = drafting
         self._proposers: dict[RowId, RowProposer] = {}
 
-    def open(self, row: RowId, prompt: Sequence[int], restored: int = 0) -> None:  # noqa: ARG002 - n-grams need no KV.
+    # N-grams need no KV.
+    def open(self, row: RowId, prompt: Sequence[int], restored: int = 0) -> None:  # noqa: ARG002
         self._proposers[row] = self._drafting.proposer(prompt)
 
     def drop(self, rows: Iterable[RowId]) -> None:
@@ -37,4 +38,8 @@ class NgramRows:
 
     def matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
         """Return the match lengths for `Stepped.matched`."""
-        return tuple((row, n) for row in rows if row in self._proposers and (n := self._proposers[row].matched))
+        return tuple(
+            (row, n)
+            for row in rows
+            if row in self._proposers and (n := self._proposers[row].matched)
+        )

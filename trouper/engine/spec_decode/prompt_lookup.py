@@ -1,4 +1,5 @@
-"""Prompt lookup: drafts of a row's next tokens from its earlier ones (https://github.com/apoorvumang/prompt-lookup-decoding).
+"""Prompt lookup: drafts of a row's next tokens from its earlier ones
+(https://github.com/apoorvumang/prompt-lookup-decoding).
 
 Drafts follow from the row's tokens alone, so every rank drafts the same.
 """
@@ -18,8 +19,8 @@ class RowProposer(Protocol):
 
     @property
     def matched(self) -> int:
-        """Match length, a measure of confidence: the number of the row's last tokens that were predicted, or that precede the
-        draft. 0: there is no draft."""
+        """Match length, a measure of confidence: the number of the row's last tokens that were
+        predicted, or that precede the draft. 0: there is no draft."""
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add the row's next tokens. Must be cheap, since it may be called in each step."""
@@ -30,7 +31,8 @@ class RowProposer(Protocol):
 
 @attrs.frozen
 class Drafting:
-    """Settings of prompt lookup: matches of `min_ngram` to `max_ngram` tokens, and at most `tokens` draft tokens at a time."""
+    """Settings of prompt lookup: matches of `min_ngram` to `max_ngram` tokens, and at most `tokens`
+    draft tokens at a time."""
 
     min_ngram: int = 3
     max_ngram: int = 8
@@ -51,22 +53,26 @@ DRAFTING = Drafting()
 
 NOWHERE = -1
 SUBSTITUTED, RESUMED = 8, 6
-"""A match of SUBSTITUTED tokens is followed beyond one token that differs, and then has length RESUMED: numbers in lists, a
-word that was changed. 280 tokens of numbered lists took 62 steps instead of 118."""
+"""A match of SUBSTITUTED tokens is followed beyond one token that differs, and then has length
+RESUMED: numbers in lists, a word that was changed. 280 tokens of numbered lists took 62 steps
+instead of 118."""
 CANDIDATES = 8
 """Maximum number of occurrences of one n-gram that are compared."""
 INDEXED_AT_ONCE = 4096
-"""Maximum number of tokens that one call indexes, which takes 4 ms: with the 100,000 of a long prompt a step would take 0.1 s longer."""
+"""Maximum number of tokens that one call indexes, which takes 4 ms: with the 100,000 of a long
+prompt a step would take 0.1 s longer."""
 
 
 class NgramProposer:
-    """Finds an earlier occurrence of the row's newest tokens and drafts the tokens that follow it: the longest match, and among
-    equally long ones the newest. A match is followed while it holds, so that it grows beyond the longest n-gram, and a long
-    match also beyond a token that differs; a match that reaches the row's end repeats itself.
+    """Finds an earlier occurrence of the row's newest tokens and drafts the tokens that follow it:
+    the longest match, and among equally long ones the newest. A match is followed while it holds,
+    so that it grows beyond the longest n-gram, and a long match also beyond a token that differs; a
+    match that reaches the row's end repeats itself.
 
-    The index has n-grams of the minimum length, with a chain through the occurrences of each, as LZ77 (zlib): one entry for
-    each token, and only a few of the newest occurrences are compared. The index is a Python dict, so hash collisions are
-    resolved and no n-gram is mistaken for another.
+    The index has n-grams of the minimum length, with a chain through the occurrences of each, as
+    LZ77 (zlib): one entry for each token, and only a few of the newest occurrences are compared.
+    The index is a Python dict, so hash collisions are resolved and no n-gram is mistaken for
+    another.
     """
 
     def __init__(self, prompt: Sequence[int], min_ngram: int, max_ngram: int) -> None:
@@ -76,9 +82,11 @@ class NgramProposer:
         self._newest: dict[tuple[int, ...], int] = {}
         """For each n-gram the position after its last occurrence."""
         self._before = [NOWHERE] * min_ngram
-        """For each position the previous position after the same n-gram. Positions below the list's length are indexed."""
+        """For each position the previous position after the same n-gram. Positions below the list's
+        length are indexed."""
         self._next, self._length = 0, 0
-        """The followed match: the position of the predicted token, and the number of matching tokens before it."""
+        """The followed match: the position of the predicted token, and the number of matching
+        tokens before it."""
         self._followed = len(self._tokens)
         """Number of tokens that were compared with their prediction."""
         self._searched_at = 0
@@ -93,7 +101,8 @@ class NgramProposer:
         self._tokens += tokens
 
     def draft(self, max_tokens: int) -> list[int]:
-        """Propose at most as many tokens as have matched: after a repetition of three tokens eight more seldom repeat."""
+        """Propose at most as many tokens as have matched: after a repetition of three tokens eight
+        more seldom repeat."""
         self._catch_up()
         max_tokens = min(max_tokens, self._length)
         draft = self._tokens[self._next : self._next + max_tokens]
@@ -123,12 +132,21 @@ class NgramProposer:
         self._followed = len(self._tokens)
 
     def _enter(self) -> None:
-        """Index more n-grams: those that a token follows, so that the newest tokens never match themselves."""
-        tokens, before, newest, min_ngram = self._tokens, self._before, self._newest, self._min_ngram
+        """Index more n-grams: those that a token follows, so that the newest tokens never match
+        themselves."""
+        tokens, before, newest, min_ngram = (
+            self._tokens,
+            self._before,
+            self._newest,
+            self._min_ngram,
+        )
         first, end = len(before), min(len(tokens), len(before) + INDEXED_AT_ONCE)
         if end <= first:
             return
-        runs = (tokens[first - min_ngram + position : end - min_ngram + position] for position in range(min_ngram))
+        runs = (
+            tokens[first - min_ngram + position : end - min_ngram + position]
+            for position in range(min_ngram)
+        )
         for position, ngram in zip(range(first, end), zip(*runs, strict=True), strict=False):
             before.append(newest.get(ngram, NOWHERE))
             newest[ngram] = position
@@ -149,5 +167,10 @@ class NgramProposer:
         tokens, end = self._tokens, len(self._tokens)
         longest = min(self._max_ngram, position)
         return next(
-            (n for n in range(self._min_ngram, longest) if tokens[position - n - 1] != tokens[end - n - 1]), longest
+            (
+                n
+                for n in range(self._min_ngram, longest)
+                if tokens[position - n - 1] != tokens[end - n - 1]
+            ),
+            longest,
         )

@@ -9,7 +9,8 @@ from trouper.protocol.plans import RowId
 
 
 class Proposer(Protocol):
-    """Proposes next tokens for rows of the batch. Drafts must be the same on every rank; they need not be right."""
+    """Proposes next tokens for rows of the batch. Drafts must be the same on every rank; they need
+    not be right."""
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
         """Add a row whose first `restored` tokens have KV from cached blocks or another row."""
@@ -21,4 +22,5 @@ class Proposer(Protocol):
         """Add committed tokens. May name rows that are not open."""
 
     def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
-        """Propose drafts of at most requests[row] tokens, at least 1. Rows without a draft are left out."""
+        """Propose drafts of at most requests[row] tokens, at least 1. Rows without a draft are left
+        out."""

@@ -1,9 +1,10 @@
 """Verification of drafts: several positions of each row, sampled as if each were a row of its own.
 
-The input of row i is its last token and `counts[i] - 1` draft tokens. The logits after each of them are sampled like
-any other logits, with the row's sampling state up to there. A draft token is accepted if it equals the token that was
-sampled at its position; the first rejected one ends the row's span, and the token sampled instead is kept. The result is
-exactly the one without drafts, also for random sampling, since the noise is a hash of the position; the rejection sampling of
+The input of row i is its last token and `counts[i] - 1` draft tokens. The logits after each of them
+are sampled like any other logits, with the row's sampling state up to there. A draft token is
+accepted if it equals the token that was sampled at its position; the first rejected one ends the
+row's span, and the token sampled instead is kept. The result is exactly the one without drafts,
+also for random sampling, since the noise is a hash of the position; the rejection sampling of
 Leviathan et al. (2023) would only keep the distribution.
 """
 
@@ -22,8 +23,8 @@ from trouper.engine.kv.region import Ints
 
 
 class Spans:
-    """Positions of n rows, row by row. `width`: number of positions of the longest row. Shapes below: (positions,) for all
-    positions."""
+    """Positions of n rows, row by row. `width`: number of positions of the longest row. Shapes
+    below: (positions,) for all positions."""
 
     def __init__(self, drafts: Sequence[Sequence[int]]) -> None:
         """`drafts`: the draft of each row, in order; at least one is not empty."""
@@ -34,7 +35,8 @@ class Spans:
         drafted = np.arange(self.width - 1) < self.counts[:, None] - 1
         self.drafts[drafted] = np.fromiter(chain.from_iterable(drafts), np.int32)
         self.max_accepted: Ints = self.counts - 1
-        """(n,): maximum number of draft tokens of each row that may be accepted: lowered where a grammar failed."""
+        """(n,): maximum number of draft tokens of each row that may be accepted: lowered where a
+        grammar failed."""
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
@@ -62,14 +64,16 @@ class Spans:
         return len(self.owners) < len(self.counts) * self.width
 
     def of(self, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Find all positions of these rows, which may repeat: (positions, index into `rows` of each position)."""
+        """Find all positions of these rows, which may repeat: (positions, index into `rows` of each
+        position)."""
         counts = self.counts[rows]
         index = np.repeat(np.arange(len(rows)), counts)
         steps = np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
         return self.starts[rows][index] + steps, index
 
     def before(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Find the draft tokens before each of these positions: (index into `positions`, token) of each."""
+        """Find the draft tokens before each of these positions: (index into `positions`, token) of
+        each."""
         steps = self.steps[positions]
         index = np.repeat(np.arange(len(positions)), steps)
         column = np.arange(len(index)) - (np.cumsum(steps) - steps)[index]
@@ -81,7 +85,8 @@ class Spans:
         return draft
 
     def accepted(self, sampled: Ints) -> Ints:
-        """Count the accepted draft tokens of each row, (n,), given the sampled tokens (positions,)."""
+        """Count the accepted draft tokens of each row, (n,), given the sampled tokens
+        (positions,)."""
         grid = np.zeros(len(self.counts) * self.width, np.int32)
         grid[self.grid_indices] = sampled
         right = grid.reshape(-1, self.width)[:, :-1] == self.drafts

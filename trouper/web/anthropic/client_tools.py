@@ -1,4 +1,5 @@
-"""Tools of the messages API that the client runs and whose input the API defines, and those that nobody runs here.
+"""Tools of the messages API that the client runs and whose input the API defines, and those that
+nobody runs here.
 
 Source of the inputs: Anthropic's documentation of the bash, text editor and memory tools.
 """
@@ -16,12 +17,16 @@ NUMBERS: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "
 INPUTS: dict[str, tuple[str, Json, list[str]]] = {
     "bash": (
         "Runs a command in a bash session that stays open.",
-        {"command": TEXT, "restart": {"type": "boolean", "description": "Start the session anew instead."}},
+        {
+            "command": TEXT,
+            "restart": {"type": "boolean", "description": "Start the session anew instead."},
+        },
         [],
     ),
     "text_editor": (
         (
-            "Views, creates and edits files. `view` shows a file, or lines of it, or lists a directory; `create` writes a file; "
+            "Views, creates and edits files. `view` shows a file, or lines of it, or lists a "
+            "directory; `create` writes a file; "
             "`str_replace` replaces a text that occurs once; `insert` inserts text behind a line."
         ),
         {
@@ -37,7 +42,10 @@ INPUTS: dict[str, tuple[str, Json, list[str]]] = {
         ["command", "path"],
     ),
     "memory": (
-        "Keeps notes as files below /memories: `view`, `create`, `str_replace`, `insert`, `delete`, `rename`.",
+        (
+            "Keeps notes as files below /memories: `view`, `create`, `str_replace`, `insert`, "
+            "`delete`, `rename`."
+        ),
         {
             "command": {"enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
             "path": TEXT,
@@ -59,8 +67,8 @@ READ = ("name", "cache_control")
 
 
 def client_tools_adapted(value: Json, skip: Skip) -> Json:
-    """Return the body with tools as the client's own: those whose input the API defines get it, and those that nobody
-    runs here are left out and named."""
+    """Return the body with tools as the client's own: those whose input the API defines get it, and
+    those that nobody runs here are left out and named."""
     value = _choice_adapted(value)
     tools = value.get("tools")
     if not isinstance(tools, list):
@@ -71,7 +79,10 @@ def client_tools_adapted(value: Json, skip: Skip) -> Json:
     if kept or not tools:
         return value | {"tools": kept}
     rest = {name: given for name, given in value.items() if name != "tools"}
-    if isinstance(rest.get("tool_choice"), dict) and rest["tool_choice"].get("type") in ("auto", "none"):
+    if isinstance(rest.get("tool_choice"), dict) and rest["tool_choice"].get("type") in (
+        "auto",
+        "none",
+    ):
         del rest["tool_choice"]
     return rest
 
@@ -90,7 +101,10 @@ def _adapted(tool: Any, skip: Skip) -> Any:
     for name in sorted(tool.keys() - {"type", *READ}):
         skip(f"tools.{safe_name(name)}")
     schema = {"type": "object", "properties": properties, "required": required}
-    return {name: tool[name] for name in READ if name in tool} | {"description": description, "input_schema": schema}
+    return {name: tool[name] for name in READ if name in tool} | {
+        "description": description,
+        "input_schema": schema,
+    }
 
 
 def _searches(tool: Any) -> bool:
@@ -100,7 +114,8 @@ def _searches(tool: Any) -> bool:
 
 
 def _loaded(tool: Any, skip: Skip) -> Any:
-    """Return a tool as one that is always loaded: without the search, the model would never hear of it."""
+    """Return a tool as one that is always loaded: without the search, the model would never hear of
+    it."""
     if not isinstance(tool, dict) or "defer_loading" not in tool:
         return tool
     if tool["defer_loading"]:
@@ -109,7 +124,11 @@ def _loaded(tool: Any, skip: Skip) -> Any:
 
 
 def _of_openai(function: Json) -> Json:
-    rest = {name: function[name] for name in ("name", "description", "strict") if function.get(name) is not None}
+    rest = {
+        name: function[name]
+        for name in ("name", "description", "strict")
+        if function.get(name) is not None
+    }
     return rest | {"input_schema": function.get("parameters") or {"type": "object"}}
 
 

@@ -17,7 +17,8 @@ TYPES = {
     504: "timeout_error",
 }
 CODES = {"thread": "thread_unsupported_request"}
-"""Codes by which clients learn that a parameter is not supported, and repeat their request without it."""
+"""Codes by which clients learn that a parameter is not supported, and repeat their request without
+it."""
 TOO_LONG = "prompt is too long: "
 """The beginning of the API's own message; agents search for it, and shorten their conversation."""
 
@@ -33,7 +34,9 @@ def anthropic_error(problem: Problem, request_id: str) -> Json:
         message = TOO_LONG + message
     elif problem.param is not None and problem.param not in message:
         message = f"{problem.param}: {message}"  # This format has no other field for it.
-    kind = TYPES.get(problem.status, "api_error" if problem.status >= 499 else "invalid_request_error")
+    kind = TYPES.get(
+        problem.status, "api_error" if problem.status >= 499 else "invalid_request_error"
+    )
     error: Json = {"type": kind, "message": message}
     if problem.code is not None:
         error["details"] = {"error_code": CODES.get(problem.param or "", problem.code)}

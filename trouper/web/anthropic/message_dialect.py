@@ -16,7 +16,14 @@ from trouper.web.anthropic.thinking import signature_of
 from trouper.web.http.request_schema import Json
 from trouper.web.output.dialect import Choice, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
+from trouper.web.output.parsed_delta import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    ParsedDelta,
+    Reasoning,
+)
 from trouper.web.output.reasoning_tokens import CountingParser, deltas_of
 from trouper.web.streaming.named_events import named_event
 
@@ -32,8 +39,8 @@ PING = typed_event({"type": "ping"})
 
 
 def usage_body(usage: Usage) -> Json:
-    """Format the usage. Cached tokens do not count as input. Caching is not charged, so no token counts as cache
-    creation."""
+    """Format the usage. Cached tokens do not count as input. Caching is not charged, so no token
+    counts as cache creation."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -44,10 +51,11 @@ def usage_body(usage: Usage) -> Json:
 
 
 class Blocks:
-    """Content blocks of an answer: the events of a stream, and in `content` the sum of these events.
+    """Content blocks of an answer: the events of a stream, and in `content` the sum of these
+    events.
 
-    Whitespace between blocks belongs to no text: a text block begins with a visible character, and none holds only
-    whitespace, unless the answer is nothing else.
+    Whitespace between blocks belongs to no text: a text block begins with a visible character, and
+    none holds only whitespace, unless the answer is nothing else.
     """
 
     def __init__(self, *, omitted: bool) -> None:
@@ -107,7 +115,11 @@ class Blocks:
     def _delta(self, text: str) -> list[Json]:
         self._parts.append(text)
         if self._open == "thinking":
-            return [] if self._omitted else [self._change({"type": "thinking_delta", "thinking": text})]
+            return (
+                []
+                if self._omitted
+                else [self._change({"type": "thinking_delta", "thinking": text})]
+            )
         return [self._change({"type": "text_delta", "text": text})]
 
     def _change(self, delta: Json) -> Json:
@@ -117,10 +129,18 @@ class Blocks:
         if self._open is None:
             return []
         text, events = "".join(self._parts), []
-        block: Json = self._call | {"input": _object(text)} if self._open == "call" else {"type": "text", "text": text}
+        block: Json = (
+            self._call | {"input": _object(text)}
+            if self._open == "call"
+            else {"type": "text", "text": text}
+        )
         if self._open == "thinking":
-            block = _thinking("" if self._omitted else text, signature_of(text, omitted=self._omitted))
-            events.append(self._change({"type": "signature_delta", "signature": block["signature"]}))
+            block = _thinking(
+                "" if self._omitted else text, signature_of(text, omitted=self._omitted)
+            )
+            events.append(
+                self._change({"type": "signature_delta", "signature": block["signature"]})
+            )
         self._open = None
         return [*events, self._stop(block)]
 
@@ -131,7 +151,11 @@ class Blocks:
     def _begin_call(self, call: CallStarted) -> list[Json]:
         closed = self._close()
         self.calls, self._held, self._open, self._parts = self.calls + 1, [], "call", []
-        self._call = {"type": "tool_use", "id": "toolu_" + call.id.removeprefix("call_"), "name": call.name}
+        self._call = {
+            "type": "tool_use",
+            "id": "toolu_" + call.id.removeprefix("call_"),
+            "name": call.name,
+        }
         return [*closed, self._start(self._call | {"input": {}})]
 
     def _arguments(self, text: str) -> list[Json]:
@@ -144,7 +168,8 @@ def _thinking(text: str, signature: str) -> Json:
 
 
 def _object(arguments: str) -> Json:
-    """Decode the arguments of a call. In this dialect they are an object, whatever the schema of the tool is."""
+    """Decode the arguments of a call. In this dialect they are an object, whatever the schema of
+    the tool is."""
     try:
         value: Any = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -153,11 +178,19 @@ def _object(arguments: str) -> Json:
 
 
 class MessageDialect:
-    """Formats one answer. `parser` parses it; None if everything in it is text. `cut`: it may have fewer tokens than
-    were requested, because the context ends there. `silent`: only the prompt was to be computed."""
+    """Formats one answer. `parser` parses it; None if everything in it is text. `cut`: it may have
+    fewer tokens than were requested, because the context ends there. `silent`: only the prompt was
+    to be computed."""
 
     def __init__(
-        self, request_id: str, model: str, parser: OutputParser | None, *, omitted: bool, cut: bool, silent: bool
+        self,
+        request_id: str,
+        model: str,
+        parser: OutputParser | None,
+        *,
+        omitted: bool,
+        cut: bool,
+        silent: bool,
     ) -> None:
         self._request_id, self._model, self._parser = request_id, model, CountingParser(parser)
         self._cut, self._silent = cut, silent
@@ -170,10 +203,15 @@ class MessageDialect:
         self._end(choice.finished)
         if self._parser.stopped_in_call:
             self._blocks.content.pop()
-        return self._message(choice.usage) | self._reason(choice.finished) | {"content": self._blocks.content}
+        return (
+            self._message(choice.usage)
+            | self._reason(choice.finished)
+            | {"content": self._blocks.content}
+        )
 
     def opening(self, _index: int, answer: Answer) -> bytes:
-        """Format the first event. The usage of cached tokens is not known yet; the last event reports it again."""
+        """Format the first event. The usage of cached tokens is not known yet; the last event
+        reports it again."""
         return typed_event({"type": "message_start", "message": self._message(usage_of(answer))})
 
     def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:
@@ -181,7 +219,11 @@ class MessageDialect:
 
     def ending(self, _index: int, finished: Finished, answer: Answer) -> bytes:
         held = self._end(finished)
-        last = {"type": "message_delta", "delta": self._reason(finished), "usage": self._usage(usage_of(answer))}
+        last = {
+            "type": "message_delta",
+            "delta": self._reason(finished),
+            "usage": self._usage(usage_of(answer)),
+        }
         return b"".join(map(typed_event, [*held, last]))
 
     def closing(self, _usages: Sequence[Usage]) -> bytes:

@@ -31,7 +31,8 @@ class TextBlock(SentBack, tag="text", frozen=True):
 
 
 def _input_adapted(value: Json, skip: Skip) -> Json:
-    """Read an input as an object, as converters from other APIs leave it: absent, or as JSON text."""
+    """Read an input as an object, as converters from other APIs leave it: absent, or as JSON
+    text."""
     given = value.get("input")
     if given is None:
         return value | {"input": {}}
@@ -70,7 +71,9 @@ def _only(*kinds: str) -> Meta:
 
     def explain(value: Any, path: str) -> None:
         if isinstance(value, dict) and value.get("type") not in kinds:
-            detail = f"{path}: a block here may be of type {', '.join(kinds)}, not {value.get('type')!r}"
+            detail = (
+                f"{path}: a block here may be of type {', '.join(kinds)}, not {value.get('type')!r}"
+            )
             raise bad_request(detail, path, "unsupported_content")
 
     return explains(explain)
@@ -84,7 +87,8 @@ class ImageBlock(SentBack, tag="image", frozen=True):
 
 
 class ToolReferenceBlock(SentBack, tag="tool_reference", frozen=True):
-    """A tool that the client's own search has found, among those with `defer_loading`: it is described here."""
+    """A tool that the client's own search has found, among those with `defer_loading`: it is
+    described here."""
 
     tool_name: str
     cache_control: Ignored = None
@@ -101,7 +105,12 @@ class ToolResultBlock(SentBack, tag="tool_result", frozen=True):
     content: (
         Annotated[
             str
-            | list[Annotated[TextBlock | ImageBlock | ToolReferenceBlock, _only("text", "image", "tool_reference")]],
+            | list[
+                Annotated[
+                    TextBlock | ImageBlock | ToolReferenceBlock,
+                    _only("text", "image", "tool_reference"),
+                ]
+            ],
             NO_BLOCKS,
         ]
         | None
@@ -117,14 +126,20 @@ AssistantBlock = TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBloc
 class UserTurn(SentBack, tag_field="role", tag="user", frozen=True):
     """What the user says, and results of calls."""
 
-    content: Annotated[str | list[Annotated[UserBlock, _only("text", "image", "tool_result")]], NO_BLOCKS]
+    content: Annotated[
+        str | list[Annotated[UserBlock, _only("text", "image", "tool_result")]], NO_BLOCKS
+    ]
 
 
 class AssistantTurn(SentBack, tag_field="role", tag="assistant", frozen=True):
     """An earlier answer. If it is the last message, the answer continues it."""
 
     content: Annotated[
-        str | list[Annotated[AssistantBlock, _only("text", "tool_use", "thinking", "redacted_thinking")]], NO_BLOCKS
+        str
+        | list[
+            Annotated[AssistantBlock, _only("text", "tool_use", "thinking", "redacted_thinking")]
+        ],
+        NO_BLOCKS,
     ]
 
 
@@ -137,15 +152,18 @@ class SystemTurn(SentBack, tag_field="role", tag="system", frozen=True):
 ConversationTurn = UserTurn | AssistantTurn | SystemTurn
 Turns = Annotated[list[ConversationTurn], Meta(min_length=1, max_length=MAX_MESSAGES)]
 NOT_FOR_MODELS = "x-anthropic-"
-"""The beginning of a system block that clients mean for the API, not for the model. One of them has a hash that changes
-with every request, so with it no prompt would share a prefix with the one before:
-https://github.com/vllm-project/vllm/pull/36829."""
+"""The beginning of a system block that clients mean for the API, not for the model. One of them has
+a hash that changes with every request, so with it no prompt would share a prefix with the one
+before: https://github.com/vllm-project/vllm/pull/36829."""
 
 
 def conversation_of(
-    system: str | Sequence[TextBlock] | None, messages: Sequence[ConversationTurn], tools: Tools = NO_TOOLS
+    system: str | Sequence[TextBlock] | None,
+    messages: Sequence[ConversationTurn],
+    tools: Tools = NO_TOOLS,
 ) -> tuple[Json, ...]:
-    """Convert the messages. `tools`: those that are offered now, by whose names the model knows its earlier calls."""
+    """Convert the messages. `tools`: those that are offered now, by whose names the model knows its
+    earlier calls."""
     turns = _system(system)
     names = CalledNames(tools)
     for message in messages:
@@ -165,12 +183,15 @@ def continues(turns: Sequence[Json]) -> bool:
 
 def _system(system: str | Sequence[TextBlock] | None) -> list[Json]:
     blocks = [TextBlock(system)] if isinstance(system, str) else system or ()
-    text = "\n".join(block.text for block in blocks if block.text and not block.text.startswith(NOT_FOR_MODELS))
+    text = "\n".join(
+        block.text for block in blocks if block.text and not block.text.startswith(NOT_FOR_MODELS)
+    )
     return [{"role": "system", "content": text}] if text else []
 
 
 class CalledNames:
-    """The model's names of the tools that were called so far, by the id of the call: a result has only the id."""
+    """The model's names of the tools that were called so far, by the id of the call: a result has
+    only the id."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -179,12 +200,18 @@ class CalledNames:
     def call(self, block: ToolUseBlock) -> Json:
         """Return a call as templates expect it."""
         name = self.by_id[block.id] = self._tools.called(ToolForm(block.name))
-        return {"id": block.id, "type": "function", "function": {"name": name, "arguments": block.input}}
+        return {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": name, "arguments": block.input},
+        }
 
     def described(self, block: ToolReferenceBlock) -> str:
         """Return what the model reads of a tool that was found."""
         name = self._tools.called(ToolForm(block.tool_name))
-        tool = next((tool for tool in self._tools.offered if tool["function"]["name"] == name), None)
+        tool = next(
+            (tool for tool in self._tools.offered if tool["function"]["name"] == name), None
+        )
         if tool is None or name not in self._tools.deferred:
             return f"The tool {name} is available."
         return f"The tool {name} is available now:\n{json.dumps(tool, ensure_ascii=False)}"
@@ -193,12 +220,21 @@ class CalledNames:
 def _turns(message: ConversationTurn, names: CalledNames) -> list[Json]:
     """Convert a message to turns."""
     if isinstance(message, AssistantTurn):
-        return [_answer([TextBlock(message.content)] if isinstance(message.content, str) else message.content, names)]
+        return [
+            _answer(
+                [TextBlock(message.content)]
+                if isinstance(message.content, str)
+                else message.content,
+                names,
+            )
+        ]
     role = "user" if isinstance(message, UserTurn) else "system"
     if isinstance(message.content, str):
         return [{"role": role, "content": message.content}]
     return [
-        _result(block, names) if isinstance(block, ToolResultBlock) else {"role": role, "content": _text(block)}
+        _result(block, names)
+        if isinstance(block, ToolResultBlock)
+        else {"role": role, "content": _text(block)}
         for block in message.content
     ] or [{"role": role, "content": ""}]
 
@@ -224,7 +260,11 @@ def _answer(blocks: Sequence[AssistantBlock], names: CalledNames) -> Json:
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:
         turn["tool_calls"] = [names.call(call) for call in calls]
-    thoughts = [thought(block.thinking, block.signature) for block in blocks if isinstance(block, ThinkingBlock)]
+    thoughts = [
+        thought(block.thinking, block.signature)
+        for block in blocks
+        if isinstance(block, ThinkingBlock)
+    ]
     if any(thoughts):
         turn["reasoning_content"] = "\n".join(filter(None, thoughts))
     return turn
@@ -233,7 +273,10 @@ def _answer(blocks: Sequence[AssistantBlock], names: CalledNames) -> Json:
 def _result(block: ToolResultBlock, names: CalledNames) -> Json:
     content = block.content or ""
     parts = [TextBlock(content)] if isinstance(content, str) else content
-    text = "\n".join(names.described(part) if isinstance(part, ToolReferenceBlock) else _text(part) for part in parts)
+    text = "\n".join(
+        names.described(part) if isinstance(part, ToolReferenceBlock) else _text(part)
+        for part in parts
+    )
     turn = {
         "role": "tool",
         "tool_call_id": block.tool_use_id,
@@ -244,7 +287,8 @@ def _result(block: ToolResultBlock, names: CalledNames) -> Json:
 
 
 def _combined(turns: Sequence[Json]) -> list[Json]:
-    """Merge neighbouring messages of one role, as the API defines it: some templates refuse two user turns in a row."""
+    """Merge neighbouring messages of one role, as the API defines it: some templates refuse two
+    user turns in a row."""
     combined: list[Json] = []
     for turn in turns:
         if turn["role"] != "tool" and combined and combined[-1]["role"] == turn["role"]:
@@ -252,7 +296,9 @@ def _combined(turns: Sequence[Json]) -> list[Json]:
         else:
             combined.append(turn)
     last = combined[-1]
-    empty = last["role"] == "assistant" and not last["content"] and last.keys() <= {"role", "content"}
+    empty = (
+        last["role"] == "assistant" and not last["content"] and last.keys() <= {"role", "content"}
+    )
     return combined[:-1] if empty and len(combined) > 1 else combined
 
 

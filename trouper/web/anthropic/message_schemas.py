@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from trouper.web.anthropic.errors import TYPES
-from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, either, full, nullable, ref
+from trouper.web.http.request_schema import (
+    COUNT,
+    OBJECT,
+    TEXT,
+    Json,
+    array,
+    either,
+    full,
+    nullable,
+    ref,
+)
 
 REASON: Json = {
     "type": "string",
-    "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"],
+    "enum": [
+        "end_turn",
+        "max_tokens",
+        "stop_sequence",
+        "tool_use",
+        "model_context_window_exceeded",
+    ],
 }
 USAGE = full(
     {

@@ -31,7 +31,10 @@ InputSchema = Annotated[
         NOT_AN_OBJECT,
         "invalid_type",
         extra_json_schema=AN_OBJECT,
-        description="JSON Schema of the input: of type object, or a reference, as recursive classes have at their root.",
+        description=(
+            "JSON Schema of the input: of type object, or a reference, as recursive classes have "
+            "at their root."
+        ),
     ),
 ]
 
@@ -45,11 +48,14 @@ def _tool_adapted(value: Json, _: Skip) -> Json:
 
 
 def check_plain_name(value: Json, path: str) -> None:
-    """Refuse, in a strict reading, names that Anthropic's API refuses. Raises `RequestFailed` (400)."""
+    """Refuse, in a strict reading, names that Anthropic's API refuses. Raises `RequestFailed`
+    (400)."""
     name = value.get("name")
     if isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
         path = f"{path}.name"
-        raise bad_request(f"{path} must be 1 to 128 letters, digits, '_', '-' or '.'", path, "invalid_value")
+        raise bad_request(
+            f"{path} must be 1 to 128 letters, digits, '_', '-' or '.'", path, "invalid_value"
+        )
 
 
 class CustomTool(Body, tag="custom", frozen=True):
@@ -77,12 +83,16 @@ class CustomTool(Body, tag="custom", frozen=True):
             path = f"{path}.input_schema"
             raise bad_request(NOT_AN_OBJECT.format(path=path), path, "invalid_type")
         described = {} if self.description is None else {"description": self.description}
-        return ToolOffer(ToolForm(self.name), {**described, "parameters": self.input_schema}, bool(self.defer_loading))
+        return ToolOffer(
+            ToolForm(self.name),
+            {**described, "parameters": self.input_schema},
+            bool(self.defer_loading),
+        )
 
 
 def _takes_an_object(schema: Json) -> bool:
-    """Whether the root of the schema is an object. The root of a recursive pydantic model is a reference without a
-    type."""
+    """Whether the root of the schema is an object. The root of a recursive pydantic model is a
+    reference without a type."""
     return bool(schema["type"] == "object") if "type" in schema else "$ref" in schema
 
 
@@ -110,7 +120,10 @@ class NoneChoice(Body, tag="none", frozen=True):
 
 def explain_tool(value: Any, path: str) -> None:
     if isinstance(value, dict) and value.get("type") not in (None, "custom"):
-        message = f"{path}.type: tools of type {value['type']!r} are not supported here, only your own (custom)"
+        message = (
+            f"{path}.type: tools of type {value['type']!r} are not supported here, only your own "
+            "(custom)"
+        )
         raise bad_request(message, f"{path}.type", "unsupported_parameter")
 
 
@@ -118,14 +131,19 @@ ToolChoiceObject = Annotated[
     AutoChoice | AnyChoice | ToolNameChoice | NoneChoice,
     says("{path} must be an object of type auto, any, tool, none"),
 ]
-CustomTools = Annotated[list[Annotated[CustomTool, explains(explain_tool)]], Meta(max_length=MAX_TOOLS)]
+CustomTools = Annotated[
+    list[Annotated[CustomTool, explains(explain_tool)]], Meta(max_length=MAX_TOOLS)
+]
 
 
 def tools_of(tools: Sequence[CustomTool] | None, choice: ToolChoiceObject | None) -> Tools:
-    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the parameter."""
+    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the
+    parameter."""
     offered = Tools.of(
         [tool.offer(f"tools.{index}") for index, tool in enumerate(tools or ())],
-        several=isinstance(choice, NoneChoice) or choice is None or not choice.disable_parallel_tool_use,
+        several=isinstance(choice, NoneChoice)
+        or choice is None
+        or not choice.disable_parallel_tool_use,
     )
     if isinstance(choice, NoneChoice):
         return Tools()

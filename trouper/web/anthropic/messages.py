@@ -14,13 +14,28 @@ from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
 from trouper.web.anthropic import schemas
 from trouper.web.anthropic.client_tools import client_tools_adapted
-from trouper.web.anthropic.message_history import TextContent, Turns, continues, conversation_of, ignored_of
+from trouper.web.anthropic.message_history import (
+    TextContent,
+    Turns,
+    continues,
+    conversation_of,
+    ignored_of,
+)
 from trouper.web.anthropic.message_tools import CustomTools, ToolChoiceObject, tools_of
 from trouper.web.anthropic.other_blocks import blocks_adapted
 from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking_of
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
-from trouper.web.http.field_types import MAX_STOP, Count, Model, Priority, Salt, Share, StopString, TopP
+from trouper.web.http.field_types import (
+    MAX_STOP,
+    Count,
+    Model,
+    Priority,
+    Salt,
+    Share,
+    StopString,
+    TopP,
+)
 from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
@@ -31,7 +46,7 @@ from trouper.web.openai.other_servers import (
     length_aliases,
     sampling_adapted,
     with_thinking,
-)  # fmt: skip
+)
 from trouper.web.openai.parameters import MAX_STOPS
 from trouper.web.openai.response_format import schema_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
@@ -63,22 +78,35 @@ ALIASES = {
     "random_seed": "seed",
 }
 ESSENTIAL = NOT_SKIPPED | {
-    "thread", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "json_schema", "regex", "prompt", "input",
-}  # fmt: skip
+    "thread",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "prompt",
+    "input",
+}
 
 
 def explain_stop_sequences(value: Any, path: str) -> None:
     if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
         raise bad_request(f"{path} must be an array of strings", path, "invalid_type")
     if len(value) > MAX_STOPS:
-        raise bad_request(f"{path} may have {MAX_STOPS} strings, not {len(value)}", path, "invalid_value")
+        raise bad_request(
+            f"{path} may have {MAX_STOPS} strings, not {len(value)}", path, "invalid_value"
+        )
     raise bad_request(f"{path}: each has 1 to {MAX_STOP} characters", path, "invalid_value")
 
 
 def explain_edit(value: Any, path: str) -> None:
     if isinstance(value, dict):
-        detail = f"{path}: only {CLEAR_THINKING} with keep: all is supported here, which clears nothing"
+        detail = (
+            f"{path}: only {CLEAR_THINKING} with keep: all is supported here, which clears nothing"
+        )
         raise bad_request(detail, path, "unsupported_parameter")
 
 
@@ -119,7 +147,11 @@ def _edits_adapted(value: Json, skip: Skip) -> Json:
     edits = value.get("edits")
     if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
         return value
-    kept = [edit for edit in edits if edit.get("type") == CLEAR_THINKING and edit.get("keep") in KEEPS_ALL]
+    kept = [
+        edit
+        for edit in edits
+        if edit.get("type") == CLEAR_THINKING and edit.get("keep") in KEEPS_ALL
+    ]
     if len(kept) < len(edits):
         skip("edits")
     return value | {"edits": kept}
@@ -188,7 +220,8 @@ class CountRequest(FurtherSampling, kw_only=True, frozen=True):
 
     @property
     def parsed_tools(self) -> Tools:
-        """Return the offered and the forced tools. Like the properties below, raises `RequestFailed` (400)."""
+        """Return the offered and the forced tools. Like the properties below, raises
+        `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice)
 
     @property
@@ -233,15 +266,20 @@ def _sampling(request: MessagesRequest, default_seed: int | None) -> Sampling:
     return with_further(sampling, request)
 
 
-def messages_to_generate(request: MessagesRequest, request_id: str, default_seed: int | None) -> Generate:
+def messages_to_generate(
+    request: MessagesRequest, request_id: str, default_seed: int | None
+) -> Generate:
     """Build the request for the runtime. Raises `RequestFailed` (400) naming the parameter."""
     if request.min_tokens > request.max_tokens:
-        raise combination(f"min_tokens must be at most max_tokens, which is {request.max_tokens}", "min_tokens")
+        raise combination(
+            f"min_tokens must be at most max_tokens, which is {request.max_tokens}", "min_tokens"
+        )
     return Generate(
         request_id=request_id,
         prompt=prompt_of(request),
         sampling=_sampling(request, default_seed),
-        # With max_tokens 0 only the prompt is to be computed; one token is generated after it, and not shown.
+        # With max_tokens 0 only the prompt is to be computed; one token is generated after it, and
+        # not shown.
         max_tokens=request.max_tokens or 1,
         # Agents request as many tokens as the largest models can generate.
         as_room_allows=True,
@@ -272,9 +310,12 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
 
 
 def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
-    """Refuse combinations with a grammar, which applies from the first token on, so nothing else can come before."""
+    """Refuse combinations with a grammar, which applies from the first token on, so nothing else
+    can come before."""
     if output.grammar is not None and tools.forced:
-        raise combination(f"{output.grammar.param} cannot be combined with a forced tool", "tool_choice")
+        raise combination(
+            f"{output.grammar.param} cannot be combined with a forced tool", "tool_choice"
+        )
     if thinking.budget and (tools.forced or output.grammar is not None):
         other = "a forced tool" if tools.forced else "output_config.format"
         raise combination(f"thinking of type enabled cannot be combined with {other}", "thinking")
@@ -282,7 +323,9 @@ def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
 
 def _output(config: OutputConfig, older: SchemaFormat | None) -> Output:
     if config.format is not None and older is not None:
-        raise combination("output_format is the older name of output_config.format", "output_format")
+        raise combination(
+            "output_format is the older name of output_config.format", "output_format"
+        )
     effort = None if config.effort is None else EFFORTS[config.effort]
     if older is not None:
         return Output(effort, schema_grammar(older.schema, "output_format.schema"))

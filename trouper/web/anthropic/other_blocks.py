@@ -1,7 +1,8 @@
-"""Blocks of earlier turns that come from tools of Anthropic's servers, and documents, for lenient readings.
+"""Blocks of earlier turns that come from tools of Anthropic's servers, and documents, for lenient
+readings.
 
-What holds text is read as text. The rest is left out and named: one such block would otherwise make every later request of
-its conversation fail.
+What holds text is read as text. The rest is left out and named: one such block would otherwise make
+every later request of its conversation fail.
 """
 
 from __future__ import annotations
@@ -28,12 +29,20 @@ def blocks_adapted(value: Json, skip: Skip) -> Json:
 
 
 def _message(message: Any, skip: Skip) -> Any:
-    known = KNOWN.get(message["role"]) if isinstance(message, dict) and isinstance(message.get("role"), str) else None
+    known = (
+        KNOWN.get(message["role"])
+        if isinstance(message, dict) and isinstance(message.get("role"), str)
+        else None
+    )
     if known is None or not isinstance(message.get("content"), list):
         return message
     if all(_is_plain(block, known) for block in message["content"]):
         return message
-    blocks = [read for block in message["content"] for read in _read(block, known, "messages.content", skip)]
+    blocks = [
+        read
+        for block in message["content"]
+        for read in _read(block, known, "messages.content", skip)
+    ]
     return message | {"content": blocks}
 
 
@@ -48,7 +57,11 @@ def _is_plain(block: Any, known: tuple[str, ...]) -> bool:
 def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any]:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "tool_result" and kind in known and isinstance(block.get("content"), list):
-        inner = [read for part in block["content"] for read in _read(part, WITHIN, f"{path}.content", skip)]
+        inner = [
+            read
+            for part in block["content"]
+            for read in _read(part, WITHIN, f"{path}.content", skip)
+        ]
         return [block | {"content": inner}]
     if not isinstance(kind, str) or kind in known:
         return [block]
@@ -86,5 +99,13 @@ def _joined(content: Any) -> str | None:
         return content
     if not isinstance(content, list):
         return None
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    return "\n".join(text for text in texts if isinstance(text, str)) if len(texts) == len(content) else None
+    texts = [
+        part.get("text")
+        for part in content
+        if isinstance(part, dict) and part.get("type") == "text"
+    ]
+    return (
+        "\n".join(text for text in texts if isinstance(text, str))
+        if len(texts) == len(content)
+        else None
+    )

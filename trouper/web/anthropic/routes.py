@@ -8,7 +8,12 @@ from quart import Response
 
 from trouper.web.anthropic import message_schemas, messages
 from trouper.web.anthropic.message_dialect import MessageDialect
-from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
+from trouper.web.anthropic.messages import (
+    messages_to_generate,
+    parse_count,
+    parse_messages,
+    prompt_of,
+)
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.request_schema import ref
 from trouper.web.output.call_or_answer import with_calls
@@ -26,7 +31,10 @@ class Anthropic:
     def endpoints(self) -> tuple[Endpoint, ...]:
         endpoint = partial(Endpoint, method="POST", tag="Anthropic")
         question = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
-        tool = {"name": "look_up", "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+        tool = {
+            "name": "look_up",
+            "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}},
+        }
         forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "look_up"}}
         return (
             endpoint(
@@ -41,7 +49,8 @@ class Anthropic:
                 examples={
                     "A question": question | {"max_tokens": 9},
                     "A tool": question | forced | {"max_tokens": 99},
-                    "With thinking": question | {"max_tokens": 2000, "thinking": {"type": "adaptive"}},
+                    "With thinking": question
+                    | {"max_tokens": 2000, "thinking": {"type": "adaptive"}},
                 },
             ),
             endpoint(

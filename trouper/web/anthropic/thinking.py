@@ -21,12 +21,14 @@ CARRIES = "trouper.thinking:"
 
 @attrs.frozen
 class Thinking:
-    """The thinking that a request asks for. A request that does not ask gets none where the template can prevent it,
-    since such clients expect the answer in the first block. A request that disables it gets none."""
+    """The thinking that a request asks for. A request that does not ask gets none where the
+    template can prevent it, since such clients expect the answer in the first block. A request that
+    disables it gets none."""
 
     enabled: bool = False
     budget: int | None = None
-    """Maximum number of thinking tokens: none at all if thinking is disabled, unlimited if the model decides."""
+    """Maximum number of thinking tokens: none at all if thinking is disabled, unlimited if the
+    model decides."""
     omitted: bool = False
     """Whether the text of the thinking is left out of the answer."""
 
@@ -75,15 +77,16 @@ def thinking_of(requested: ThinkingParameter | None, max_tokens: int | None) -> 
 
 
 def signature_of(text: str, *, omitted: bool) -> str:
-    """Return the signature of a thinking block, which clients expect and send back. For thinking that was left out, it
-    is all that the next turn has."""
+    """Return the signature of a thinking block, which clients expect and send back. For thinking
+    that was left out, it is all that the next turn has."""
     if omitted:
         return CARRIES + b64encode(text.encode()).decode()
     return sha256(text.encode()).hexdigest()
 
 
 def thought(text: str, signature: str | None) -> str:
-    """Return the text of a thinking block of the history. The signature of another server carries no information."""
+    """Return the text of a thinking block of the history. The signature of another server carries
+    no information."""
     if text or signature is None or not signature.startswith(CARRIES):
         return text
     try:

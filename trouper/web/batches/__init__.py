@@ -1,1 +1,2 @@
-"""OpenAI's files and batches: requests in a file, answered at the lowest priority, across restarts."""
+"""OpenAI's files and batches: requests in a file, answered at the lowest priority, across
+restarts."""

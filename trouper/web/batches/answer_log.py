@@ -36,13 +36,15 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     begun: int | None = None
     """A request that runs is given to its model, which is loaded."""
     returned: int | None = None
-    """A request that began was not run to its end, through no fault of its own: the attempt does not count."""
+    """A request that began was not run to its end, through no fault of its own: the attempt does
+    not count."""
     answer: int | None = None
     """A request has its answer, `output`."""
     status: str | None = None
     """The batch has this status since `at`."""
     ok: bool = True
-    """Whether the answer is a success, and belongs into the output file; otherwise into the error file."""
+    """Whether the answer is a success, and belongs into the output file; otherwise into the error
+    file."""
     output: msgspec.Raw = NOTHING
     """The line of the output or error file."""
     at: int = 0
@@ -83,7 +85,8 @@ class AnswerLog:
         """Length of the log up to the last record that is on disk."""
 
     def open(self) -> Iterator[LogSummary]:
-        """Begin the log, or yield the records of the one that is there. Cuts off a record without an end. Runs in a thread; raises `OSError`."""
+        """Begin the log, or yield the records of the one that is there. Cuts off a record without
+        an end. Runs in a thread; raises `OSError`."""
         if not self.path.exists():
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE))
             durable_files.sync_directory(self.path.parent)
@@ -99,8 +102,9 @@ class AnswerLog:
         self._closed = False
 
     async def append(self, *records: BatchRecord) -> None:
-        """Return when the records are on disk. Those of tasks that wait together are synced once. A cancelled task's records are
-        written all the same. Raises `OSError`: then none of them is in the log."""
+        """Return when the records are on disk. Those of tasks that wait together are synced once. A
+        cancelled task's records are written all the same. Raises `OSError`: then none of them is in
+        the log."""
         commit = self._commit
         commit.records += [msgspec.json.encode(record) + b"\n" for record in records]
         with trio.CancelScope(shield=True):
@@ -116,7 +120,8 @@ class AnswerLog:
             raise OSError(*commit.error.args) from commit.error
 
     def _write(self, data: bytes) -> None:
-        """Append, or leave the log as it was. It has a file descriptor only meanwhile, since any number of batches may wait at a time."""
+        """Append, or leave the log as it was. It has a file descriptor only meanwhile, since any
+        number of batches may wait at a time."""
         if self._closed:
             raise OSError(errno.EBADF, "the log is closed")
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
@@ -131,8 +136,8 @@ class AnswerLog:
         self.bytes += len(data)
 
     def outputs(self, *, ok: bool) -> Iterator[bytes]:
-        """Yield the lines of the output file, or of the error file, one for each answered request. Runs in a thread; raises
-        `OSError`."""
+        """Yield the lines of the output file, or of the error file, one for each answered request.
+        Runs in a thread; raises `OSError`."""
         decoder, seen = msgspec.json.Decoder(BatchRecord), set[int]()
         with self.path.open("rb") as file:
             for line in file:
@@ -168,7 +173,9 @@ class BatchProgress:
     def add(self, record: LogSummary | BatchRecord) -> None:
         if record.status is not None:
             if self.status == "cancelling":
-                return  # It was logged while the batch was about to enter another status: it is cancelled all the same.
+                # It was logged while the batch was about to enter another status: it is cancelled
+                # all the same.
+                return
             self.status = record.status
             self.times[record.status] = record.at
         elif record.attempt is not None:

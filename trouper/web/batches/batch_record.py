@@ -15,7 +15,16 @@ from trouper.web.batches.input_lines import LineError
 
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 """Statuses of a batch of which nothing runs any more."""
-STATUSES = ("validating", "in_progress", "finalizing", "cancelling", "completed", "failed", "expired", "cancelled")
+STATUSES = (
+    "validating",
+    "in_progress",
+    "finalizing",
+    "cancelling",
+    "completed",
+    "failed",
+    "expired",
+    "cancelled",
+)
 TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 """Statuses whose time the API names, as in `completed_at`."""
 SPEC, LOG, RESULT = "batch.json", "log.jsonl", "result.json"
@@ -34,10 +43,12 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     metadata: dict[str, str] | None = None
     owner: str = ""
-    """Identity of the API key that made it. Its requests run as requests of this key, and no other key sees it."""
+    """Identity of the API key that made it. Its requests run as requests of this key, and no other
+    key sees it."""
     output_file_id: str
     error_file_id: str
-    """Ids of the files that it will leave. They are chosen now, so that a restart in the middle of writing them writes the same ones.
+    """Ids of the files that it will leave. They are chosen now, so that a restart in the middle of
+    writing them writes the same ones.
     """
 
 
@@ -85,7 +96,8 @@ class Batch:
         return self.result is not None
 
     def replay(self) -> None:
-        """Open the log and read how far the batch was. Runs in a thread; raises `OSError`, or msgspec's error for a damaged log."""
+        """Open the log and read how far the batch was. Runs in a thread; raises `OSError`, or
+        msgspec's error for a damaged log."""
         self.progress = BatchProgress()
         for record in self.log.open():
             self.progress.add(record)
@@ -98,10 +110,13 @@ class Batch:
             self.progress.add(record)
 
     def unanswered(self) -> Iterator[int]:
-        """The requests without an answer, in the order of the file. Some of them may get one while this is read."""
+        """The requests without an answer, in the order of the file. Some of them may get one while
+        this is read."""
         return (number for number in range(self.total) if number not in self.progress.answered)
 
-    def result_of(self, status: str, now: int, errors: list[LineError] | None = None) -> BatchResult:
+    def result_of(
+        self, status: str, now: int, errors: list[LineError] | None = None
+    ) -> BatchResult:
         """The result, if the batch ends now."""
         failed = self.progress.failed
         completed = len(self.progress.answered) - failed
@@ -119,7 +134,9 @@ class Batch:
     def body(self) -> dict[str, Any]:
         """The batch as OpenAI's API describes it."""
         spec, progress = self.spec, self.progress
-        result = self.result or self.result_of(progress.status, progress.times.get(progress.status, 0))
+        result = self.result or self.result_of(
+            progress.status, progress.times.get(progress.status, 0)
+        )
         ended = self.result is not None
         return {
             "id": spec.id,
@@ -134,6 +151,10 @@ class Batch:
             "created_at": spec.created_at,
             "expires_at": spec.expires_at,
             **{f"{name}_at": result.times.get(name) or None for name in TIMES},
-            "request_counts": {"total": result.total, "completed": result.completed, "failed": result.failed},
+            "request_counts": {
+                "total": result.total,
+                "completed": result.completed,
+                "failed": result.failed,
+            },
             "metadata": spec.metadata,
         }

@@ -12,7 +12,14 @@ from quart import Response, request
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.batches.batch_record import Batch, BatchSpec
-from trouper.web.batches.batch_schemas import ENDPOINT, BatchRequest, list_of, page_body, parse_batch, window_s
+from trouper.web.batches.batch_schemas import (
+    ENDPOINT,
+    BatchRequest,
+    list_of,
+    page_body,
+    parse_batch,
+    window_s,
+)
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.stored_files import new_file_id
@@ -24,7 +31,8 @@ from trouper.web.service import Service, as_json, now
 
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 MAX_UNFINISHED = 1000
-"""Number of batches of a key that may wait or run at a time: each of them has tasks and an index of its requests in memory."""
+"""Number of batches of a key that may wait or run at a time: each of them has tasks and an index of
+its requests in memory."""
 PAGE_QUERY: Json = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
     "after": TEXT,
@@ -52,7 +60,10 @@ class Batches:
                 method="GET",
                 path="/v1/batches",
                 handler=self.list,
-                summary="The batches of this key (with the right `admin`, of all keys), the newest first",
+                summary=(
+                    "The batches of this key (with the right `admin`, of all keys), the newest "
+                    "first"
+                ),
                 query=PAGE_QUERY,
                 answer=list_of("Batch"),
                 also=(400, 404, 503),
@@ -69,7 +80,10 @@ class Batches:
                 path="/v1/batches/<batch_id>/cancel",
                 handler=self.cancel,
                 summary="Cancel it",
-                description="What is answered until then is in its output file. A key with the right `admin` cancels batches of all keys.",
+                description=(
+                    "What is answered until then is in its output file. A key with the right "
+                    "`admin` cancels batches of all keys."
+                ),
                 answer=ref("Batch"),
             ),
         )
@@ -77,7 +91,10 @@ class Batches:
     async def create(self) -> Response:
         parsed = await self._service.read(parse_batch)
         if not self._worker.runs:
-            message = "this server runs no batches: the program that it is part of gave `create_app` no nursery"
+            message = (
+                "this server runs no batches: the program that it is part of gave `create_app` no "
+                "nursery"
+            )
             raise RequestFailed(Problem(503, message, "server_error", None, "batches_unavailable"))
         await self._storage.open(create=False)
         owner, owners = self._service.key_identity, self._service.key_identities
@@ -86,8 +103,15 @@ class Batches:
             message = f"input_file_id: the purpose of this file is {file.purpose}, not batch"
             raise bad_request(message, "input_file_id", "invalid_value")
         if self._storage.unfinished(owners) >= MAX_UNFINISHED:
-            message = f"{MAX_UNFINISHED} batches of this key have not ended; wait for the end of one, or cancel one"
-            raise RequestFailed(Problem(429, message, "rate_limit_error", None, "too_many_batches", retry_after_s=60))
+            message = (
+                f"{MAX_UNFINISHED} batches of this key have not ended; wait for the end of one, or "
+                "cancel one"
+            )
+            raise RequestFailed(
+                Problem(
+                    429, message, "rate_limit_error", None, "too_many_batches", retry_after_s=60
+                )
+            )
         self._storage.require_number(owner, 2, "input_file_id")
         created_at = now()
         spec = BatchSpec(
@@ -110,7 +134,9 @@ class Batches:
     async def _batch(self, batch_id: str, *, managed: bool = False) -> Batch:
         await self._storage.open(create=False)
         service = self._service
-        return self._storage.batch(batch_id, service.managed_identities if managed else service.key_identities)
+        return self._storage.batch(
+            batch_id, service.managed_identities if managed else service.key_identities
+        )
 
     def _body(self, batch: Batch, label: dict[str, str]) -> dict[str, Any]:
         """Format a batch for its owner or an admin. `label`: whose it is."""
@@ -121,7 +147,10 @@ class Batches:
         query = Query(request.args, tuple(PAGE_QUERY), refuse)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         await self._storage.open(create=False)
-        found = {batch.spec.id: batch for batch in reversed(self._storage.of(self._service.managed_identities))}
+        found = {
+            batch.spec.id: batch
+            for batch in reversed(self._storage.of(self._service.managed_identities))
+        }
         labels = self._service.owner_labels(batch.spec.owner for batch in found.values())
 
         def body(name: str) -> dict[str, Any]:

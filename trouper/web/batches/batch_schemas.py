@@ -17,8 +17,24 @@ from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Filled
 from trouper.web.http.request_body import Body, Report, refuse, structure
-from trouper.web.http.request_schema import COUNT, FLAG, NULL, TEXT, Json, Refused, array, full, nullable, ref
-from trouper.web.responses.response_request import MAX_METADATA, MAX_METADATA_VALUE, Key, explain_metadata
+from trouper.web.http.request_schema import (
+    COUNT,
+    FLAG,
+    NULL,
+    TEXT,
+    Json,
+    Refused,
+    array,
+    full,
+    nullable,
+    ref,
+)
+from trouper.web.responses.response_request import (
+    MAX_METADATA,
+    MAX_METADATA_VALUE,
+    Key,
+    explain_metadata,
+)
 
 ENDPOINT = partial(Endpoint, tag="Batches", also=(503,))
 WINDOW = re.compile(r"([1-9]\d{0,2})([hd])")
@@ -28,12 +44,19 @@ Window = Annotated[
     says(
         "{path} must be hours or days, as in 24h or 7d, not {value!r}",
         pattern=rf"^{WINDOW.pattern}$",
-        description="Within this time it is done, or expires: 24h, as in OpenAI's API, or other hours or days, as in 7d.",
+        description=(
+            "Within this time it is done, or expires: 24h, as in OpenAI's API, or other hours or "
+            "days, as in 7d."
+        ),
     ),
 ]
 BatchMetadata = Annotated[
     dict[Key, Annotated[str, Meta(max_length=MAX_METADATA_VALUE)]],
-    explains(explain_metadata, max_length=MAX_METADATA, description="Changes nothing: it is returned to the client."),
+    explains(
+        explain_metadata,
+        max_length=MAX_METADATA,
+        description="Changes nothing: it is returned to the client.",
+    ),
 ]
 
 
@@ -57,11 +80,18 @@ def window_s(window: str) -> int:
     """Seconds of a completion window. Raises `RequestFailed` (400)."""
     match = WINDOW.fullmatch(window)
     if match is None:
-        raise bad_request("completion_window must be hours or days, as in 24h", "completion_window", "invalid_value")
+        raise bad_request(
+            "completion_window must be hours or days, as in 24h",
+            "completion_window",
+            "invalid_value",
+        )
     return int(match[1]) * SECONDS[match[2]]
 
 
-OWNER: Json = {"type": "string", "description": "The key that made it, in answers to a key with `admin`."}
+OWNER: Json = {
+    "type": "string",
+    "description": "The key that made it, in answers to a key with `admin`.",
+}
 FILE = full(
     {
         "id": TEXT,
@@ -135,7 +165,9 @@ def page_body(
         start = next((index + 1 for index, name in enumerate(ids) if name == after), 0)
         if not start:
             message = f"after: nothing in this list has the id {after[:80]!r}"
-            raise RequestFailed(Problem(404, message, "invalid_request_error", "after", "not_in_list"))
+            raise RequestFailed(
+                Problem(404, message, "invalid_request_error", "after", "not_in_list")
+            )
     page = ids[start : start + limit]
     return {
         "object": "list",

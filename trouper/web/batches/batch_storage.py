@@ -1,7 +1,8 @@
 """The directory of files and batches (--batch-dir): one server at a time owns it.
 
-The owner holds a lock on the file `lock`, which the system releases however the process ends. Nothing is created before a client
-uploads the first file, so a server that is never used for batches leaves no directory behind.
+The owner holds a lock on the file `lock`, which the system releases however the process ends.
+Nothing is created before a client uploads the first file, so a server that is never used for
+batches leaves no directory behind.
 """
 
 from __future__ import annotations
@@ -24,11 +25,20 @@ from trouper.protocol.problems import Problem, RequestFailed, is_shortage
 from trouper.web.batches import durable_files
 from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
 from trouper.web.batches.disk_threads import on_disk
-from trouper.web.batches.key_shares import MAX_ENDED, KeyShares, no_room, no_room_for_key, require_number
+from trouper.web.batches.key_shares import (
+    MAX_ENDED,
+    KeyShares,
+    no_room,
+    no_room_for_key,
+    require_number,
+)
 from trouper.web.batches.stored_files import FileStore, Upload
 
 log = logging.getLogger("trouper.batches")
-NO_ROOM = "there is no room for answers; delete files, or start the server with a larger --batch-max-bytes (of one key: max_batch_bytes)"
+NO_ROOM = (
+    "there is no room for answers; delete files, or start the server with a larger "
+    "--batch-max-bytes (of one key: max_batch_bytes)"
+)
 ROOM_S = 0.5
 """Time until requests without room for their answers look again."""
 RETRY_AFTER_S = 5
@@ -40,12 +50,15 @@ RETRY_S = 5.0
 def _unavailable(message: str) -> RequestFailed:
     """The request can be sent again, when the directory is well."""
     return RequestFailed(
-        Problem(503, message, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S)
+        Problem(
+            503, message, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S
+        )
     )
 
 
 class BatchStorage:
-    """Files and batches on disk, and their index in memory, which the event loop alone changes once it is loaded."""
+    """Files and batches on disk, and their index in memory, which the event loop alone changes once
+    it is loaded."""
 
     def __init__(self, directory: Path, shares: KeyShares) -> None:
         """`shares`: bounds on what all files and logs take, and those of each owner."""
@@ -73,7 +86,11 @@ class BatchStorage:
         return self._unended
 
     def _log_bytes(self, owners: Collection[str] | None = None) -> int:
-        return sum(batch.log.bytes for batch in self.unended if owners is None or batch.spec.owner in owners)
+        return sum(
+            batch.log.bytes
+            for batch in self.unended
+            if owners is None or batch.spec.owner in owners
+        )
 
     @property
     def bytes(self) -> int:
@@ -94,7 +111,9 @@ class BatchStorage:
         """Bytes that these owners hold, None: all, with those of answers to come. A batch that has
         not ended has as many as its log
         for the files that it will leave."""
-        reserved = sum(size for owner, size in self._reserved.items() if owners is None or owner in owners)
+        reserved = sum(
+            size for owner, size in self._reserved.items() if owners is None or owner in owners
+        )
         return file_bytes + 2 * self._log_bytes(owners) + reserved
 
     def require_room(self, owner: str, size: int) -> None:
@@ -121,7 +140,8 @@ class BatchStorage:
             log.warning("batches: %s", NO_ROOM)
         self.waiting += 1
         try:
-            while self.room_of(owner) < size:  # noqa: ASYNC110 - files, logs and uploads change it in many places
+            # Files, logs and uploads change it in many places
+            while self.room_of(owner) < size:  # noqa: ASYNC110
                 await trio.sleep(ROOM_S)
         finally:
             self.waiting -= 1
@@ -137,15 +157,16 @@ class BatchStorage:
             self._reserved[owner] -= size
 
     async def open(self, *, create: bool) -> bool:
-        """Take the directory, unless that is done. Returns whether it is there; `create` makes it. Raises `RequestFailed` (503) if
-        another server has it, or it cannot be read."""
+        """Take the directory, unless that is done. Returns whether it is there; `create` makes it.
+        Raises `RequestFailed` (503) if another server has it, or it cannot be read."""
         async with self._opening:
             if not self.opened.is_set() and (create or await self._exists()):
                 await self._open()
         return self.opened.is_set()
 
     async def _exists(self) -> bool:
-        """On a thread: a file system that does not answer must not stop the server, which then would not even hear SIGTERM."""
+        """On a thread: a file system that does not answer must not stop the server, which then
+        would not even hear SIGTERM."""
         return await on_disk(exists, self.directory, abandon_on_cancel=True)
 
     async def _open(self) -> None:
@@ -153,9 +174,13 @@ class BatchStorage:
             await on_disk(self._take)
             await on_disk(self._load)
         except BlockingIOError:
-            self.problem = f"another server uses {self.directory}; give this one another --batch-dir"
+            self.problem = (
+                f"another server uses {self.directory}; give this one another --batch-dir"
+            )
         except OSError as error:
-            self.problem = f"{self.directory} cannot be used: {error.strerror or error}; see --batch-dir"
+            self.problem = (
+                f"{self.directory} cannot be used: {error.strerror or error}; see --batch-dir"
+            )
         else:
             self.problem = ""
             self.opened.set()
@@ -165,7 +190,8 @@ class BatchStorage:
 
     @contextmanager
     def written_for_client(self) -> Iterator[None]:
-        """Raises `RequestFailed` (503) for a disk that takes no more, or is ill: the request can be sent again when it is not."""
+        """Raises `RequestFailed` (503) for a disk that takes no more, or is ill: the request can be
+        sent again when it is not."""
         try:
             yield
         except OSError as error:
@@ -176,7 +202,8 @@ class BatchStorage:
         self.fault = ""
 
     async def open_when_possible(self) -> None:
-        """Return when the directory is open. One that another server has is tried again: that server may be about to end."""
+        """Return when the directory is open. One that another server has is tried again: that
+        server may be about to end."""
         known = ""
         while not self.opened.is_set():
             try:
@@ -203,7 +230,7 @@ class BatchStorage:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    # -- batches -----------------------------------------------------------------------------------
+    # -- batches ----------------------------------------------------------------------------------
 
     def _load(self) -> None:
         self.files.load()
@@ -221,14 +248,19 @@ class BatchStorage:
     def _found(self) -> Iterator[Batch]:
         for directory in self._batch_directory.iterdir():
             try:
-                batch = Batch.of(msgspec.json.decode((directory / SPEC).read_bytes(), type=BatchSpec), directory)
+                batch = Batch.of(
+                    msgspec.json.decode((directory / SPEC).read_bytes(), type=BatchSpec), directory
+                )
                 if (directory / RESULT).exists():
-                    batch.result = msgspec.json.decode((directory / RESULT).read_bytes(), type=BatchResult)
+                    batch.result = msgspec.json.decode(
+                        (directory / RESULT).read_bytes(), type=BatchResult
+                    )
                     batch.log.path.unlink(missing_ok=True)
                 else:
                     batch.replay()
             except FileNotFoundError:
-                shutil.rmtree(directory, ignore_errors=True)  # Its client was not told that it was created.
+                # Its client was not told that it was created.
+                shutil.rmtree(directory, ignore_errors=True)
             except (OSError, msgspec.MsgspecError) as error:
                 if is_shortage(error):  # The directory is opened again soon.
                     raise
@@ -276,12 +308,16 @@ class BatchStorage:
         batch = self.batches.get(batch_id)
         if batch is None or (owners is not None and batch.spec.owner not in owners):
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
-            raise RequestFailed(Problem(404, message, "invalid_request_error", None, "batch_not_found"))
+            raise RequestFailed(
+                Problem(404, message, "invalid_request_error", None, "batch_not_found")
+            )
         return batch
 
     def of(self, owners: Collection[str] | None) -> Sequence[Batch]:
         """The batches of these owners, the oldest first; None: of all."""
-        return [batch for batch in self.batches.values() if owners is None or batch.spec.owner in owners]
+        return [
+            batch for batch in self.batches.values() if owners is None or batch.spec.owner in owners
+        ]
 
     def unfinished(self, owners: Collection[str]) -> int:
         """Number of batches of these owners that have not ended."""

@@ -52,7 +52,8 @@ MAX_ATTEMPTS = 3
 MAX_UNBEGUN = 9
 """How often it may run without an end, whether or not a model worked for it."""
 CRASHED = "engine_stopped"
-"""Code of a response that counts as an attempt if it is a 500: the engine crashed, perhaps by the request. As a 503 the server leaves."""
+"""Code of a response that counts as an attempt if it is a 500: the engine crashed, perhaps by the
+request. As a 503 the server leaves."""
 NO_MEMORY = "out_of_memory"
 """Code of a response that counts as an attempt, and is the answer after the last one."""
 MIN_ROOM = 1024
@@ -86,7 +87,8 @@ class BatchWorker:
         check_model: Callable[[str, str], object],
         budget: ByteBudget,
     ) -> None:
-        """`budget`: of the lines that run. `check_model` is called with a model and the owner of the batch, and raises `RequestFailed` for a model that is not served."""
+        """`budget`: of the lines that run. `check_model` is called with a model and the owner of
+        the batch, and raises `RequestFailed` for a model that is not served."""
         self.counts = BatchCounts()
         self._storage, self._runner, self._max_line_bytes = storage, runner, max_line_bytes
         self._check_model, self._budget = check_model, budget
@@ -103,7 +105,8 @@ class BatchWorker:
         return self._nursery is not None
 
     async def run(self) -> None:
-        """Resume what an earlier process has left, then run what is created. Runs until it is cancelled."""
+        """Resume what an earlier process has left, then run what is created. Runs until it is
+        cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery, self._context = nursery, copy_context()
@@ -116,7 +119,8 @@ class BatchWorker:
             self._storage.close()
 
     def start(self, batch: Batch) -> None:
-        """Run a batch, once. Its task does not belong to the request that created it, so it has the context variables of `run`."""
+        """Run a batch, once. Its task does not belong to the request that created it, so it has the
+        context variables of `run`."""
         if self._nursery is not None and not batch.started:
             batch.started = True
             self._context.run(self._nursery.start_soon, self._run, batch)
@@ -134,11 +138,14 @@ class BatchWorker:
             except* Exception as errors:
                 if fault != (fault := repr(innermost(errors))):
                     log.exception(
-                        "batch %s is stuck, and tried again every %g s; the others go on", batch.spec.id, RETRY_S
+                        "batch %s is stuck, and tried again every %g s; the others go on",
+                        batch.spec.id,
+                        RETRY_S,
                     )
             if not batch.ended:
                 await trio.sleep(RETRY_S)
-        batch.progress = BatchProgress()  # The result says all; what was noted of 50,000 requests are megabytes.
+        # The result says all; what was noted of 50,000 requests are megabytes.
+        batch.progress = BatchProgress()
 
     async def _process(self, batch: Batch) -> None:
         try:
@@ -163,7 +170,9 @@ class BatchWorker:
             lines = await trio.to_thread.run_sync(check, limiter=self._validating)
         except FileNotFoundError:
             message = f"the file {batch.spec.input_file_id} is no longer there"
-            raise LinesInvalid([LineError("input_file_missing", message, param="input_file_id")]) from None
+            raise LinesInvalid(
+                [LineError("input_file_missing", message, param="input_file_id")]
+            ) from None
         errors = []
         for model, line in lines.models.items() if batch.status == "validating" else ():
             try:
@@ -175,11 +184,14 @@ class BatchWorker:
             raise LinesInvalid(errors)
         return lines
 
-    # -- requests ----------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     async def _run_lines(self, batch: Batch, lines: InputLines) -> None:
-        """Run the requests that have no answer, until all have one, the batch is cancelled, or it expires."""
-        with trio.CancelScope(deadline=trio.current_time() + batch.spec.expires_at - time.time()) as batch.scope:
+        """Run the requests that have no answer, until all have one, the batch is cancelled, or it
+        expires."""
+        with trio.CancelScope(
+            deadline=trio.current_time() + batch.spec.expires_at - time.time()
+        ) as batch.scope:
             attempts = batch.progress.attempts
             ran = [number for number in batch.unanswered() if attempts.get(number)]
             for number in sorted(ran, key=lambda number: attempts[number]):
@@ -193,8 +205,9 @@ class BatchWorker:
                     nursery.start_soon(self._run_line, batch, lines, number, begun)
 
     async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
-        """Run a request that ran when the process was killed, without another request of a batch beside it. So the one that kills it is
-        found, and those that only ran beside it get their answers."""
+        """Run a request that ran when the process was killed, without another request of a batch
+        beside it. So the one that kills it is found, and those that only ran beside it get their
+        answers."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         async with self.all_slots():
             answer = await self._attempt(batch, lines, number)
@@ -218,8 +231,11 @@ class BatchWorker:
                     slots.callback(self._slots.release)
                 yield
 
-    async def _run_line(self, batch: Batch, lines: InputLines, number: int, begun: trio.Semaphore) -> None:
-        """Run a request until it has its answer. The slot that the caller has acquired is released while the request waits to run again."""
+    async def _run_line(
+        self, batch: Batch, lines: InputLines, number: int, begun: trio.Semaphore
+    ) -> None:
+        """Run a request until it has its answer. The slot that the caller has acquired is released
+        while the request waits to run again."""
         try:
             again_s = AGAIN_S
             while not await self._attempt_in_slot(batch, lines, number):
@@ -240,26 +256,35 @@ class BatchWorker:
         return number in batch.progress.answered
 
     async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> BatchRecord | None:
-        """Run a request once, if there is memory for it. Returns its answer, which is to be kept; None: there is
-        none, or it was run too often."""
+        """Run a request once, if there is memory for it. Returns its answer, which is to be kept;
+        None: there is none, or it was run too often."""
         holding = self._budget.open(batch.spec.owner)
         try:
             holding.take(LINE_COPIES * lines.sizes[number])
         except RequestFailed as refused:
-            if refused.problem.status != 413:  # Else its endpoint refuses it, too, and that is its answer.
+            # Else its endpoint refuses it, too, and that is its answer.
+            if refused.problem.status != 413:
                 return None
         try:
             return await self._attempt_now(batch, lines, number)
         finally:
             holding.give_back()
 
-    async def _attempt_now(self, batch: Batch, lines: InputLines, number: int) -> BatchRecord | None:
+    async def _attempt_now(
+        self, batch: Batch, lines: InputLines, number: int
+    ) -> BatchRecord | None:
         line = await on_disk(lines.read, number)
         request_id = uuid4().hex
         progress = batch.progress
-        if progress.begun.get(number, 0) >= MAX_ATTEMPTS or progress.attempts.get(number, 0) >= MAX_UNBEGUN:
+        if (
+            progress.begun.get(number, 0) >= MAX_ATTEMPTS
+            or progress.attempts.get(number, 0) >= MAX_UNBEGUN
+        ):
             times = progress.attempts[number]
-            message = f"the request was run {times} times, and each time the server ended before its answer"
+            message = (
+                f"the request was run {times} times, and each time the server ended before its "
+                "answer"
+            )
             output = error_line(request_id, line.custom_id, "request_crashes_server", message)
             await self._log_answer(batch, BatchRecord(answer=number, ok=False, output=output))
             return None
@@ -279,7 +304,10 @@ class BatchWorker:
     async def _keep(self, batch: Batch, number: int, answer: BatchRecord) -> None:
         """Log an answer when there is room for it, in the log and in the output file."""
         size = 2 * len(bytes(answer.output)) + MIN_ROOM
-        async with self._returned_if_cancelled(batch, number), self._storage.reserved(batch.spec.owner, size):
+        async with (
+            self._returned_if_cancelled(batch, number),
+            self._storage.reserved(batch.spec.owner, size),
+        ):
             await self._log_answer(batch, answer)
 
     async def _log_answer(self, batch: Batch, answer: BatchRecord) -> None:
@@ -291,22 +319,28 @@ class BatchWorker:
         """An attempt that is cancelled does not count."""
         try:
             yield
-        except* trio.Cancelled:  # In the app (a group, from its nurseries) or waiting for room; appends are shielded.
+        except* trio.Cancelled:
+            # In the app (a group, from its nurseries) or waiting for room; appends are shielded.
             await batch.record(BatchRecord(returned=number))
             raise
 
-    async def _respond(self, batch: Batch, line: RunLine, number: int, request_id: str) -> LineResponse:
+    async def _respond(
+        self, batch: Batch, line: RunLine, number: int, request_id: str
+    ) -> LineResponse:
         begin, spec = partial(_begin, batch, number), batch.spec
         self.counts.running += 1
         try:
-            return await self._runner.run(spec.endpoint, bytes(line.body), request_id, spec.owner, begin=begin)
+            return await self._runner.run(
+                spec.endpoint, bytes(line.body), request_id, spec.owner, begin=begin
+            )
         finally:
             self.counts.running -= 1
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
 
     async def _finish(self, batch: Batch, lines: InputLines) -> None:
-        """Write the files and the result. After a kill in the middle, the next start writes the same again."""
+        """Write the files and the result. After a kill in the middle, the next start writes the
+        same again."""
         if batch.status == "in_progress":
             await batch.record(BatchRecord(status="finalizing", at=now()))
         cancelled = batch.status == "cancelling"
@@ -322,7 +356,10 @@ class BatchWorker:
 
     async def _write_files(self, batch: Batch, has_output: bool, has_errors: bool) -> None:
         spec = batch.spec
-        for there, ok, file_id in ((has_output, True, spec.output_file_id), (has_errors, False, spec.error_file_id)):
+        for there, ok, file_id in (
+            (has_output, True, spec.output_file_id),
+            (has_errors, False, spec.error_file_id),
+        ):
             if there:
                 file = StoredFile(
                     id=file_id,
@@ -362,6 +399,10 @@ def _expired(lines: InputLines, numbers: list[int]) -> list[BatchRecord]:
     """Errors of requests for which there was no time. Runs in a thread; raises `OSError`."""
     message = "the batch expired before this request had its answer"
     return [
-        BatchRecord(answer=number, ok=False, output=error_line(uuid4().hex, custom_id, "batch_expired", message))
+        BatchRecord(
+            answer=number,
+            ok=False,
+            output=error_line(uuid4().hex, custom_id, "batch_expired", message),
+        )
         for number, custom_id in lines.custom_ids(iter(numbers))
     ]

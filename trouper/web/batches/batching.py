@@ -1,4 +1,5 @@
-"""Files and batches of one app: storage, worker and handlers, and what health and metrics show of them."""
+"""Files and batches of one app: storage, worker and handlers, and what health and metrics show of
+them."""
 
 from __future__ import annotations
 
@@ -46,13 +47,15 @@ class Batching:
         self._groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
 
     def _check_model(self, name: str, owner: str) -> None:
-        """Check the name that requests give their model. Raises `RequestFailed` (404) if the key of the batch may use no such model."""
+        """Check the name that requests give their model. Raises `RequestFailed` (404) if the key of
+        the batch may use no such model."""
         entries = self._service.entries_for(self._service.keys.of_identity(owner) or ANYBODY)
         model, _ = adapter_names.split(name, entries)
         named(self._service.aliases.resolved(model or name, entries), entries)
 
     async def run(self) -> None:
-        """Run batches until the models have been drained, and a moment longer: answers that were complete by then are kept."""
+        """Run batches until the models have been drained, and a moment longer: answers that were
+        complete by then are kept."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.worker.run)
             await self._finished.wait()
@@ -93,7 +96,9 @@ class Batching:
     def metrics(self) -> Iterator[Metric]:
         yield COUNT.family(((status,), count) for status, count in self._statuses().items())
         yield RUNNING.family([((), self.worker.counts.running)])
-        yield ANSWERED.family(((outcome,), count) for outcome, count in self.worker.counts.outcomes.items())
+        yield ANSWERED.family(
+            ((outcome,), count) for outcome, count in self.worker.counts.outcomes.items()
+        )
         yield BYTES.family([((), self.storage.bytes)])
 
 

@@ -1,5 +1,5 @@
-"""Threads of files and batches for their disk. They are their own, so that a file system that does not answer (NFS, FUSE) takes none from
-answers, which are formatted on the other ones."""
+"""Threads of files and batches for their disk. They are their own, so that a file system that does
+not answer (NFS, FUSE) takes none from answers, which are formatted on the other ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _limiter = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads of files and batc
 
 
 async def on_disk(
-    function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments, abandon_on_cancel: bool = False
+    function: Callable[[Unpack[Arguments]], T],
+    *arguments: *Arguments,
+    abandon_on_cancel: bool = False,
 ) -> T:
     """Call a function on one of the threads, once one is free. Raises what it raises, and `OSError`
     if no thread can be started."""
@@ -27,4 +29,6 @@ async def on_disk(
         limiter = _limiter.get()
     except LookupError:
         _limiter.set(limiter := trio.CapacityLimiter(AT_ONCE))
-    return await run_on_thread(partial(function, *arguments), limiter, abandon_on_cancel=abandon_on_cancel)
+    return await run_on_thread(
+        partial(function, *arguments), limiter, abandon_on_cancel=abandon_on_cancel
+    )

@@ -1,6 +1,8 @@
-"""Writes that survive a crash of the process and of the machine: a file has its final name only when it is complete.
+"""Writes that survive a crash of the process and of the machine: a file has its final name only
+when it is complete.
 
-The storage package needs none of this: a damaged block of the cache is a miss, but a damaged answer of a batch is lost.
+The storage package needs none of this: a damaged block of the cache is a miss, but a damaged answer
+of a batch is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from pathlib import Path
 from trouper.protocol.private_files import FILE_MODE
 
 PART_SUFFIX = ".part"
-"""Suffix of a file that is being written. What a crash left with it is removed at the next start."""
+"""Suffix of a file that is being written. What a crash left with it is removed at the next
+start."""
 
 
 def create(path: Path) -> int:
@@ -28,8 +31,8 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def commit(fd: int, path: Path) -> None:
-    """Complete a file that was written as `path` with `PART_SUFFIX`: it is on disk, under its name, when this returns. Closes `fd`.
-    Raises `OSError`."""
+    """Complete a file that was written as `path` with `PART_SUFFIX`: it is on disk, under its name,
+    when this returns. Closes `fd`. Raises `OSError`."""
     try:
         os.fsync(fd)
     finally:
@@ -39,7 +42,8 @@ def commit(fd: int, path: Path) -> None:
 
 
 def write(path: Path, parts: Iterable[bytes]) -> int:
-    """Write a file durably and return its size in bytes; a file of that name is replaced. Raises `OSError`."""
+    """Write a file durably and return its size in bytes; a file of that name is replaced. Raises
+    `OSError`."""
     fd, size = create(part_of(path)), 0
     try:
         for part in parts:
@@ -67,6 +71,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sweep_parts(directory: Path) -> None:
-    """Remove files that a crash left half written. Only the owner of the directory may do so. Raises `OSError`."""
+    """Remove files that a crash left half written. Only the owner of the directory may do so.
+    Raises `OSError`."""
     for path in directory.glob("*" + PART_SUFFIX):
         path.unlink(missing_ok=True)

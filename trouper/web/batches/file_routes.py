@@ -12,7 +12,13 @@ import trio
 from quart import Response, request
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.web.batches.batch_schemas import ENDPOINT, FILE_DELETED, UPLOAD_FORM, list_of, page_body
+from trouper.web.batches.batch_schemas import (
+    ENDPOINT,
+    FILE_DELETED,
+    UPLOAD_FORM,
+    list_of,
+    page_body,
+)
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.disk_threads import on_disk
 from trouper.web.batches.file_upload import UPLOAD_BYTES, UploadBody, UploadForm
@@ -86,7 +92,10 @@ class Files:
                 path="/v1/files/<file_id>",
                 handler=self.delete,
                 summary="Delete it",
-                description="The input of a batch can be deleted when the batch has ended. A key with the right `admin` deletes files of all keys.",
+                description=(
+                    "The input of a batch can be deleted when the batch has ended. A key with the "
+                    "right `admin` deletes files of all keys."
+                ),
                 answer=FILE_DELETED,
                 also=(400, 503),
             ),
@@ -96,11 +105,16 @@ class Files:
         boundary = request.mimetype_params.get("boundary", "")
         if request.mimetype != FORM or not boundary:
             message = f"a file is sent as a form: {FORM}, with the fields file and purpose"
-            raise RequestFailed(Problem(415, message, "invalid_request_error", None, "unsupported_media_type"))
+            raise RequestFailed(
+                Problem(415, message, "invalid_request_error", None, "unsupported_media_type")
+            )
         self._service.hold(UPLOAD_BYTES)
         await self._storage.open(create=True)
         settings, owner = self._service.settings, self._service.key_identity
-        begin, require_room = partial(self._storage.begin_file, owner), partial(self._storage.require_room, owner)
+        begin, require_room = (
+            partial(self._storage.begin_file, owner),
+            partial(self._storage.require_room, owner),
+        )
         form = UploadForm(boundary, begin, require_room, settings.max_file_bytes)
         try:
             with self._storage.written_for_client():
@@ -119,7 +133,9 @@ class Files:
         if purpose is None:
             raise bad_request("purpose is required", "purpose", "missing_required_parameter")
         if purpose != b"batch":
-            raise bad_request("purpose must be batch: files are for batches only", "purpose", "invalid_value")
+            raise bad_request(
+                "purpose must be batch: files are for batches only", "purpose", "invalid_value"
+            )
         report = self._service.report
         for name in form.fields:
             if isinstance(report, ReadPast) and not name.startswith("expires_after"):
@@ -152,19 +168,27 @@ class Files:
         if order not in ("asc", "desc"):
             raise bad_request("order must be asc or desc", "order", "invalid_value")
         if purpose is not None and purpose not in PURPOSES:
-            raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}", "purpose", "invalid_value")
+            raise bad_request(
+                f"purpose must be one of {', '.join(PURPOSES)}", "purpose", "invalid_value"
+            )
         await self._storage.open(create=False)
         files = self._storage.files.of(self._service.managed_identities)
         found = {file.id: file for file in files if purpose in (None, file.purpose)}
         ids = [*found] if order == "asc" else [*reversed(found)]
         labels = self._service.owner_labels(file.owner for file in files)
         after = query.given("after")
-        return as_json(page_body(ids, after, limit, lambda name: found[name].body() | labels[found[name].owner]))
+        return as_json(
+            page_body(
+                ids, after, limit, lambda name: found[name].body() | labels[found[name].owner]
+            )
+        )
 
     async def _file(self, file_id: str, *, managed: bool = False) -> StoredFile:
         await self._storage.open(create=False)
         service = self._service
-        return self._storage.files.get(file_id, service.managed_identities if managed else service.key_identities)
+        return self._storage.files.get(
+            file_id, service.managed_identities if managed else service.key_identities
+        )
 
     async def get(self, file_id: str) -> Response:
         return as_json((await self._file(file_id)).body())
@@ -182,7 +206,9 @@ class Files:
     async def delete(self, file_id: str) -> Response:
         file = await self._file(file_id, managed=True)
         if self._storage.reads(file.id):
-            message = "a batch that has not ended reads this file; cancel the batch, or wait for its end"
+            message = (
+                "a batch that has not ended reads this file; cancel the batch, or wait for its end"
+            )
             raise bad_request(message, None, "file_in_use")
         with self._storage.written_for_client():
             await self._storage.files.remove(file)

@@ -1,7 +1,7 @@
 """The upload of a file: a form that goes to disk as it arrives, whatever its size.
 
-Quart would collect the body in memory, bounded by --max-body-bytes. An `UploadBody` instead takes from the connection only what its reader
-has room for.
+Quart would collect the body in memory, bounded by --max-body-bytes. An `UploadBody` instead takes
+from the connection only what its reader has room for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MAX_HEAD = 2**18
 """Bytes of the form beside the file that are held at a time."""
 MAX_FIELD = 2**10
 UPLOAD_BYTES = 4 * MAX_BUFFERED
-"""Memory of an upload: bytes that wait for their reader and for the disk, each twice while they are copied."""
+"""Memory of an upload: bytes that wait for their reader and for the disk, each twice while they are
+copied."""
 MAX_PARTS = 16
 INVALID = "invalid_form"
 
@@ -46,11 +47,17 @@ class UploadBody(PacedBody):
 class UploadForm:
     """The form while it is received."""
 
-    def __init__(self, boundary: str, begin: Begin, require_room: Callable[[int], None], max_file_bytes: int) -> None:
+    def __init__(
+        self, boundary: str, begin: Begin, require_room: Callable[[int], None], max_file_bytes: int
+    ) -> None:
         """`begin` begins the file. `require_room` raises `RequestFailed` (413) if there is no room
         for so many bytes more."""
         self._decoder = MultipartDecoder(boundary.encode(), MAX_HEAD, max_parts=MAX_PARTS)
-        self._begin_upload, self._require_room, self._max_file_bytes = begin, require_room, max_file_bytes
+        self._begin_upload, self._require_room, self._max_file_bytes = (
+            begin,
+            require_room,
+            max_file_bytes,
+        )
         self._field: str | None = None
         self.fields: dict[str, bytes] = {}
         self.filename = ""
@@ -59,8 +66,8 @@ class UploadForm:
         self._ended = False
 
     async def receive(self, body: UploadBody, timeout_s: float) -> None:
-        """Read the body to its end. A client that sends nothing for `timeout_s` is too slow. Raises `RequestFailed` (400, 413), werkzeug's
-        408, and `OSError`."""
+        """Read the body to its end. A client that sends nothing for `timeout_s` is too slow. Raises
+        `RequestFailed` (400, 413), werkzeug's 408, and `OSError`."""
         body.admit(MAX_BUFFERED)
         chunks = aiter(body)
         while True:
@@ -102,7 +109,11 @@ class UploadForm:
 
     def _begin_field(self, name: str | None) -> None:
         if not name or name in self.fields or name == "file":
-            message = "file must be a file, with a name" if name == "file" else "a field has no name, or is given twice"
+            message = (
+                "file must be a file, with a name"
+                if name == "file"
+                else "a field has no name, or is given twice"
+            )
             raise bad_request(message, name or None, INVALID)
         self._field, self.fields[name] = name, b""
 
@@ -127,7 +138,9 @@ class UploadForm:
     def _check_size(self, size: int, added: int) -> None:
         if size + added > self._max_file_bytes:
             raise too_large(
-                f"the file is larger than {self._max_file_bytes} bytes (--max-file-bytes)", "file_too_large", "file"
+                f"the file is larger than {self._max_file_bytes} bytes (--max-file-bytes)",
+                "file_too_large",
+                "file",
             )
         self._require_room(added)
 

@@ -1,7 +1,8 @@
 """The lines of a batch's input file: one request each, validated before any of them runs.
 
-What is checked here fails the batch: it could not be run as it is, and its author should hear of it at once. A body's parameters are
-checked when its line runs, by the code of its endpoint, since they depend on the model; a refused line gets its answer in the error file.
+What is checked here fails the batch: it could not be run as it is, and its author should hear of it
+at once. A body's parameters are checked when its line runs, by the code of its endpoint, since they
+depend on the model; a refused line gets its answer in the error file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import msgspec
 
 from trouper.protocol.problems import quoted
 
-BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+BatchEndpoint = Literal[
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"
+]
 ENDPOINTS: tuple[BatchEndpoint, ...] = get_args(BatchEndpoint)
 MAX_LINES = 50_000
 """Maximum number of requests of a batch, as in OpenAI's API."""
@@ -43,7 +46,8 @@ class LineBody(Ways):
 
     model: str | None = None
     extra_body: msgspec.Raw = msgspec.Raw(b"null")
-    """Parameters that clients of other servers write beside the others: those that the body itself has not are read from there."""
+    """Parameters that clients of other servers write beside the others: those that the body itself
+    has not are read from there."""
 
     def asks_for(self, name: str) -> str | None:
         """Return where the body turns a parameter on; None: it does not."""
@@ -95,7 +99,8 @@ class LinesInvalid(Exception):
 
 @attrs.frozen(eq=False)
 class InputLines:
-    """Where each request of a file is. Requests are numbered from 0, whatever blank lines there are."""
+    """Where each request of a file is. Requests are numbered from 0, whatever blank lines there
+    are."""
 
     path: Path
     offsets: array[int]
@@ -135,8 +140,14 @@ class _Validation:
         except msgspec.ValidationError as error:
             return _misfit(error, line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            return LineError("invalid_json_line", f"line {line} is not a JSON object: {error}", line)
-        problem = self._method(parsed, line) or self._id(parsed.custom_id, line) or self._body(parsed.body, line)
+            return LineError(
+                "invalid_json_line", f"line {line} is not a JSON object: {error}", line
+            )
+        problem = (
+            self._method(parsed, line)
+            or self._id(parsed.custom_id, line)
+            or self._body(parsed.body, line)
+        )
         if problem is None and parsed.body.model is not None:
             self.models.setdefault(parsed.body.model, line)
         return problem
@@ -145,7 +156,10 @@ class _Validation:
         if parsed.method != "POST":
             return LineError("invalid_method", f"line {line}: method must be POST", line, "method")
         if parsed.url != self._endpoint:
-            message = f"line {line}: url must be {self._endpoint}, the endpoint of the batch, not {parsed.url[:80]!r}"
+            message = (
+                f"line {line}: url must be {self._endpoint}, the endpoint of the batch, not "
+                f"{parsed.url[:80]!r}"
+            )
             return LineError("mismatched_endpoint", message, line, "url")
         return None
 
@@ -155,14 +169,20 @@ class _Validation:
             return LineError("invalid_custom_id", message, line, "custom_id")
         first = self._first_lines.setdefault(custom_id, line)
         if first != line:
-            message = f"line {line}: custom_id {custom_id[:80]!r} is that of line {first}; each needs its own"
+            message = (
+                f"line {line}: custom_id {custom_id[:80]!r} is that of line {first}; each needs "
+                "its own"
+            )
             return LineError("duplicate_custom_id", message, line, "custom_id")
         return None
 
     @staticmethod
     def _body(body: LineBody, line: int) -> LineError | None:
         if body.model is not None and len(body.model) > MAX_ID_CHARS:  # Each name is kept.
-            message = f"line {line}: body.model {quoted(body.model)} has more than {MAX_ID_CHARS} characters"
+            message = (
+                f"line {line}: body.model {quoted(body.model)} has more than {MAX_ID_CHARS} "
+                "characters"
+            )
             return LineError("invalid_model", message, line, "body.model")
         for name in ("stream", "background"):
             if (where := body.asks_for(name)) is not None:
@@ -177,7 +197,9 @@ def _misfit(error: msgspec.ValidationError, line: int) -> LineError:
     message, param = (refused, path.removesuffix("`").removeprefix(".")) if known else (path, None)
     if missing := re.search(r"missing required field `(\w+)`", message):
         param = f"{param}.{missing[1]}" if param else missing[1]
-        return LineError("missing_required_parameter", f"line {line}: {param} is required", line, param)
+        return LineError(
+            "missing_required_parameter", f"line {line}: {param} is required", line, param
+        )
     where = f"{param} is invalid: " if param else ""
     return LineError("invalid_type", f"line {line}: {where}{message}", line, param)
 
@@ -187,13 +209,15 @@ def _too_many(requests: int, lines: int) -> LineError | None:
         return LineError("too_many_tasks", f"the file has more than {MAX_LINES} requests; split it")
     if lines > MAX_FILE_LINES:
         return LineError(
-            "too_many_lines", f"the file has more than {MAX_FILE_LINES} lines; leave out those that are blank"
+            "too_many_lines",
+            f"the file has more than {MAX_FILE_LINES} lines; leave out those that are blank",
         )
     return None
 
 
 def validated(path: Path, endpoint: str, max_line_bytes: int) -> InputLines:
-    """Check all lines of a file. Runs in a thread. Raises `LinesInvalid` with what is wrong, and `OSError`."""
+    """Check all lines of a file. Runs in a thread. Raises `LinesInvalid` with what is wrong, and
+    `OSError`."""
     check, errors = _Validation(endpoint), list[LineError]()
     offsets, sizes = array("Q"), array("L")
     with path.open("rb") as file:
@@ -215,7 +239,9 @@ def validated(path: Path, endpoint: str, max_line_bytes: int) -> InputLines:
             if len(errors) >= MAX_ERRORS or many is not None:
                 break
     if not offsets:
-        errors.append(LineError("empty_file", "the file has no requests; write one JSON object a line"))
+        errors.append(
+            LineError("empty_file", "the file has no requests; write one JSON object a line")
+        )
     if errors:
         raise LinesInvalid(errors)
     return InputLines(path, offsets, sizes, check.models)

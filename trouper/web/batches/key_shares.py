@@ -35,15 +35,20 @@ class KeyShares:
 
 def no_room() -> RequestFailed:
     """The refusal of a file for which the directory has no room."""
-    message = "there is no room for the file: delete others, or start the server with a larger --batch-max-bytes"
+    message = (
+        "there is no room for the file: delete others, or start the server with a larger "
+        "--batch-max-bytes"
+    )
     return too_large(message, "no_room_for_file", "file")
 
 
 def no_room_for_key(limit: int) -> RequestFailed:
     """The refusal of a file for which its key has no room."""
     message = (
-        f"files and batches of this API key may take {limit} bytes: delete some; whoever runs the server gives it more by "
-        "max_batch_bytes in --api-key-file, or all keys by --batch-max-bytes, of which each has half"
+        f"files and batches of this API key may take {limit} bytes: delete some; whoever runs the "
+        "server gives it more by "
+        "max_batch_bytes in --api-key-file, or all keys by --batch-max-bytes, of which each has "
+        "half"
     )
     return too_large(message, "no_room_for_key", "file")
 
@@ -51,7 +56,10 @@ def no_room_for_key(limit: int) -> RequestFailed:
 def require_number(files: int, param: str) -> None:
     """Raises `RequestFailed` (413) if a key may not have so many files."""
     if files > MAX_FILES:
-        message = f"a client may have {MAX_FILES} files, two of them for each batch that has not ended; delete some"
+        message = (
+            f"a client may have {MAX_FILES} files, two of them for each batch that has not ended; "
+            "delete some"
+        )
         raise too_large(message, "too_many_files", param)
 
 

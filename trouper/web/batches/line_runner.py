@@ -1,4 +1,5 @@
-"""One request of a batch, run through the app as an HTTP request of its endpoint would be, but without a socket."""
+"""One request of a batch, run through the app as an HTTP request of its endpoint would be, but
+without a socket."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ Asgi = Callable[[HTTPScope, ASGIReceiveCallable, ASGISendCallable], Awaitable[No
 
 
 NOT_JSON = http_problem(
-    400, "in a batch an answer is one JSON object: leave out what streams it", "unsupported_parameter"
+    400,
+    "in a batch an answer is one JSON object: leave out what streams it",
+    "unsupported_parameter",
 )
 
 
@@ -33,11 +36,14 @@ class LineResponse:
 
 @attrs.frozen
 class LineRunner:
-    """Runs requests through an app. A request has no key: it acts for the owner of its batch, whose key was checked when it was created."""
+    """Runs requests through an app. A request has no key: it acts for the owner of its batch, whose
+    key was checked when it was created."""
 
     app: Asgi
 
-    async def run(self, endpoint: str, body: bytes, request_id: str, owner: str, *, begin: Begin) -> LineResponse:
+    async def run(
+        self, endpoint: str, body: bytes, request_id: str, owner: str, *, begin: Begin
+    ) -> LineResponse:
         """Return the response, whatever its status. Cancelling it aborts the request. `begin` is
         awaited before a model works for it, and may raise `RequestFailed`."""
         status, is_json, parts, received = 500, True, list[bytes](), False
@@ -54,14 +60,19 @@ class LineRunner:
             await trio.lowlevel.checkpoint()
             if message["type"] == "http.response.start":
                 status = message["status"]
-                is_json = dict(message["headers"]).get(b"content-type", b"").startswith(b"application/json")
+                is_json = (
+                    dict(message["headers"])
+                    .get(b"content-type", b"")
+                    .startswith(b"application/json")
+                )
             elif message["type"] == "http.response.body":
                 parts.append(bytes(message.get("body", b"")))
 
         state = ConnectionState({BATCH_OWNER: owner, BATCH_BEGIN: begin})
         scope = _scope(endpoint, len(body), request_id, state)
         await self.app(scope, cast("ASGIReceiveCallable", receive), cast("ASGISendCallable", send))
-        if not is_json:  # As one line of a file it could not be read, nor could any other line of its log.
+        # As one line of a file it could not be read, nor could any other line of its log.
+        if not is_json:
             return LineResponse(NOT_JSON.status, msgspec.json.encode(error_body(NOT_JSON)))
         return LineResponse(status, b"".join(parts))
 

@@ -17,7 +17,11 @@ class _ErrorBody(msgspec.Struct):
 
 def output_line(request_id: str, custom_id: str, response: LineResponse) -> msgspec.Raw:
     """The line of a request that has a response, whatever its status."""
-    answer = {"status_code": response.status, "request_id": request_id, "body": msgspec.Raw(response.body)}
+    answer = {
+        "status_code": response.status,
+        "request_id": request_id,
+        "body": msgspec.Raw(response.body),
+    }
     return _line(request_id, custom_id, answer, None)
 
 
@@ -27,7 +31,12 @@ def error_line(request_id: str, custom_id: str, code: str, message: str) -> msgs
 
 
 def _line(request_id: str, custom_id: str, response: object, error: object) -> msgspec.Raw:
-    line = {"id": f"batch_req_{request_id}", "custom_id": custom_id, "response": response, "error": error}
+    line = {
+        "id": f"batch_req_{request_id}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
     return msgspec.Raw(msgspec.json.encode(line))
 
 

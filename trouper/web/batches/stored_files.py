@@ -1,7 +1,7 @@
 """Files on disk: the input of batches that clients upload, and the output that batches leave.
 
-A file is two files: `ID` with the content and `ID.json` with its description. The description is written last and removed first, so
-a file without one does not exist and is swept at the next start.
+A file is two files: `ID` with the content and `ID.json` with its description. The description is
+written last and removed first, so a file without one does not exist and is swept at the next start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     """Unix seconds."""
     owner: str = ""
-    """Identity of the API key that made it: only requests with this key see it. Empty: made without a key."""
+    """Identity of the API key that made it: only requests with this key see it. Empty: made without
+    a key."""
 
     def body(self) -> dict[str, Any]:
         """The file as OpenAI's API describes it."""
@@ -85,8 +86,9 @@ class Upload:
 
 
 class FileStore:
-    """The files in one directory, and their index in memory, which the event loop alone changes once it is loaded. Methods that touch the disk
-    raise `OSError`; those that are not async run in threads."""
+    """The files in one directory, and their index in memory, which the event loop alone changes
+    once it is loaded. Methods that touch the disk raise `OSError`; those that are not async run in
+    threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -120,7 +122,11 @@ class FileStore:
         """Read what an earlier process has left, and remove what it left half written."""
         make_private(self._directory)
         durable_files.sweep_parts(self._directory)
-        found = [decoded for path in self._directory.glob("*.json") if (decoded := _read(path)) is not None]
+        found = [
+            decoded
+            for path in self._directory.glob("*.json")
+            if (decoded := _read(path)) is not None
+        ]
         for file in sorted(found, key=lambda file: (file.created_at, file.id)):
             self._note(file)
         for path in self._directory.iterdir():
@@ -149,7 +155,8 @@ class FileStore:
         self._note(file)
 
     async def put(self, file: StoredFile, parts: Iterable[bytes]) -> None:
-        """Write a file of the server's own, replacing one of the same id. `parts` is read in a thread."""
+        """Write a file of the server's own, replacing one of the same id. `parts` is read in a
+        thread."""
         size = await on_disk(durable_files.write, self.path(file.id), parts)
         await self.add(msgspec.structs.replace(file, bytes=size))
 
@@ -178,13 +185,17 @@ class FileStore:
         """Path of a file's content."""
         return self._directory / file_id
 
-    def get(self, file_id: str, owners: Collection[str] | None, param: str | None = None) -> StoredFile:
+    def get(
+        self, file_id: str, owners: Collection[str] | None, param: str | None = None
+    ) -> StoredFile:
         """Return a file of one of these owners; None: of any. Raises `RequestFailed` (404), also
         for the file of another owner."""
         file = self._files.get(file_id)
         if file is None or (owners is not None and file.owner not in owners):
             message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"
-            raise RequestFailed(Problem(404, message, "invalid_request_error", param, "file_not_found"))
+            raise RequestFailed(
+                Problem(404, message, "invalid_request_error", param, "file_not_found")
+            )
         return file
 
     def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:

@@ -1,7 +1,8 @@
 """Which parameter of a body is at fault, and why: msgspec's refusals in the server's words.
 
-msgspec gives the path to the first fault. The type and the value found there tell what was expected. A type may carry
-an explanation of its own (`says`, `explains`), where there is more to say than its name and its limits.
+msgspec gives the path to the first fault. The type and the value found there tell what was
+expected. A type may carry an explanation of its own (`says`, `explains`), where there is more to
+say than its name and its limits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ KINDS: dict[type[inspect.Type], tuple[str, tuple[type, ...]]] = {
     inspect.StructType: ("an object", (dict,)),
 }
 """The name of each type, and the Python types of its JSON values."""
-SCALARS = (inspect.StrType, inspect.LiteralType, inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.DictType)
+SCALARS = (
+    inspect.StrType,
+    inspect.LiteralType,
+    inspect.BoolType,
+    inspect.IntType,
+    inspect.FloatType,
+    inspect.DictType,
+)
 
 
 @attrs.frozen
@@ -45,19 +53,22 @@ class BodyNode:
 
 
 def says(message: str, code: str = "invalid_value", at: str = "", **limits: Any) -> Meta:
-    """Return metadata of a type: its limits, and the message for a value that is not of it. `{path}`, `{type}` (of the
-    JSON value), `{tag}` and `{value}` are filled in; `at` is added to the path."""
+    """Return metadata of a type: its limits, and the message for a value that is not of it.
+    `{path}`, `{type}` (of the JSON value), `{tag}` and `{value}` are filled in; `at` is added to
+    the path."""
     return Meta(extra={"says": (message, code, at)}, **limits)
 
 
 def explains(explain: Callable[[Any, str], object], **limits: Any) -> Meta:
-    """Return metadata of a type: its limits, and a function that is called with a refused value and its path, also if
-    the fault is deeper within the value. It raises the `RequestFailed`, or none if the general message will do."""
+    """Return metadata of a type: its limits, and a function that is called with a refused value and
+    its path, also if the fault is deeper within the value. It raises the `RequestFailed`, or none
+    if the general message will do."""
     return Meta(extra={"explains": explain}, **limits)
 
 
 def ordered(literal: Any) -> Meta:
-    """Return metadata of a `Literal` whose values are to be named in their order; msgspec sorts them."""
+    """Return metadata of a `Literal` whose values are to be named in their order; msgspec sorts
+    them."""
     return Meta(extra={"values": get_args(literal)})
 
 
@@ -74,7 +85,8 @@ def members(info: inspect.Type) -> list[inspect.Type]:
 
 
 def extras(info: inspect.Type) -> Iterator[dict[str, Any]]:
-    """Yield the metadata of a type; for a type that may be null also those of the type without null."""
+    """Yield the metadata of a type; for a type that may be null also those of the type without
+    null."""
     if isinstance(info, inspect.Metadata):
         yield info.extra or {}
         yield from extras(info.type)
@@ -104,7 +116,9 @@ def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
         _explain(nodes, required=missing is not None and len(steps) == 1)
     except RequestFailed as failed:
         return failed
-    return bad_request(f"the body is not as expected: {error}", nodes[-1].path or None, "invalid_value")
+    return bad_request(
+        f"the body is not as expected: {error}", nodes[-1].path or None, "invalid_value"
+    )
 
 
 def _inside(node: BodyNode, step: str) -> BodyNode | None:
@@ -119,7 +133,9 @@ def _inside(node: BodyNode, step: str) -> BodyNode | None:
             case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
                 return BodyNode(value[int(step)], info.item_type, within + step)
             case inspect.DictType() if isinstance(value, dict):
-                inner = (BodyNode(item, info.value_type, within + key) for key, item in value.items())
+                inner = (
+                    BodyNode(item, info.value_type, within + key) for key, item in value.items()
+                )
                 return next((node for node in inner if _fault_of(node) is not None), None)
     return None
 
@@ -152,9 +168,13 @@ def is_array_of_integers(info: inspect.Type) -> bool:
 
 def _say(node: BodyNode, message: str, code: str, at: str) -> NoReturn:
     value, path = node.value, node.path + at
-    tagged = next((info for info in members(node.info) if isinstance(info, inspect.StructType)), None)
+    tagged = next(
+        (info for info in members(node.info) if isinstance(info, inspect.StructType)), None
+    )
     tag = value.get(tagged.tag_field or "type") if tagged and isinstance(value, dict) else None
-    raise bad_request(message.format(path=node.path, type=json_type(value), tag=tag, value=value), path, code)
+    raise bad_request(
+        message.format(path=node.path, type=json_type(value), tag=tag, value=value), path, code
+    )
 
 
 def _fault_of(node: BodyNode) -> RequestFailed | None:
@@ -169,9 +189,16 @@ def _fault_of(node: BodyNode) -> RequestFailed | None:
             _check_limits(value, info, path)
     except RequestFailed as failed:
         return failed
-    literals = [str(known) for info in fitting if isinstance(info, inspect.LiteralType) for known in info.values]
+    literals = [
+        str(known)
+        for info in fitting
+        if isinstance(info, inspect.LiteralType)
+        for known in info.values
+    ]
     if literals and value not in literals:
-        known = next((extra["values"] for extra in extras(node.info) if "values" in extra), literals)
+        known = next(
+            (extra["values"] for extra in extras(node.info) if "values" in extra), literals
+        )
         return _unknown(value, known, path)
     classes = [info for info in fitting if isinstance(info, inspect.StructType)]
     field = classes[0].tag_field if classes else None
@@ -181,12 +208,18 @@ def _fault_of(node: BodyNode) -> RequestFailed | None:
 
 
 def _unknown(value: Any, known: Sequence[str], path: str) -> RequestFailed:
-    return bad_request(f"{path} must be one of {', '.join(known)}, not {value!r}", path, "invalid_value")
+    return bad_request(
+        f"{path} must be one of {', '.join(known)}, not {value!r}", path, "invalid_value"
+    )
 
 
 def _has_json_type(value: Any, info: inspect.Type) -> bool:
     _, types = KINDS.get(type(info), ("", (object,)))
-    return type(value) in types or object in types or (isinstance(info, inspect.IntType) and is_integer(value))
+    return (
+        type(value) in types
+        or object in types
+        or (isinstance(info, inspect.IntType) and is_integer(value))
+    )
 
 
 def _wrong_type(node: BodyNode) -> RequestFailed:
@@ -206,13 +239,17 @@ def _check_limits(value: Any, info: inspect.Type, path: str) -> None:
     match info:
         case inspect.IntType() | inspect.FloatType():
             if isinstance(info, inspect.FloatType) and not _fits_float(value):
-                raise bad_request(f"{path}: expected a number that fits 64 bits", path, "invalid_type")
+                raise bad_request(
+                    f"{path}: expected a number that fits 64 bits", path, "invalid_type"
+                )
             low = info.ge if info.gt is None else info.gt
             high = inf if info.le is None else info.le
             between(path, value, -inf if low is None else low, high, open_low=info.gt is not None)
         case inspect.StrType(max_length=limit):
             if limit is not None and len(value) > limit:
-                raise bad_request(f"{path} may have {limit} characters, not {len(value)}", path, "invalid_value")
+                raise bad_request(
+                    f"{path} may have {limit} characters, not {len(value)}", path, "invalid_value"
+                )
         case (
             inspect.ListType(max_length=limit)
             | inspect.VarTupleType(max_length=limit)

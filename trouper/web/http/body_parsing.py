@@ -16,7 +16,12 @@ from trouper.web.http.body_complexity import check_complexity
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.lone_surrogates import NAME, with_replacements
 
-NAMES: Mapping[type, str] = {str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
+NAMES: Mapping[type, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+}
 
 
 def is_integer(value: object) -> bool:
@@ -36,23 +41,28 @@ def json_type(value: object) -> str:
 
 
 def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
-    """Parse a JSON object, with or without a byte order mark. Halves of surrogate pairs are read as U+FFFD and named in `past`; None: they are
-    refused. Raises `RequestFailed` (400)."""
+    """Parse a JSON object, with or without a byte order mark. Halves of surrogate pairs are read as
+    U+FFFD and named in `past`; None: they are refused. Raises `RequestFailed` (400)."""
     body = body.removeprefix(BOM_UTF8)
     if not body.strip():
-        raise bad_request("the body is empty; send a JSON object, at least {}", None, "invalid_json")
+        raise bad_request(
+            "the body is empty; send a JSON object, at least {}", None, "invalid_json"
+        )
     check_complexity(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         value = _decoded_with_replacements(body, error, past)
     if not isinstance(value, dict):
-        raise bad_request(f"the body must be a JSON object, not {json_type(value)}", None, "invalid_json")
+        raise bad_request(
+            f"the body must be a JSON object, not {json_type(value)}", None, "invalid_json"
+        )
     return value
 
 
 def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | None) -> Any:
-    """Decode a body that was not decoded because of an error, without its halves of surrogate pairs. Raises `RequestFailed` (400)."""
+    """Decode a body that was not decoded because of an error, without its halves of surrogate
+    pairs. Raises `RequestFailed` (400)."""
     mended = with_replacements(body)
     if mended == body:
         raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from None
@@ -61,7 +71,10 @@ def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | N
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as other:
         raise bad_request(f"the body is not valid JSON: {other}", None, "invalid_json") from None
     if past is None:
-        message = "the body is not valid JSON: a text in it holds half of a surrogate pair, as one that was cut within a character"
+        message = (
+            "the body is not valid JSON: a text in it holds half of a surrogate pair, as one that "
+            "was cut within a character"
+        )
         raise bad_request(message, None, "invalid_json") from None
     past.skip(NAME)
     return value
@@ -74,13 +87,17 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
         # A huge integer is no float, and its digits would make the message unreadable.
         given = f"{value:g}" if abs(value) < 1e300 else "that"
         upper = "" if high == inf else f" and at most {high:g}"
-        raise bad_request(f"{name} must be {relation} {low:g}{upper}, not {given}", name, "invalid_value")
+        raise bad_request(
+            f"{name} must be {relation} {low:g}{upper}, not {given}", name, "invalid_value"
+        )
 
 
 def at_most(name: str, values: Sized, limit: int) -> None:
     """Raise `RequestFailed` (400) if there are more than `limit` values."""
     if len(values) > limit:
-        raise bad_request(f"{name} may have {limit} entries, not {len(values)}", name, "invalid_value")
+        raise bad_request(
+            f"{name} may have {limit} entries, not {len(values)}", name, "invalid_value"
+        )
 
 
 def combination(message: str, param: str) -> RequestFailed:
@@ -90,12 +107,15 @@ def combination(message: str, param: str) -> RequestFailed:
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename parameters in refusals of the runtime. `names` maps the runtime's names to the dialect's."""
+    """Rename parameters in refusals of the runtime. `names` maps the runtime's names to the
+    dialect's."""
     try:
         yield
     except RequestFailed as failed:
         problem = failed.problem
-        raise RequestFailed(attrs.evolve(problem, param=names.get(problem.param or "", problem.param))) from None
+        raise RequestFailed(
+            attrs.evolve(problem, param=names.get(problem.param or "", problem.param))
+        ) from None
 
 
 def too_large(limit: int) -> Problem:

@@ -1,11 +1,12 @@
-"""One budget of bytes for what is held for requests (--request-memory): bodies, what is parsed of them,
-prompts that wait, and answers until their clients have them.
+"""One budget of bytes for what is held for requests (--request-memory): bodies, what is parsed of
+them, prompts that wait, and answers until their clients have them.
 
-A request takes bytes before the work that needs them, and all that it has taken goes back when it is
-over. Nobody waits for bytes: who waits would hold others.
+A request takes bytes before the work that needs them, and all that it has taken goes back when it
+is over. Nobody waits for bytes: who waits would hold others.
 
-- A client may hold as much as is left free: one alone half of the budget, two a third each. So there is
-  always room for one more client. A client is an API key, or an address where there are no keys.
+- A client may hold as much as is left free: one alone half of the budget, two a third each. So
+  there is always room for one more client. A client is an API key, or an address where there are no
+  keys.
 - Requests that hold little may take twice as much, so that large ones do not shut them out.
 - More than half of the budget fits for nobody, and the refusal says so (413).
 """
@@ -24,8 +25,8 @@ FLAG = "--request-memory"
 LITTLE = 2**20
 """Bytes of a request that are little: what a conversation of 300,000 characters takes."""
 MAX_DEFAULT, MEMORY_PART, BODIES = 10**9, 16, 8
-"""The default: a part of main memory, as its denominator, but not more than `MAX_DEFAULT`, and room for so many
-of the largest bodies."""
+"""The default: a part of main memory, as its denominator, but not more than `MAX_DEFAULT`, and room
+for so many of the largest bodies."""
 RETRY_S = 1
 STEP = 2**16
 """Bytes that an answer grows by before they are taken."""
@@ -33,7 +34,9 @@ STEP = 2**16
 
 def default_bytes(settings: ServerSettings) -> int:
     """Return the budget where no flag says it."""
-    return max(min(MAX_DEFAULT, main_memory_bytes() // MEMORY_PART), BODIES * settings.max_body_bytes)
+    return max(
+        min(MAX_DEFAULT, main_memory_bytes() // MEMORY_PART), BODIES * settings.max_body_bytes
+    )
 
 
 class ByteBudget:
@@ -70,19 +73,30 @@ class ByteBudget:
         need = f"the request needs {before + amount} bytes of memory"
         if 2 * (before + amount) > self.total:
             message = (
-                f"{need}, and one may hold half of the server's {self.total} ({FLAG}): send less at a time, "
+                f"{need}, and one may hold half of the server's {self.total} ({FLAG}): send less "
+                "at a time, "
                 f"or start the server with a larger {FLAG}"
             )
             return Problem(413, message, "invalid_request_error", None, "request_memory_too_small")
         mine = self._clients[client] - before
         if amount <= self.total - self.held and mine:
             message = (
-                f"{need}, beside the {mine} of your other requests, and so much is not your share of the "
+                f"{need}, beside the {mine} of your other requests, and so much is not your share "
+                "of the "
                 f"server's {self.total} ({FLAG}): try again when one of them has ended"
             )
-            return Problem(429, message, "rate_limit_error", None, "request_memory_share", retry_after_s=RETRY_S)
+            return Problem(
+                429,
+                message,
+                "rate_limit_error",
+                None,
+                "request_memory_share",
+                retry_after_s=RETRY_S,
+            )
         message = f"{need}, and requests hold {self.held} of {self.total} ({FLAG}): try again soon"
-        return Problem(503, message, "server_error", None, "request_memory_full", retry_after_s=RETRY_S)
+        return Problem(
+            503, message, "server_error", None, "request_memory_full", retry_after_s=RETRY_S
+        )
 
 
 @attrs.define(eq=False)

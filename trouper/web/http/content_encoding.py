@@ -14,21 +14,27 @@ from trouper.web.http.body_parsing import too_large
 
 
 def _zstd() -> Any:
-    """Return the module of zstd; None where there is none, since no wheel is made for every platform."""
+    """Return the module of zstd; None where there is none, since no wheel is made for every
+    platform."""
     with suppress(ImportError):
-        return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+        return import_module(
+            "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+        )
     return None
 
 
 zstd = _zstd()
 
 MAX_FRAMES = 16
-"""Maximum number of compressed streams that a body may be made of. Each costs a copy of what follows it."""
+"""Maximum number of compressed streams that a body may be made of. Each costs a copy of what
+follows it."""
 FIRST_PIECE, PIECE = 2**16, 2**20
 """Bytes that are decompressed at a time: a bomb ends where there is no memory for the next ones."""
 MAX_WINDOW_LOG = 25
 """Maximum window of zstd, in bits: 32 MiB. The decoder allocates what a frame's head asks for."""
-FAULTS: tuple[type[Exception], ...] = (zlib.error, EOFError) if zstd is None else (zlib.error, EOFError, zstd.ZstdError)
+FAULTS: tuple[type[Exception], ...] = (
+    (zlib.error, EOFError) if zstd is None else (zlib.error, EOFError, zstd.ZstdError)
+)
 GZIP = ("gzip", "x-gzip")
 ENCODINGS = ("gzip", *(("zstd",) if zstd is not None else ()))
 """The encodings that are read."""
@@ -39,8 +45,8 @@ def is_encoded(encoding: str) -> bool:
 
 
 def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None]) -> bytes:
-    """Decompress a body of at most `limit` bytes. `take` is called with a number of bytes before so many come
-    out, and may raise. Raises `RequestFailed` (400, 413, 415)."""
+    """Decompress a body of at most `limit` bytes. `take` is called with a number of bytes before so
+    many come out, and may raise. Raises `RequestFailed` (400, 413, 415)."""
     name = encoding.strip().lower()
     if name in GZIP:
         return _joined(data, limit, lambda: zlib.decompressobj(wbits=31), take)
@@ -49,7 +55,9 @@ def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None])
         return _joined(data, limit, lambda: zstd.ZstdDecompressor(options=options), take)
     known = " and ".join(ENCODINGS)
     message = f"Content-Encoding {encoding[:32]!r} is not read here, only {known}"
-    raise RequestFailed(Problem(415, message, "invalid_request_error", None, "unsupported_encoding"))
+    raise RequestFailed(
+        Problem(415, message, "invalid_request_error", None, "unsupported_encoding")
+    )
 
 
 def _joined(data: bytes, limit: int, decoder: Any, take: Callable[[int], None]) -> bytes:

@@ -1,6 +1,8 @@
-"""The CORS protocol of the Fetch standard, and the refusals of `decide`, for Quart's requests and responses.
+"""The CORS protocol of the Fetch standard, and the refusals of `decide`, for Quart's requests and
+responses.
 
-`Access-Control-Allow-Credentials` is never sent: a page sets the header with its key itself, and there are no cookies.
+`Access-Control-Allow-Credentials` is never sent: a page sets the header with its key itself, and
+there are no cookies.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from trouper.web.http.same_origin import Head, Policy, decide
 
 METHODS = "GET, HEAD, POST, DELETE"
 EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Trouper-Ignored, " + ", ".join(
-    f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+    f"x-ratelimit-{what}-{of}"
+    for of in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
 )
 """Response headers that clients read; a page can read no others."""
 REMEMBERED_S = 600
@@ -24,8 +28,8 @@ HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 
 
 def head_of(request: Request, headers: Mapping[str, str]) -> Head:
-    """Return the parts of the request that `decide` needs. `headers`: by their names in lower case. `Head.host` is the header alone,
-    because any client can send X-Forwarded-Host."""
+    """Return the parts of the request that `decide` needs. `headers`: by their names in lower case.
+    `Head.host` is the header alone, because any client can send X-Forwarded-Host."""
     return Head(
         method=request.method,
         host=headers.get("host"),
@@ -51,15 +55,16 @@ class Cors:
         return decide(head, self._policy)
 
     def preflight(self, head: Head, headers: Mapping[str, str]) -> Response | None:
-        """Return the response to a preflight; None for other requests. Called for requests that were not refused,
-        before keys are checked: a preflight carries none."""
+        """Return the response to a preflight; None for other requests. Called for requests that
+        were not refused, before keys are checked: a preflight carries none."""
         if not head.is_preflight:
             return None
         response = Response(b"", 204)
         requested = headers.get("access-control-request-headers", "")
         response.headers["Access-Control-Allow-Methods"] = METHODS
         response.headers["Access-Control-Max-Age"] = str(REMEMBERED_S)
-        # Clients send many headers of their own (x-stainless-*), and `*` does not cover Authorization.
+        # Clients send many headers of their own (x-stainless-*), and `*` does not cover
+        # Authorization.
         if HEADER_NAMES.fullmatch(requested):
             response.headers["Access-Control-Allow-Headers"] = requested
         if headers.get("access-control-request-private-network") == "true":

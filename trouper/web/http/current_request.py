@@ -1,4 +1,5 @@
-"""The request at hand: its id, its body, what is released with it, and the names in it that are read past."""
+"""The request at hand: its id, its body, what is released with it, and the names in it that are
+read past."""
 
 from __future__ import annotations
 
@@ -31,19 +32,21 @@ from trouper.web.observability.ignored_names import IgnoredNames
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
-"""Body size in bytes beyond which parsing leaves the event loop, which it would block for a few milliseconds."""
+"""Body size in bytes beyond which parsing leaves the event loop, which it would block for a few
+milliseconds."""
 LARGE_AT_ONCE = 2
-"""Number of large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one
-another."""
+"""Number of large bodies that are parsed at a time. Parsing holds the GIL, so more threads would
+only wait for one another."""
 BATCH_OWNER = "trouper.batch_owner"
-"""Key in the state of a request that is a line of a batch. Its value is the identity of the API key that made the batch. No client can
-set it: the state is not part of what is sent."""
+"""Key in the state of a request that is a line of a batch. Its value is the identity of the API key
+that made the batch. No client can set it: the state is not part of what is sent."""
 BATCH_BEGIN = "trouper.batch_begin"
 """Key in the state of such a request. Its value is awaited before a model works for the request; it
 may raise `RequestFailed`."""
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 STATE: ContextVar[dict[str, Any]] = ContextVar("STATE")
-"""State of the request at hand. It is read some forty times a request, and Quart's `request` takes ten times as long."""
+"""State of the request at hand. It is read some forty times a request, and Quart's `request` takes
+ten times as long."""
 
 
 @contextmanager
@@ -62,7 +65,8 @@ def meter_of(state: dict[str, Any]) -> Meter:
 
 
 class CurrentRequest:
-    """Access to the request at hand. There is one object for the app; its methods need a request context."""
+    """Access to the request at hand. There is one object for the app; its methods need a request
+    context."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -79,8 +83,9 @@ class CurrentRequest:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by their names in lower case; of several with one name, the first. Quart's look through all of them for each
-        name, and raise and catch an exception for one that is missing."""
+        """The headers by their names in lower case; of several with one name, the first. Quart's
+        look through all of them for each name, and raise and catch an exception for one that is
+        missing."""
         state = self._state
         if "headers" not in state:
             state["headers"] = {name.lower(): value for name, value in reversed([*request.headers])}
@@ -88,7 +93,8 @@ class CurrentRequest:
 
     @property
     def request_id(self) -> str:
-        """The client's X-Request-Id if it is valid, else a new id; the same throughout the request."""
+        """The client's X-Request-Id if it is valid, else a new id; the same throughout the
+        request."""
         state = self._state
         if "request_id" not in state:
             given = self.headers.get("x-request-id", "")
@@ -97,7 +103,8 @@ class CurrentRequest:
 
     @property
     def batch_owner(self) -> str | None:
-        """Identity of the key for which this request runs as a line of a batch; None: it is no such line."""
+        """Identity of the key for which this request runs as a line of a batch; None: it is no such
+        line."""
         return cast("str | None", self._state.get(BATCH_OWNER))
 
     async def begin_line(self) -> None:
@@ -163,7 +170,8 @@ class CurrentRequest:
         """Count this request, before its body is read. Raises `RequestFailed` (429)."""
 
     async def body(self) -> dict[str, Any]:
-        """Return the request's JSON object. Raises `RequestFailed` (400, 413, 415, 429, 503), or werkzeug's 408 and 413."""
+        """Return the request's JSON object. Raises `RequestFailed` (400, 413, 415, 429, 503), or
+        werkzeug's 408 and 413."""
         data = await self._received()
         encoding = self.headers.get("content-encoding", "")
         if is_encoded(encoding):
@@ -176,7 +184,9 @@ class CurrentRequest:
             self.at_end(self._heap.give_back_soon)
         self.holding.take_up_to(await self.run_off_loop(parsed_bytes, data))
         try:
-            return await self.run_off_loop(parse_json, data, None if self.settings.strict else self.read_past)
+            return await self.run_off_loop(
+                parse_json, data, None if self.settings.strict else self.read_past
+            )
         finally:
             if len(data) > HUGE_BODY:
                 del data
@@ -207,7 +217,8 @@ class CurrentRequest:
         self.ignored.note(self.read_past.take_new(), request.path)
 
     def ignored_names(self) -> str:
-        """Return the header that names what the request was read past; empty if there is nothing."""
+        """Return the header that names what the request was read past; empty if there is
+        nothing."""
         self.note_ignored()
         return ", ".join(self.read_past.names)
 
@@ -219,8 +230,11 @@ class CurrentRequest:
         finally:
             self.note_ignored()
 
-    async def run_off_loop(self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Call the function; in a thread if the body is large, so that the streams of other requests go on meanwhile."""
+    async def run_off_loop(
+        self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
+    ) -> T:
+        """Call the function; in a thread if the body is large, so that the streams of other
+        requests go on meanwhile."""
         if not self._state["large"]:
             return function(*arguments)
         meter = meter_of(self._state)

@@ -1,4 +1,5 @@
-"""The definition of an endpoint: one entry that routes it and describes it, so that neither exists without the other."""
+"""The definition of an endpoint: one entry that routes it and describes it, so that neither exists
+without the other."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ COUNTS = (429, 500, 503)
 class Endpoint:
     """One endpoint. `path` is the router's: "/v1/models/<path:model>".
 
-    `request` is the class of its body. `answer` is the schema of a body with status 200, of JSON unless `content_type` names another type; `events`
-    is the schema of each event's data if the response can be streamed.
+    `request` is the class of its body. `answer` is the schema of a body with status 200, of JSON
+    unless `content_type` names another type; `events` is the schema of each event's data if the
+    response can be streamed.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -47,7 +49,8 @@ class Endpoint:
     """The data of a last event that does not follow `events`."""
     error: Json = attrs.field(factory=lambda: OPENAI_ERROR)
     also: tuple[int, ...] = ()
-    """Further error statuses. A request with a body has 400, 404, 408, 413 and 415 anyway, and every request has 403.
+    """Further error statuses. A request with a body has 400, 404, 408, 413 and 415 anyway, and
+    every request has 403.
     """
     examples: Mapping[str, Any] = attrs.field(factory=dict)
     """Example bodies, by name."""
@@ -84,12 +87,20 @@ ERROR = closed(
             {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
-                "param": nullable({"type": "string", "description": "The parameter at fault: `messages.0.content`."}),
+                "param": nullable(
+                    {
+                        "type": "string",
+                        "description": "The parameter at fault: `messages.0.content`.",
+                    }
+                ),
                 "code": nullable({"type": "string"}),
             },
-            "message", "type", "param", "code",
+            "message",
+            "type",
+            "param",
+            "code",
         )
     },
     "error",
-)  # fmt: skip
+)
 """The error body of OpenAI's API."""

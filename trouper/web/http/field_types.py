@@ -15,7 +15,8 @@ from trouper.web.http.request_schema import DIMENSIONS, LENGTH, MODEL, TOKEN, de
 HUGE = UNBOUNDED
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 2**20
-"""Bound on token ids in a prompt: more than any context holds, and few enough to be checked one by one."""
+"""Bound on token ids in a prompt: more than any context holds, and few enough to be checked one by
+one."""
 
 
 def explain_priority(value: Any, path: str) -> None:
@@ -33,12 +34,13 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 Filled = Annotated[str, Meta(min_length=1)]
 MAX_STOP = 512
-"""Maximum length of a stop string. Text that may be its beginning is held back and compared with all stop strings, at a cost of its length
-squared: some strings of 20,000 characters would stop everybody's streams for seconds."""
+"""Maximum length of a stop string. Text that may be its beginning is held back and compared with
+all stop strings, at a cost of its length squared: some strings of 20,000 characters would stop
+everybody's streams for seconds."""
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 Salt = Annotated[str, Meta(max_length=1024)]
-"""Salt of the prefix cache. Requests with another salt share no cached prompt, so a client cannot find out by timing
-what others sent."""
+"""Salt of the prefix cache. Requests with another salt share no cached prompt, so a client cannot
+find out by timing what others sent."""
 Priority = Annotated[
     int,
     explains(
@@ -48,7 +50,9 @@ Priority = Annotated[
         description="Lower is scheduled first. Default: that of the API key, else 0.",
     ),
 ]
-JsonText = Annotated[str, described({"format": "json-object"}, description="A JSON object, as text.")]
+JsonText = Annotated[
+    str, described({"format": "json-object"}, description="A JSON object, as text.")
+]
 Ignored = Annotated[Any, Meta(description="Changes nothing.")]
 Text = Annotated[str, says("{path} must be a string", "invalid_type")]
 String = Annotated[str, says("{path} must be a string, not {type}", "invalid_type")]

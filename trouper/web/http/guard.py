@@ -4,18 +4,22 @@ Hypercorn's connection handlers share a nursery in which only OSError is caught,
 without a deadline, and timers depend on events that Quart-Trio cancels. Here one client can neither
 end the server nor hold its shutdown:
 
-- whatever a connection raises ends that connection only (late h2c DATA, an upgrade with a trailing byte);
-- the socket is read also while the protocol pauses (behind pipelined bytes, or an `Upgrade` that h11 thinks about), so
-  that a client which leaves is noticed whatever it sent before;
+- whatever a connection raises ends that connection only (late h2c DATA, an upgrade with a trailing
+  byte);
+- the socket is read also while the protocol pauses (behind pipelined bytes, or an `Upgrade` that
+  h11 thinks about), so that a client which leaves is noticed whatever it sent before;
 - heads that a proxy may read otherwise are refused (see `StrictHttp`);
-- HTTP/1.1 only: `Upgrade` is ignored, as RFC 9110 (7.8) allows, and an HTTP/2 preface is refused. An LLM
-  stream gains nothing from either, and both let a client crash or wedge the handlers;
-- one clock a connection, for a request's head and for idling between requests; another for each write;
-- a client that is still sending when it is refused can read why: what it sends is read and dropped for a moment, because
-  closing a socket with unread bytes resets it, which can cost the client the response;
+- HTTP/1.1 only: `Upgrade` is ignored, as RFC 9110 (7.8) allows, and an HTTP/2 preface is refused.
+  An LLM stream gains nothing from either, and both let a client crash or wedge the handlers;
+- one clock a connection, for a request's head and for idling between requests; another for each
+  write;
+- a client that is still sending when it is refused can read why: what it sends is read and dropped
+  for a moment, because closing a socket with unread bytes resets it, which can cost the client the
+  response;
 - each response behind which the server closes says `Connection: close`, so that no request is lost;
 - a connection without a request gives way where there are too many (see `trouper.web.server`);
-- at shutdown idle connections end at once, busy ones after their response, stalled ones when their socket closes.
+- at shutdown idle connections end at once, busy ones after their response, stalled ones when their
+  socket closes.
 """
 
 from __future__ import annotations
@@ -53,7 +57,8 @@ MAX_RECEIVE = 2**16
 MAX_JOINED = 2**16
 """Number of bytes of a body beyond which it is not copied behind its head."""
 MAX_PIPELINED = 16
-"""Maximum number of reads that wait behind a response; a client that sends more does not pipeline but floods."""
+"""Maximum number of reads that wait behind a response; a client that sends more does not pipeline
+but floods."""
 LINGER_S = 5.0
 """Time for which a client that is refused may go on sending."""
 STEPS_OF_A_BODY = 8
@@ -64,7 +69,8 @@ REFUSALS = {431: "the head of the request is too large"}
 HEALTH_PATHS = ("/livez", "/readyz")
 """Paths that a supervisor asks: answered also beyond --max-connections, and without a turn."""
 WRITER = "trouper.writer"
-"""Key of the connection's `SocketWriter` in the state of a request, where its app may write directly."""
+"""Key of the connection's `SocketWriter` in the state of a request, where its app may write
+directly."""
 
 
 NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
@@ -121,8 +127,9 @@ class PlainHttp(H11Protocol):
             await self.send(Closed())
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
-        """Send an event. The head of a response that has a length waits for the body, so that both are one write, and so does what the
-        app says that something follows at once (`SocketWriter.more_follows`)."""
+        """Send an event. The head of a response that has a length waits for the body, so that both
+        are one write, and so does what the app says that something follows at once
+        (`SocketWriter.more_follows`)."""
         if type(event) is h11.Response and await self._closes():
             headers = [*event.headers, (b"connection", b"close")]
             event = h11.Response(status_code=event.status_code, headers=headers)
@@ -135,7 +142,8 @@ class PlainHttp(H11Protocol):
         if len(data) > MAX_JOINED:
             await self._send_held()
         elif self._takes_more_follows() or (
-            type(event) is h11.Response and any(name == b"content-length" for name, _ in event.headers)
+            type(event) is h11.Response
+            and any(name == b"content-length" for name, _ in event.headers)
         ):
             self._held += data
             return
@@ -203,7 +211,10 @@ class PlainHttp(H11Protocol):
         if any(name.lower() == b"upgrade" for name, _ in request.headers.raw_items()):
             headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
             request = h11.Request(
-                method=request.method, target=request.target, headers=headers, http_version=request.http_version
+                method=request.method,
+                target=request.target,
+                headers=headers,
+                http_version=request.http_version,
             )
         await super()._create_stream(request)
 
@@ -290,8 +301,8 @@ class Connection:
                     self._unhandled -= 1
 
     async def _listen(self, heard: trio.MemorySendChannel[bytes]) -> None:
-        """Wait until the client disconnects or ends its sending side (treated alike): then no response is worth waiting
-        for."""
+        """Wait until the client disconnects or ends its sending side (treated alike): then no
+        response is worth waiting for."""
         with heard:
             while data := await self._receive():
                 if self._lingers:
@@ -342,12 +353,15 @@ class Connection:
             return
         self._since = trio.current_time()
         self._fresh = not self._protocol.request_waits
-        self._wait_at_most(self._settings.keep_alive_timeout_s if self._fresh else self._settings.header_timeout_s)
+        self._wait_at_most(
+            self._settings.keep_alive_timeout_s if self._fresh else self._settings.header_timeout_s
+        )
         if self._context.terminated.is_set():
             self._patience.cancel()
 
     def _finish(self) -> None:
-        """Finish after the protocol's last event: close, or first let a client that is still sending read the response."""
+        """Finish after the protocol's last event: close, or first let a client that is still
+        sending read the response."""
         if not self._protocol.is_interrupted or self._context.terminated.is_set():
             self._close()
             return
@@ -357,7 +371,8 @@ class Connection:
         self._wait_at_most(LINGER_S)
 
     def _close(self) -> None:
-        """Shut down the sending side, then close, unless that was done. Synchronous: trio's send_eof would collide with a write in progress."""
+        """Shut down the sending side, then close, unless that was done. Synchronous: trio's
+        send_eof would collide with a write in progress."""
         if self._stream.socket.fileno() < 0:
             return
         with suppress(OSError):
@@ -365,7 +380,8 @@ class Connection:
         self.cut()
 
     def retire(self) -> None:
-        """Retire the connection because the server is closing: an idle one ends now, a busy one after its response."""
+        """Retire the connection because the server is closing: an idle one ends now, a busy one
+        after its response."""
         if self._idle or self._lingers:
             self._patience.cancel()
 
@@ -387,7 +403,8 @@ class Connection:
         return bool(ready.poll(0))
 
     def cut(self) -> None:
-        """Close the socket, which also ends a write that the client does not read. Synchronous and idempotent."""
+        """Close the socket, which also ends a write that the client does not read. Synchronous and
+        idempotent."""
         self._stream.socket.close()
 
 

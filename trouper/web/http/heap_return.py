@@ -9,8 +9,8 @@ from trouper import heap
 HUGE_BODY = 2**20
 """Body size in bytes beyond which memory is returned to the system after the request."""
 GIVE_BACK_AFTER_S = 0.5
-"""Delay between the end of a request with a huge body and returning its memory, so that the body has been freed;
-requests that end meanwhile share one call."""
+"""Delay between the end of a request with a huge body and returning its memory, so that the body
+has been freed; requests that end meanwhile share one call."""
 
 
 class Heap:

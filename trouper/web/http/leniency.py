@@ -1,8 +1,9 @@
-"""The lenient reading of a body: names that are read past and collected, and forms of other servers that are understood.
+"""The lenient reading of a body: names that are read past and collected, and forms of other servers
+that are understood.
 
-Without `--strict`, a name that no field has is read past if the answer is right without it. A class says which names
-it may not read past (`Body.essential`), how other servers call its fields (`Body.aliases`), and converts forms that
-differ by more than a name (`Body.adapt`).
+Without `--strict`, a name that no field has is read past if the answer is right without it. A class
+says which names it may not read past (`Body.essential`), how other servers call its fields
+(`Body.aliases`), and converts forms that differ by more than a name (`Body.adapt`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ Json = dict[str, Any]
 Skip = Callable[[str], None]
 """Collects a name within the object that is read."""
 Adapt = Callable[[Json, Skip], Json]
-"""Converts an object to the form that its class reads. Values of a wrong type are returned as they are: the class
-refuses them."""
+"""Converts an object to the form that its class reads. Values of a wrong type are returned as they
+are: the class refuses them."""
 MAX_NAMES = 32
 """Maximum number of names that are collected of one request."""
 MAX_CHARS = 80
@@ -30,13 +31,19 @@ NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 
 
 def messages_adapted(value: Json, adapted: Callable[[Any], Any]) -> Json:
-    """Return a body with each of its messages as `adapted` returns it; as it is where they are no list."""
+    """Return a body with each of its messages as `adapted` returns it; as it is where they are no
+    list."""
     messages = value.get("messages")
-    return value | {"messages": [adapted(message) for message in messages]} if isinstance(messages, list) else value
+    return (
+        value | {"messages": [adapted(message) for message in messages]}
+        if isinstance(messages, list)
+        else value
+    )
 
 
 def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> Json:
-    """Return the object without a field whose word is none of those that are known: an effort by a newer model's name, say."""
+    """Return the object without a field whose word is none of those that are known: an effort by a
+    newer model's name, say."""
     given = value.get(name)
     if not isinstance(given, str) or given in known:
         return value
@@ -77,8 +84,8 @@ def _percent(match: re.Match[str]) -> str:
 
 
 def renamed(value: Json, aliases: Mapping[str, str], skip: Skip) -> Json:
-    """Return the object with its fields under their own names. An alias of a field that is given too is skipped, unless
-    both say the same."""
+    """Return the object with its fields under their own names. An alias of a field that is given
+    too is skipped, unless both say the same."""
     found = [alias for alias in aliases if alias in value]
     if not found:
         return value
@@ -103,5 +110,6 @@ def put(value: Json, name: str, given: object, skip: Skip) -> None:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two parameters say the same. Arrays and objects, which may be nested beyond what Python compares, do not."""
+    """Whether two parameters say the same. Arrays and objects, which may be nested beyond what
+    Python compares, do not."""
     return isinstance(one, str | int | float) and one == other

@@ -90,7 +90,8 @@ class LoopShares:
         try:
             if waits and (account.turn.locked() or self._delay_s(account)):
                 async with account.turn:
-                    while delay_s := self._delay_s(account):  # noqa: ASYNC110 - debts grow meanwhile
+                    # Debts grow meanwhile
+                    while delay_s := self._delay_s(account):  # noqa: ASYNC110
                         await trio.sleep(delay_s)
         except BaseException:
             self.end(tenant)

@@ -1,8 +1,8 @@
 """Paths that a wrong base URL makes, and the endpoint that was meant.
 
-A client is configured with a base URL and adds an endpoint's path to it. With `/v1` missing or given twice, a slash too
-many, or the whole endpoint as the base, the path is still clear, and the endpoint answers. Paths of Ollama's own API are
-not: their 404 says where the API is.
+A client is configured with a base URL and adds an endpoint's path to it. With `/v1` missing or
+given twice, a slash too many, or the whole endpoint as the base, the path is still clear, and the
+endpoint answers. Paths of Ollama's own API are not: their 404 says where the API is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ OTHERS = {
     "/model_info": "/server_info",
     "/v2/rerank": "/v1/rerank",
 }
-"""Probes of SGLang's routers and launchers, and where Cohere's newer clients rerank. /readyz generates nothing, but says whether running requests make progress."""
+"""Probes of SGLang's routers and launchers, and where Cohere's newer clients rerank. /readyz
+generates nothing, but says whether running requests make progress."""
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
     r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
@@ -53,7 +54,8 @@ def meant_path(path: str) -> str:
 
 
 def is_ollama(path: str) -> bool:
-    """Whether the path is one of Ollama's own API, whose clients read errors in its format: `error` is a text."""
+    """Whether the path is one of Ollama's own API, whose clients read errors in its format: `error`
+    is a text."""
     return OLLAMA.fullmatch(path.rstrip("/")) is not None
 
 
@@ -62,7 +64,10 @@ def not_found(path: str, host_url: str) -> str:
     base = host_url.rstrip("/")
     missing = f"there is nothing at {shortened(path)}"
     if is_ollama(path):
-        return f"{missing}: Ollama's own API is not served; take the client's OpenAI-compatible provider with {base}/v1"
+        return (
+            f"{missing}: Ollama's own API is not served; take the client's OpenAI-compatible "
+            f"provider with {base}/v1"
+        )
     if path.startswith("/v1/"):
         return f"{missing}; {base}/docs lists the endpoints that this server has"
     return f"{missing}; OpenAI's clients take {base}/v1 as their base URL, Anthropic's {base}"

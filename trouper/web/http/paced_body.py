@@ -1,7 +1,7 @@
 """A request's body, of which little is received until its reader has room for it.
 
-Quart receives a body as fast as the client sends it, also while the request's key is looked at and when
-nobody reads it.
+Quart receives a body as fast as the client sends it, also while the request's key is looked at and
+when nobody reads it.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class PacedBody(TrioBody):
         return wait_and_receive
 
     def admit(self, max_unread: float, take: Take | None = None) -> None:
-        """Let so many bytes wait for their reader. `take` is called with the bytes that have come, and with
-        further ones; the reader of the body gets what it raises."""
+        """Let so many bytes wait for their reader. `take` is called with the bytes that have come,
+        and with further ones; the reader of the body gets what it raises."""
         if take is not None:
             take(len(self._data))
         self._max_unread, self._take = max_unread, take
         self._make_room()
 
     async def drop(self, timeout_s: float) -> None:
-        """Receive and drop what is left of a body that is refused, for a client that still sends hears nothing.
-        One that sends nothing for DROP_S waits for its answer."""
+        """Receive and drop what is left of a body that is refused, for a client that still sends
+        hears nothing. One that sends nothing for DROP_S waits for its answer."""
         self._dropped, before = len(self._data), -1
         self.clear()
         self._make_room()

@@ -1,7 +1,8 @@
 """GET /openapi.json, and GET /docs that shows it.
 
-Both are open, for a client's tools read them before they have a key; the names of the models, which only a client with
-a key may know, are left out for a client without. The page is one file without anything from another host.
+Both are open, for a client's tools read them before they have a key; the names of the models, which
+only a client with a key may know, are left out for a client without. The page is one file without
+anything from another host.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; c
 
 
 class Pages:
-    """The handlers. `endpoints` are all endpoints of the app: the described ones and those of this class."""
+    """The handlers. `endpoints` are all endpoints of the app: the described ones and those of this
+    class."""
 
-    def __init__(self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json) -> None:
+    def __init__(
+        self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json
+    ) -> None:
         self._service, self._keys, self._components = service, keys, components
         self._strict = service.settings.strict
         self._page = files("trouper.web.http").joinpath("docs.html").read_text("utf-8")
@@ -59,7 +63,9 @@ class Pages:
     async def openapi(self) -> Response:
         components = {"Error": ERROR, **self._components}
         # The schemas of all requests take 0.1 s the first time.
-        return as_json(await trio.to_thread.run_sync(document, self.endpoints, components, self._context()))
+        return as_json(
+            await trio.to_thread.run_sync(document, self.endpoints, components, self._context())
+        )
 
     def _context(self) -> DocumentContext:
         listed = self._service.entries()
@@ -75,15 +81,22 @@ class Pages:
             models=names,
             strict=self._strict,
         )
-        embedders = [embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None]
-        if not loaded or len(loaded) < len(listed):  # The bounds of models that are not loaded are unknown.
+        embedders = [
+            embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None
+        ]
+        # The bounds of models that are not loaded are unknown.
+        if not loaded or len(loaded) < len(listed):
             return context
         return attrs.evolve(
             context,
             vocabulary=max(runtime.model.vocab_size for runtime in loaded),
             # A longer answer is cut to what the context holds, unless the server is strict.
-            context=max(context_of(runtime) for runtime in loaded) if self._strict else context.context,
-            dimensions=max((embedder.dimensions for embedder in embedders), default=context.dimensions),
+            context=max(context_of(runtime) for runtime in loaded)
+            if self._strict
+            else context.context,
+            dimensions=max(
+                (embedder.dimensions for embedder in embedders), default=context.dimensions
+            ),
         )
 
     def _known(self) -> bool:

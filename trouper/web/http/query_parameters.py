@@ -11,14 +11,18 @@ from trouper.web.http.request_body import Report
 
 
 class Query:
-    """The query of a request. Invalid values in its methods raise `RequestFailed` (400), and unknown parameters unless they
-    are read past."""
+    """The query of a request. Invalid values in its methods raise `RequestFailed` (400), and
+    unknown parameters unless they are read past."""
 
-    def __init__(self, arguments: Mapping[str, str], known: tuple[str, ...], report: Report) -> None:
+    def __init__(
+        self, arguments: Mapping[str, str], known: tuple[str, ...], report: Report
+    ) -> None:
         self._arguments, self._report = arguments, report
         for name in arguments:
             if name not in known:
-                self._unread(name, bad_request(f"unknown parameter {name!r}", name, "unknown_parameter"))
+                self._unread(
+                    name, bad_request(f"unknown parameter {name!r}", name, "unknown_parameter")
+                )
 
     def _unread(self, name: str, refusal: RequestFailed) -> None:
         if isinstance(self._report, ReadPast):
@@ -31,7 +35,9 @@ class Query:
 
     def refuse(self, name: str, neutral: str) -> None:
         if self._arguments.get(name, neutral) != neutral:
-            refusal = bad_request(f"{name!r} is not supported here; leave it out", name, "unsupported_parameter")
+            refusal = bad_request(
+                f"{name!r} is not supported here; leave it out", name, "unsupported_parameter"
+            )
             self._unread(name, refusal)
 
     def flag(self, name: str) -> bool:

@@ -1,8 +1,8 @@
 """The base of the request classes, whose types are both the parser of a body and its schema.
 
-`structure` reads a body in three steps: names that no field has are collected and nulls dropped, msgspec checks types
-and limits, and if it refuses, `body_faults` finds which parameter is at fault and why. What no type can say is checked by
-the functions beside each class.
+`structure` reads a body in three steps: names that no field has are collected and nulls dropped,
+msgspec checks types and limits, and if it refuses, `body_faults` finds which parameter is at fault
+and why. What no type can say is checked by the functions beside each class.
 
 With a `ReadPast` in place of a function that refuses, the reading is lenient: `leniency` says how.
 """
@@ -29,8 +29,8 @@ Report = Callable[[RequestFailed], None] | ReadPast
 MAX_UNREAD = 100
 StrictCheck = Callable[[Json, str], None]
 Path = tuple[Any, ...]
-"""Path of a value: that of the object or array around it, and the name or index in it; empty at the root. It is written
-out only for a refusal."""
+"""Path of a value: that of the object or array around it, and the name or index in it; empty at the
+root. It is written out only for a refusal."""
 
 
 @attrs.define
@@ -52,8 +52,8 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An object in a request's body. An optional field may be null, which means absent."""
 
     refused: ClassVar[Refused] = {}
-    """Parameters of the API that are not supported. Any value that requests something would be ignored, so it is
-    refused by name (D13)."""
+    """Parameters of the API that are not supported. Any value that requests something would be
+    ignored, so it is refused by name (D13)."""
     rules: ClassVar[tuple[Json, ...]] = ()
     """What holds between fields, as JSON Schema; functions check it after decoding."""
     unknown_may_be_null: ClassVar[bool] = False
@@ -69,8 +69,8 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapt: ClassVar[Adapt | None] = None
     """Converts forms of other servers, for lenient readings."""
     strict_check: ClassVar[StrictCheck | None] = None
-    """Refuses, in strict readings, what the types allow for lenient ones. Called with the object and its path; raises
-    `RequestFailed` (400)."""
+    """Refuses, in strict readings, what the types allow for lenient ones. Called with the object
+    and its path; raises `RequestFailed` (400)."""
 
     @classmethod
     def may_skip(cls, name: str) -> bool:
@@ -89,8 +89,9 @@ def refuse(failed: RequestFailed) -> None:
 
 
 def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -> T:
-    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault. `report` is called with
-    the refusal of each name that is not read; it may keep it instead of raising it."""
+    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault.
+    `report` is called with the refusal of each name that is not read; it may keep it instead of
+    raising it."""
     past = report if isinstance(report, ReadPast) else None
     unread = Unread(past)
     refused = refuse if isinstance(report, ReadPast) else report
@@ -109,7 +110,8 @@ def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -
 
 
 def _explains(misread: RequestFailed, fault: RequestFailed) -> bool:
-    """Whether the fault lies in an object that has a name which is not read, perhaps since it is misspelled."""
+    """Whether the fault lies in an object that has a name which is not read, perhaps since it is
+    misspelled."""
     parent, _, _ = (misread.problem.param or "").rpartition(".")
     return not parent or f"{fault.problem.param}.".startswith(f"{parent}.")
 
@@ -119,9 +121,15 @@ def _object(kind: type[Body]) -> Read:
     """Return the reader of an object: it reports names that are not read, and drops nulls."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
-    nested = {field.encode_name: reader for field in info.fields if (reader := _reader(field.type)) is not None}
+    nested = {
+        field.encode_name: reader
+        for field in info.fields
+        if (reader := _reader(field.type)) is not None
+    }
     tag_field, tag = info.tag_field, info.tag
-    known = {field.encode_name for field in info.fields} | ({tag_field} if tag_field is not None else set())
+    known = {field.encode_name for field in info.fields} | (
+        {tag_field} if tag_field is not None else set()
+    )
     adapts = bool(kind.aliases) or kind.adapt is not None
 
     def read(value: Any, path: Path, unread: Unread) -> Any:
@@ -131,11 +139,16 @@ def _object(kind: type[Body]) -> Read:
             value = _adapted(kind, value, path, unread.past)
         if kind.strict_check is not None and unread.past is None:
             kind.strict_check(value, _written(path))
-        if known.issuperset(value) and PLAIN.issuperset(map(type, value.values())) and value.get(tag_field) == tag:
+        if (
+            known.issuperset(value)
+            and PLAIN.issuperset(map(type, value.values()))
+            and value.get(tag_field) == tag
+        ):
             return value  # As most messages are.
         if tag_field is not None and value.get(tag_field) != tag:
             if value.get(tag_field) is not None or not kind.may_lack_tag:
-                return {tag_field: None} | value  # msgspec would read past a missing tag where it expects one class.
+                # msgspec would read past a missing tag where it expects one class.
+                return {tag_field: None} | value
             value = value | {tag_field: tag}
         if not known.issuperset(value):
             for name in value:
@@ -175,7 +188,8 @@ def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread:
         if not past.full:
             past.skip(_general((within, name)))
     elif len(unread.refusals) < MAX_UNREAD:
-        known = refused or past is not None  # Those that a lenient reading refuses are of other APIs.
+        # Those that a lenient reading refuses are of other APIs.
+        known = refused or past is not None
         unread.refusals.append(_unread(kind, _written((within, name)), known=known))
 
 
@@ -185,7 +199,9 @@ def _unread(kind: type[Body], path: str, *, known: bool) -> RequestFailed:
         return bad_request(f"{path} is not supported here", path, "unsupported_parameter")
     if known:
         named = path if kind.unknown_may_be_null else f"{path!r}"
-        return bad_request(f"{named} is not supported here; leave it out", path, "unsupported_parameter")
+        return bad_request(
+            f"{named} is not supported here; leave it out", path, "unsupported_parameter"
+        )
     return bad_request(f"unknown parameter {path!r}", path, "unknown_parameter")
 
 
@@ -236,8 +252,8 @@ def _array(inner: Read) -> Read:
 
 
 def _union(info: inspect.Type) -> Read | None:
-    """Return the reader of a union. msgspec allows one array type in it, and several classes if a tag tells them
-    apart."""
+    """Return the reader of a union. msgspec allows one array type in it, and several classes if a
+    tag tells them apart."""
     tagged: dict[Any, Read] = {}
     field, untagged = "", None
     readers: dict[type, Read] = {}

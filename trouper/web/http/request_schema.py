@@ -1,4 +1,5 @@
-"""JSON Schema: of the request classes, whose types say it, and the pieces that descriptions of answers are made of."""
+"""JSON Schema: of the request classes, whose types say it, and the pieces that descriptions of
+answers are made of."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def ref(name: str) -> Json:
 
 MODEL, TOKEN, TOKEN_KEY = ref("Model"), ref("TokenId"), ref("TokenKey")
 LENGTH, DIMENSIONS = ref("Length"), ref("Dimensions")
-"""References to schemas that depend on the served models: their names, token ids (as numbers, as property names), the
-length of an answer, and the dimensions of an embedding."""
+"""References to schemas that depend on the served models: their names, token ids (as numbers, as
+property names), the length of an answer, and the dimensions of an embedding."""
 
 
 READ_PAST = "Read past, and named in the header X-Trouper-Ignored."
@@ -49,17 +50,28 @@ def nullable(value: Json) -> Json:
     kind = value.get("type")
     if not isinstance(kind, str) or "$ref" in value:
         return {"anyOf": [value, NULL]}
-    return value | {"type": [kind, "null"]} | ({"enum": [*value["enum"], None]} if "enum" in value else {})
+    return (
+        value
+        | {"type": [kind, "null"]}
+        | ({"enum": [*value["enum"], None]} if "enum" in value else {})
+    )
 
 
 def closed(properties: Json, *required: str, **more: Any) -> Json:
     """Return the schema of an object with these properties and no others."""
     needed = {"required": list(required)} if required else {}
-    return {"type": "object", "properties": properties, **needed, "additionalProperties": False, **more}
+    return {
+        "type": "object",
+        "properties": properties,
+        **needed,
+        "additionalProperties": False,
+        **more,
+    }
 
 
 def full(properties: Json, *, optional: Collection[str] = ()) -> Json:
-    """Return the schema of an object that has all of these properties, except perhaps the optional ones."""
+    """Return the schema of an object that has all of these properties, except perhaps the optional
+    ones."""
     return closed(properties, *(name for name in properties if name not in optional))
 
 
@@ -80,14 +92,20 @@ def needs(name: str, given: Json, other: str, value: Json) -> Json:
 
 
 def at_most_one(nothing: Mapping[str, Json]) -> Json:
-    """Return a rule of an object: at most one of these names may be given. `nothing`: the schema of a value that counts
-    as not given."""
-    return {"anyOf": [{"properties": {name: nothing[name] for name in nothing if name != kept}} for kept in nothing]}
+    """Return a rule of an object: at most one of these names may be given. `nothing`: the schema of
+    a value that counts as not given."""
+    return {
+        "anyOf": [
+            {"properties": {name: nothing[name] for name in nothing if name != kept}}
+            for kept in nothing
+        ]
+    }
 
 
 def schema_of(kind: type, *, strict: bool = True) -> Json:
-    """Return the schema of the bodies that `structure(body, kind)` accepts, with references to `components_of`. Unless it
-    is `strict`, it allows names that are read past, and names the aliases."""
+    """Return the schema of the bodies that `structure(body, kind)` accepts, with references to
+    `components_of`. Unless it is `strict`, it allows names that are read past, and names the
+    aliases."""
     return _schemas(frozenset({kind}), strict=strict)[kind.__name__]
 
 
@@ -95,16 +113,26 @@ def components_of(kinds: Iterable[type], *, strict: bool = True) -> Json:
     """Return the schemas of the classes within request classes, by name."""
     outer = frozenset(kinds)
     names = {kind.__name__ for kind in outer}
-    return {name: schema for name, schema in _schemas(outer, strict=strict).items() if name not in names}
+    return {
+        name: schema for name, schema in _schemas(outer, strict=strict).items() if name not in names
+    }
 
 
 @cache
 def _schemas(kinds: frozenset[type], *, strict: bool) -> dict[str, Json]:
-    """Return the schemas of request classes and of those within them. It takes some milliseconds for each."""
+    """Return the schemas of request classes and of those within them. It takes some milliseconds
+    for each."""
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     classes = {struct.cls for info in inspect.multi_type_info(kinds) for struct in _structs(info)}
-    read = {cls.__name__: _as_read(cls, schemas[cls.__name__]) for cls in sorted(classes, key=lambda cls: cls.__name__)}
-    return read if strict else {cls.__name__: _as_read_past(cls, read[cls.__name__]) for cls in classes}
+    read = {
+        cls.__name__: _as_read(cls, schemas[cls.__name__])
+        for cls in sorted(classes, key=lambda cls: cls.__name__)
+    }
+    return (
+        read
+        if strict
+        else {cls.__name__: _as_read_past(cls, read[cls.__name__]) for cls in classes}
+    )
 
 
 def _structs(info: Any) -> Iterator[inspect.StructType]:
@@ -122,8 +150,8 @@ def _structs(info: Any) -> Iterator[inspect.StructType]:
 
 
 def _as_read(kind: Any, schema: Json) -> Json:
-    """Return msgspec's schema of a request class, with what `structure` reads besides: null means absent, and names
-    whose values request nothing."""
+    """Return msgspec's schema of a request class, with what `structure` reads besides: null means
+    absent, and names whose values request nothing."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
     properties, required = {**schema["properties"]}, [*schema["required"]]
@@ -171,9 +199,14 @@ def _optional(value: Json) -> Json:
 def _refused(neutral: tuple[Any, ...]) -> Json:
     """Return the schema of an unsupported parameter: null, or a value that requests nothing."""
     values = [value for index, value in enumerate(neutral) if not among(value, neutral[:index])]
-    return {"enum": [*values, None], "description": "Not supported: refused unless it asks for nothing."}
+    return {
+        "enum": [*values, None],
+        "description": "Not supported: refused unless it asks for nothing.",
+    }
 
 
 def among(value: Any, values: Sequence[Any]) -> bool:
     """Whether `value` is one of `values`, compared as in JSON: true is not 1, but 1.0 is."""
-    return any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in values)
+    return any(
+        isinstance(value, bool) == isinstance(other, bool) and value == other for other in values
+    )

@@ -1,4 +1,5 @@
-"""Where the seed of a request comes from. Randomness enters here, as data: the engine only hashes it."""
+"""Where the seed of a request comes from. Randomness enters here, as data: the engine only hashes
+it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import attrs
 from trouper.protocol.requests import Generate
 
 SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Difference of the seeds of two choices. Odd, so that the seeds of many choices differ: 2^64 over the golden ratio."""
+"""Difference of the seeds of two choices. Odd, so that the seeds of many choices differ: 2^64 over
+the golden ratio."""
 
 
 def drawn_seed(requested: int | None, default: int | None) -> int:
@@ -20,15 +22,17 @@ def drawn_seed(requested: int | None, default: int | None) -> int:
 
 
 def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
-    """Repeat the request. The first keeps its seed, the others have seeds derived from it. The common prompt is
-    prefilled once: later ones wait for it."""
+    """Repeat the request. The first keeps its seed, the others have seeds derived from it. The
+    common prompt is prefilled once: later ones wait for it."""
     if count == 1 and 0 <= generate.sampling.seed < 2**64:
         return (generate,)
     return tuple(
         attrs.evolve(
             generate,
             request_id=f"{generate.request_id}-{index}" if index else generate.request_id,
-            sampling=attrs.evolve(generate.sampling, seed=(generate.sampling.seed + index * SEED_STRIDE) % 2**64),
+            sampling=attrs.evolve(
+                generate.sampling, seed=(generate.sampling.seed + index * SEED_STRIDE) % 2**64
+            ),
         )
         for index in range(count)
     )

@@ -1,14 +1,17 @@
 """Which requests a web page may make: a pure decision about a request's head.
 
-A browser lets pages of strangers send requests to servers on its own machine. There are three ways, and each has a sign that
-a page cannot forge:
+A browser lets pages of strangers send requests to servers on its own machine. There are three ways,
+and each has a sign that a page cannot forge:
 
-- **A rebound name**: the page's own name suddenly means this server's address, and everything is same-origin. The Host is
-  the page's name, so only known names are answered (CVE-2024-28224 was this, in another server).
-- **A request to another origin**: `fetch` and forms send Origin. Requests without it (images, scripts, links) have
-  Sec-Fetch-Site, which shows that they cross origins (https://www.w3.org/TR/fetch-metadata/).
-- **A body that needs no preflight**: a page may send text or a form without a preflight, but not JSON. So the Content-Type
-  of a body must be JSON, which also covers browsers that send neither header.
+- **A rebound name**: the page's own name suddenly means this server's address, and everything is
+  same-origin. The Host is the page's name, so only known names are answered (CVE-2024-28224 was
+  this, in another server).
+- **A request to another origin**: `fetch` and forms send Origin. Requests without it (images,
+  scripts, links) have Sec-Fetch-Site, which shows that they cross origins
+  (https://www.w3.org/TR/fetch-metadata/).
+- **A body that needs no preflight**: a page may send text or a form without a preflight, but not
+  JSON. So the Content-Type of a body must be JSON, which also covers browsers that send neither
+  header.
 
 A program that is not a browser sends neither Origin nor Sec-Fetch-Site and is not affected.
 """
@@ -25,7 +28,8 @@ from trouper.protocol.settings import ServerSettings
 
 JSON = re.compile(r"application/(?:[\w.!#$&^-]+\+)?json", re.IGNORECASE | re.ASCII)
 FORM, UPLOADS = "multipart/form-data", "/v1/files"
-"""The one endpoint that takes a form. A browser that sends neither header could store a file there, and no more."""
+"""The one endpoint that takes a form. A browser that sends neither header could store a file there,
+and no more."""
 CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 CROSSES = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site. A site is no origin: other ports of this machine are same-site."""
@@ -51,12 +55,16 @@ class Head:
 
     @property
     def is_preflight(self) -> bool:
-        return self.method == "OPTIONS" and self.origin is not None and self.wants_method is not None
+        return (
+            self.method == "OPTIONS" and self.origin is not None and self.wants_method is not None
+        )
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Every authority that the request names as its receiver."""
-        target = "" if self.target.startswith("/") else self.target.partition("://")[2].partition("/")[0]
+        target = (
+            "" if self.target.startswith("/") else self.target.partition("://")[2].partition("/")[0]
+        )
         return tuple(name for name in (self.host, target) if name)
 
 
@@ -84,8 +92,9 @@ class Policy:
         return self.any_origin or (parsed is not None and str_of(parsed) in self.cors_origins)
 
     def answers_to(self, host: Host) -> bool:
-        """Beyond loopback, an address written as digits cannot be rebound. A name can, so it is answered if no page can own
-        it, or if keys are needed, which a page does not have. --allowed-hosts, if given, is the whole list of names."""
+        """Beyond loopback, an address written as digits cannot be rebound. A name can, so it is
+        answered if no page can own it, or if keys are needed, which a page does not have.
+        --allowed-hosts, if given, is the whole list of names."""
         if host.is_loopback or any(host.within(pattern) for pattern in self.allowed_hosts):
             return True
         if is_loopback(self.listens_on):
@@ -101,14 +110,18 @@ def decide(head: Head, policy: Policy) -> Problem | None:
 
 
 def _host(head: Head, policy: Policy) -> Problem | None:
-    """Refuse unknown names. A request without a Host is answered: it is HTTP/1.0, which browsers do not speak."""
+    """Refuse unknown names. A request without a Host is answered: it is HTTP/1.0, which browsers do
+    not speak."""
     if "*" in policy.allowed_hosts:
         return None
     for authority in head.hosts:
         host = Host.parse(authority)
         if host is None or not policy.answers_to(host):
             name = _shown(authority if host is None else host.name)
-            message = f"this server does not answer to the name {name}; if it is one of its own, start it with --allowed-hosts {name}"
+            message = (
+                f"this server does not answer to the name {name}; if it is one of its own, start "
+                f"it with --allowed-hosts {name}"
+            )
             return _forbidden(message, "host_not_allowed")
     return None
 
@@ -133,15 +146,20 @@ def _same_origin(origin: str, head: Head) -> bool:
 
 
 def _site(head: Head, policy: Policy) -> Problem | None:
-    """Refuse images, scripts and frames of other origins: their page reads little of the response, but the request costs
-    as much as a client's, and its time and size leak. A link that the user follows is answered: the page behind it sees
-    nothing."""
+    """Refuse images, scripts and frames of other origins: their page reads little of the response,
+    but the request costs as much as a client's, and its time and size leak. A link that the user
+    follows is answered: the page behind it sees nothing."""
     if head.origin is not None or head.fetch_site not in CROSSES or policy.any_origin:
         return None
-    if head.method in ("GET", "HEAD") and head.fetch_mode == "navigate" and head.fetch_dest == "document":
+    if (
+        head.method in ("GET", "HEAD")
+        and head.fetch_mode == "navigate"
+        and head.fetch_dest == "document"
+    ):
         return None
     message = (
-        "web pages of other origins may not load this; a page that --cors-origins names may, by fetch with mode cors"
+        "web pages of other origins may not load this; a page that --cors-origins names may, by "
+        "fetch with mode cors"
     )
     return _forbidden(message, "origin_not_allowed")
 
@@ -153,7 +171,10 @@ def _body(head: Head) -> Problem | None:
     if JSON.fullmatch(essence) or (essence.lower() == FORM and head.target.endswith(UPLOADS)):
         return None
     given = f"not {_shown(essence)}" if essence else "and nothing says so"
-    message = f"the body must be JSON, {given}: send `Content-Type: application/json` (with curl: -H 'Content-Type: application/json')"
+    message = (
+        f"the body must be JSON, {given}: send `Content-Type: application/json` (with curl: -H "
+        "'Content-Type: application/json')"
+    )
     return Problem(415, message, "invalid_request_error", None, "unsupported_media_type")
 
 

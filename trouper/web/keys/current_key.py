@@ -18,9 +18,12 @@ from trouper.web.keys.local_peer import is_local
 
 
 class CurrentKey(CurrentRequest):
-    """Access to the key of the request at hand, and to the request. There is one object for the app."""
+    """Access to the key of the request at hand, and to the request. There is one object for the
+    app."""
 
-    def __init__(self, settings: ServerSettings, keys: Keys, clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(
+        self, settings: ServerSettings, keys: Keys, clock: Callable[[], float] = trio.current_time
+    ) -> None:
         """`clock`: seconds, for the limits of keys."""
         super().__init__(settings)
         self.keys = keys
@@ -28,8 +31,9 @@ class CurrentKey(CurrentRequest):
 
     @property
     def key(self) -> ApiKey | None:
-        """The key of this request, or of the batch that it is a line of; None for a request to an open endpoint without one. The same
-        throughout the request, which goes on with what it was let in with if the key is removed meanwhile."""
+        """The key of this request, or of the batch that it is a line of; None for a request to an
+        open endpoint without one. The same throughout the request, which goes on with what it was
+        let in with if the key is removed meanwhile."""
         if not has_request_context():
             return ANYBODY
         state = self._state
@@ -44,13 +48,15 @@ class CurrentKey(CurrentRequest):
 
     @property
     def key_identity(self) -> str:
-        """What stands for the key of this request, where the key itself must not be stored; empty without keys."""
+        """What stands for the key of this request, where the key itself must not be stored; empty
+        without keys."""
         key = self.key
         return "" if key is None or key is ANYBODY else key.identity
 
     @property
     def tenant(self) -> str:
-        """What stands for the client where clients take turns: its key, or without keys its address. Batches of a client are another one."""
+        """What stands for the client where clients take turns: its key, or without keys its
+        address. Batches of a client are another one."""
         if has_request_context() and self.batch_owner is not None:
             return f"batches of {self.batch_owner}"
         return self.key_identity or (super().tenant if has_request_context() else "")
@@ -91,7 +97,8 @@ class CurrentKey(CurrentRequest):
         )
 
     def count(self) -> None:
-        """Count this request once against its key's limit, if it asks a model. Raises `RequestFailed` (429)."""
+        """Count this request once against its key's limit, if it asks a model. Raises
+        `RequestFailed` (429)."""
         rule = request.url_rule
         if rule is not None and asks_model(rule.rule):
             self._counted()
@@ -104,7 +111,8 @@ class CurrentKey(CurrentRequest):
         return cast("KeyAccount", state["account"])
 
     def account(self, model: str) -> KeyAccount:
-        """Return the account of this request's key, after counting the request once as one of the model. Raises `RequestFailed` (429)."""
+        """Return the account of this request's key, after counting the request once as one of the
+        model. Raises `RequestFailed` (429)."""
         account, state = self._counted(), self._state
         if "asked" not in state:
             state["asked"] = model
@@ -112,7 +120,8 @@ class CurrentKey(CurrentRequest):
         return account
 
     def begin(self, model: str, prompts: int) -> None:
-        """Count the request once; so many prompts and choices of it reserve next. Raises `RequestFailed` (429)."""
+        """Count the request once; so many prompts and choices of it reserve next. Raises
+        `RequestFailed` (429)."""
         account, state = self.account(model), self._state
         if "tokens" not in state:
             state["tokens"] = account.request_tokens()

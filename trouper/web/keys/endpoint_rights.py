@@ -1,5 +1,6 @@
-"""Which endpoints are open, and which right each other one needs: for the check of every request, and for what /openapi.json says of it. A
-route that is missing here needs `admin`; a test checks that none is."""
+"""Which endpoints are open, and which right each other one needs: for the check of every request,
+and for what /openapi.json says of it. A route that is missing here needs `admin`; a test checks
+that none is."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Access = Right | Literal["key", "open"]
 
 @attrs.frozen
 class OpenWithoutRights:
-    """Access to an endpoint that is open as long as keys have no rights, since there is no key file."""
+    """Access to an endpoint that is open as long as keys have no rights, since there is no key
+    file."""
 
     right: Right
 
@@ -66,11 +68,13 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
     "/v1/batches/<batch_id>": "inference",
     "/v1/batches/<batch_id>/cancel": "inference",
 }
-"""By the router's path. /health is open, but shows its details to keys with `observability` only."""
+"""By the router's path. /health is open, but shows its details to keys with `observability`
+only."""
 
 
 UNLIMITED = frozenset({"/v1/batches"})
-"""Of the endpoints with a body that need `inference`, those that ask no model yet, and count against no limit of a key."""
+"""Of the endpoints with a body that need `inference`, those that ask no model yet, and count
+against no limit of a key."""
 
 
 def asks_model(path: str) -> bool:
@@ -92,7 +96,8 @@ def missing_right(path: str, key: ApiKey) -> Problem | None:
     if access in ("key", "open") or access in key.rights:
         return None
     message = (
-        f"the API key {key.label!r} has no right to {access}, which {path} needs; whoever runs the server gives it by "
+        f"the API key {key.label!r} has no right to {access}, which {path} needs; whoever runs the "
+        "server gives it by "
         f"{access}=true in --api-key-file"
     )
     return Problem(403, message, "permission_error", None, "missing_right")
@@ -102,7 +107,8 @@ def admin_without_key(path: str) -> Problem:
     """The refusal of a request without a key that comes from another machine, or through a
     proxy."""
     message = (
-        f"{path} needs an API key, except from a program on the server's own machine; start the server with --api-key, or "
+        f"{path} needs an API key, except from a program on the server's own machine; start the "
+        "server with --api-key, or "
         "with --allow-admin-without-key if whoever reaches it may change it"
     )
     return Problem(403, message, "permission_error", None, "admin_needs_key")

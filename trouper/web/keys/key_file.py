@@ -1,5 +1,5 @@
-"""The file of API keys while the server runs: it is looked at on a thread, since a file system that does not answer (a dead mount, a FIFO)
-would stop every stream."""
+"""The file of API keys while the server runs: it is looked at on a thread, since a file system that
+does not answer (a dead mount, a FIFO) would stop every stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from trouper.protocol.settings import ServerSettings
 RELOAD_S = 1.0
 """Time between two looks, while requests come."""
 ANSWER_S = 5.0
-"""Longest wait for the file. One request waits for it, the others go on with the keys that are known."""
+"""Longest wait for the file. One request waits for it, the others go on with the keys that are
+known."""
 
 
 class KeyFile:
@@ -27,14 +28,21 @@ class KeyFile:
         self._thread = trio.CapacityLimiter(1)
 
     async def look(self, now: float) -> None:
-        """Read the file again if it has changed; it is looked at once in RELOAD_S, and not while a thread still waits for it. `now` in
-        seconds."""
-        if self._keys.file is None or now - self._checked_at < RELOAD_S or not self._thread.available_tokens:
+        """Read the file again if it has changed; it is looked at once in RELOAD_S, and not while a
+        thread still waits for it. `now` in seconds."""
+        if (
+            self._keys.file is None
+            or now - self._checked_at < RELOAD_S
+            or not self._thread.available_tokens
+        ):
             return
         self._checked_at = now
         with trio.move_on_after(self._answer_s):
             reread = await trio.to_thread.run_sync(
-                self._keys.read_again, abandon_on_cancel=True, limiter=self._thread, thread_name="file of keys"
+                self._keys.read_again,
+                abandon_on_cancel=True,
+                limiter=self._thread,
+                thread_name="file of keys",
             )
             if reread is not None:
                 self._keys.take(reread)
@@ -54,9 +62,12 @@ async def require_keys(settings: ServerSettings, answer_s: float = ANSWER_S) -> 
         Keys.of(settings)
         return
     with trio.move_on_after(answer_s):
-        await trio.to_thread.run_sync(Keys.of, settings, abandon_on_cancel=True, thread_name="file of keys")
+        await trio.to_thread.run_sync(
+            Keys.of, settings, abandon_on_cancel=True, thread_name="file of keys"
+        )
         return
     message = (
-        f"{FILE_FLAG} {settings.api_key_file} does not answer within {answer_s:g} s; give a file with one key a line"
+        f"{FILE_FLAG} {settings.api_key_file} does not answer within {answer_s:g} s; give a file "
+        "with one key a line"
     )
     raise SettingsInvalid(message, FILE_FLAG)

@@ -1,9 +1,10 @@
 """Requests and tokens a minute of a key, and what it has used since the server started.
 
-A request reserves its prompt and the longest answer it may have before it enters the queue. What it reserved counts in full while it
-runs; when it ends, what it used takes that place and counts for another minute. So whatever minute one looks at, the tokens of all
-requests that ran in it are within the limit. A request of several prompts or choices reserves for each of them; where they are too many for
-any minute, it is told so for good, for waiting would not help.
+A request reserves its prompt and the longest answer it may have before it enters the queue. What it
+reserved counts in full while it runs; when it ends, what it used takes that place and counts for
+another minute. So whatever minute one looks at, the tokens of all requests that ran in it are
+within the limit. A request of several prompts or choices reserves for each of them; where they are
+too many for any minute, it is told so for good, for waiting would not help.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class SlidingWindow:
         self._held += amount
 
     def settle(self, held: int, used: int) -> None:
-        """Let `held` go; `used` of it counts for WINDOW_S from now on. What no longer counts is forgotten here, too: nobody asks for what is
-        taken of a key without limits."""
+        """Let `held` go; `used` of it counts for WINDOW_S from now on. What no longer counts is
+        forgotten here, too: nobody asks for what is taken of a key without limits."""
         now = self._clock()
         self._forget(now)
         self._held -= held
@@ -60,7 +61,8 @@ class SlidingWindow:
             self._past.append((now, used))
 
     def wait_s(self, amount: int, limit: int) -> float:
-        """Return the seconds until `amount` fits, if nothing else is taken; 0: it fits now. A second, if that depends on what runs."""
+        """Return the seconds until `amount` fits, if nothing else is taken; 0: it fits now. A
+        second, if that depends on what runs."""
         over = self.taken() + amount - limit
         if over <= 0:
             return 0.0
@@ -71,15 +73,16 @@ class SlidingWindow:
         return 1.0
 
     def reset_s(self) -> float:
-        """Return the seconds until nothing counts, as `wait_s` does for all there is, without a look at each request of the minute: every
-        response says it."""
+        """Return the seconds until nothing counts, as `wait_s` does for all there is, without a
+        look at each request of the minute: every response says it."""
         if not self.taken():
             return 0.0
         return 1.0 if self._held else self._left_s(self._past[-1][0])
 
     def _left_s(self, at: float) -> float:
         """Return the seconds until what ended at that time counts no more."""
-        # Rounded, the sum may be a little more than WINDOW_S after `at`: `Retry-After` would be a second too much.
+        # Rounded, the sum may be a little more than WINDOW_S after `at`: `Retry-After` would be a
+        # second too much.
         return min(max(at + WINDOW_S - self._clock(), 0.001), WINDOW_S)
 
 
@@ -104,7 +107,8 @@ class KeyAccount:
     """By model."""
 
     def begin(self) -> None:
-        """Count a request, before its body is read. Raises `RequestFailed` (429) if the minute has no room for it."""
+        """Count a request, before its body is read. Raises `RequestFailed` (429) if the minute has
+        no room for it."""
         limit = self.key.requests_per_minute
         if limit is not None:
             self._require(REQUESTS, self.requests, 1, limit)
@@ -115,7 +119,8 @@ class KeyAccount:
         self.usage.setdefault(model, ModelUsage()).requests += 1
 
     def reserve(self, model: str, request: RequestTokens | None = None) -> Reservation:
-        """Return the reservation of a prompt and its answer. `request`: what the other ones of the same request share with it."""
+        """Return the reservation of a prompt and its answer. `request`: what the other ones of the
+        same request share with it."""
         return Reservation(self, model, self.request_tokens() if request is None else request)
 
     def request_tokens(self) -> RequestTokens:
@@ -128,8 +133,10 @@ class KeyAccount:
     def _require(self, name: str, window: SlidingWindow, amount: int, limit: int) -> None:
         if wait_s := window.wait_s(amount, limit):
             message = (
-                f"the API key {self.key.label!r} may use {limit} {name.replace('_', ' ')} ({name}); "
-                f"{window.taken()} are used or reserved and {amount} more are asked for: try again in {ceil(wait_s)} s"
+                f"the API key {self.key.label!r} may use {limit} {name.replace('_', ' ')} "
+                f"({name}); "
+                f"{window.taken()} are used or reserved and {amount} more are asked for: try again "
+                f"in {ceil(wait_s)} s"
             )
             problem = Problem(429, message, "rate_limit_error", name, "rate_limit_exceeded")
             raise RequestFailed(attrs.evolve(problem, retry_after_s=ceil(wait_s)))
@@ -166,9 +173,10 @@ class Reservation:
     _ended: bool = False
 
     def admit(self, prompt_tokens: int, max_tokens: int, named: bool) -> int:
-        """Reserve the tokens of a prompt and its answer. Returns the most tokens that the answer may have: `max_tokens`, or less if the
-        request did not name it and no minute could hold it, where choices have equal shares. Raises `RequestFailed`: 429 if this minute has no
-        room, 400 if none has."""
+        """Reserve the tokens of a prompt and its answer. Returns the most tokens that the answer
+        may have: `max_tokens`, or less if the request did not name it and no minute could hold it,
+        where choices have equal shares. Raises `RequestFailed`: 429 if this minute has no room, 400
+        if none has."""
         limit = self._account.key.tokens_per_minute
         if limit is None or self._ended:
             return max_tokens
@@ -187,13 +195,15 @@ class Reservation:
         return max_tokens
 
     def _never(self, prompt_tokens: int, max_tokens: int, others: int, limit: int) -> RequestFailed:
-        """The refusal of what no minute holds. `others`: tokens of the request's other prompts and choices."""
+        """The refusal of what no minute holds. `others`: tokens of the request's other prompts and
+        choices."""
         addition, remedy = "", "lower max_tokens, or shorten the prompt"
         if others:
             addition = f", beside {others} of the request's other prompts and choices,"
             remedy = "lower max_tokens, or send fewer prompts and choices at a time"
         return bad_request(
-            f"{prompt_tokens} tokens of prompt and {max_tokens} of answer{addition} are more than the {limit} tokens a minute of the API key "
+            f"{prompt_tokens} tokens of prompt and {max_tokens} of answer{addition} are more than "
+            f"the {limit} tokens a minute of the API key "
             f"{self._account.key.label!r} ({TOKENS}): {remedy}",
             "max_tokens",
             "tokens_per_minute_exceeded",
@@ -202,7 +212,8 @@ class Reservation:
     def end(self, record: RequestRecord) -> None:
         """Correct the reservation to what was used. Called once, however the request ends."""
         self._ended = True
-        if record.admitted_at is None:  # It had no row, so nothing was computed: it was refused, or it left the queue.
+        # It had no row, so nothing was computed: it was refused, or it left the queue.
+        if record.admitted_at is None:
             self._account.tokens.settle(self._held, 0)
             self._request.window.settle(self._held, 0)
             return
@@ -231,10 +242,13 @@ class KeyAccounts:
         return account
 
     def listed(self, keys: Keys) -> list[KeyAccount]:
-        """Return the accounts of these keys, each client once; accounts of keys that are gone are dropped. Keys that have moved in their file
-        are called by their new line: another key may have the old one, and two accounts of one label would be one series."""
+        """Return the accounts of these keys, each client once; accounts of keys that are gone are
+        dropped. Keys that have moved in their file are called by their new line: another key may
+        have the old one, and two accounts of one label would be one series."""
         present = {key.identity: key for key in keys.all()}
-        self._accounts = {name: account for name, account in self._accounts.items() if name in present}
+        self._accounts = {
+            name: account for name, account in self._accounts.items() if name in present
+        }
         for name, account in self._accounts.items():
             account.key = present[name]
         return [self._accounts[name] for name in present if name in self._accounts]

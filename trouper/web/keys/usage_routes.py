@@ -13,7 +13,9 @@ from trouper.web.service import Service, as_json
 
 COUNTS: Json = dict.fromkeys((field.name for field in attrs.fields(ModelUsage)), COUNT)
 MODEL_USAGE = closed({"model": TEXT} | COUNTS, "model", *COUNTS)
-KEY_USAGE = closed({"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)}, "key", *COUNTS, "models")
+KEY_USAGE = closed(
+    {"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)}, "key", *COUNTS, "models"
+)
 USAGE = closed({"object": {"const": "list"}, "data": array(KEY_USAGE)}, "object", "data")
 
 
@@ -21,7 +23,11 @@ def usage_body(account: KeyAccount) -> Json:
     """Format an account: the sums, and what it used of each model."""
     models = {name: attrs.asdict(used) for name, used in sorted(account.usage.items())}
     total = {name: sum(used[name] for used in models.values()) for name in COUNTS}
-    return {"key": account.key.label} | total | {"models": [{"model": name} | used for name, used in models.items()]}
+    return (
+        {"key": account.key.label}
+        | total
+        | {"models": [{"model": name} | used for name, used in models.items()]}
+    )
 
 
 class UsageOfKeys:
@@ -38,7 +44,10 @@ class UsageOfKeys:
                 handler=self.usage,
                 tag="Server",
                 summary="What this key has used since the server started",
-                description="Requests and tokens, by model; of all keys, for a key with the right `observability`.",
+                description=(
+                    "Requests and tokens, by model; of all keys, for a key with the right "
+                    "`observability`."
+                ),
                 answer=USAGE,
             ),
         )

@@ -1,8 +1,8 @@
-"""Snapshots for the live page: each is made once for all viewers, by the first viewer of a tick, and none without
-viewers.
+"""Snapshots for the live page: each is made once for all viewers, by the first viewer of a tick,
+and none without viewers.
 
-There is no task. Viewers wait for the same ticks of the clock, so nothing has to be started, counted or ended with
-them.
+There is no task. Viewers wait for the same ticks of the clock, so nothing has to be started,
+counted or ended with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from trouper.web.streaming.named_events import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 1.0
-"""A frame costs a browser without a GPU 10 ms of the cores that a model on the same machine computes with."""
+"""A frame costs a browser without a GPU 10 ms of the cores that a model on the same machine
+computes with."""
 QUIET_S = 2.0
 """Interval between snapshots while nothing changes."""
 RECENT = 50
@@ -55,8 +56,8 @@ class Feed:
         return self._models.finished
 
     def snapshot(self) -> tuple[int, bytes]:
-        """Return the number of the latest snapshot, and the snapshot as an event. A snapshot is made at most once a
-        tick, and gets a new number if anything has changed."""
+        """Return the number of the latest snapshot, and the snapshot as an event. A snapshot is
+        made at most once a tick, and gets a new number if anything has changed."""
         tick = int(trio.current_time() / TICK_S)
         if tick != self._tick:
             self._tick = tick
@@ -110,8 +111,8 @@ def next_tick() -> float:
 class Viewer(PassiveBody):
     """The body of one viewer's stream.
 
-    A slow viewer misses snapshots; then the recent requests are sent again, as at the beginning. An event `viewer`, which says what this
-    viewer may do, is the first.
+    A slow viewer misses snapshots; then the recent requests are sent again, as at the beginning. An
+    event `viewer`, which says what this viewer may do, is the first.
     """
 
     def __init__(self, feed: Feed, *, manages_models: bool = False) -> None:
@@ -130,8 +131,8 @@ class Viewer(PassiveBody):
         return first + (named_event("recent", self._feed.recent()) if missed else b"") + data
 
     async def _over(self) -> bool:
-        """Wait for the next tick, and return whether the server has ended. The first snapshot comes at once, without
-        waiting."""
+        """Wait for the next tick, and return whether the server has ended. The first snapshot comes
+        at once, without waiting."""
         with trio.move_on_at(-inf if self._seen < 0 else next_tick()):
             await self._feed.over.wait()
         return self._feed.over.is_set()

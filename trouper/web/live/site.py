@@ -1,7 +1,8 @@
 """GET /, the files of the page, and GET /v1/live that feeds it.
 
-The page and its files are open, for they hold no data; the data needs a key like any request. The files lie under a
-path that names their content, so a browser caches them for ever and never mixes two versions.
+The page and its files are open, for they hold no data; the data needs a key like any request. The
+files lie under a path that names their content, so a browser caches them for ever and never mixes
+two versions.
 """
 
 from __future__ import annotations
@@ -37,10 +38,15 @@ class Site:
     def __init__(self, service: Service, keys: Keys) -> None:
         self._service = service
         self._feed = Feed(service.models, service.request_log.recent)
-        static = {path.name: path.read_bytes() for path in files("trouper.web.live").joinpath("static").iterdir()}
+        static = {
+            path.name: path.read_bytes()
+            for path in files("trouper.web.live").joinpath("static").iterdir()
+        }
         page = static.pop("index.html").decode()
         self._files = static
-        self._digest = sha256(b"".join(name.encode() + data for name, data in sorted(static.items()))).hexdigest()[:16]
+        self._digest = sha256(
+            b"".join(name.encode() + data for name, data in sorted(static.items()))
+        ).hexdigest()[:16]
         page = page.replace("{files}", f"{ASSETS.strip('/')}/{self._digest}")
         self._page = page.replace("{keyed}", "true" if keys.needed else "false").encode()
         self._etag = sha256(self._page).hexdigest()[:16]
@@ -53,8 +59,11 @@ class Site:
                 handler=self.live,
                 tag="Server",
                 summary="What the actors do now",
-                description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a second while "
-                "anything changes, else every two; when it begins also an event `viewer`, which says whether the key may manage models, and an event `recent` with the last requests. Nothing is "
+                description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a "
+                "second while "
+                "anything changes, else every two; when it begins also an event `viewer`, which "
+                "says whether the key may manage models, and an event `recent` with the last "
+                "requests. Nothing is "
                 "computed while nobody looks.",
                 answer=SNAPSHOT,
                 events=SNAPSHOT,
@@ -88,7 +97,8 @@ class Site:
         return await response.make_conditional(request)
 
     async def file(self, digest: str, name: str) -> Response:
-        """Serve a file of the page. Files of another version are not found: the page that requests them is old."""
+        """Serve a file of the page. Files of another version are not found: the page that requests
+        them is old."""
         kind = name.rpartition(".")[2]
         if digest != self._digest or name not in self._files:
             return Response(b"", 404, headers=HEADERS)

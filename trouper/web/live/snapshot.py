@@ -1,4 +1,5 @@
-"""The content of a snapshot for the live page: one object, made of what the actors publish anyway."""
+"""The content of a snapshot for the live page: one object, made of what the actors publish
+anyway."""
 
 from __future__ import annotations
 
@@ -15,14 +16,18 @@ from trouper.web.http.request_schema import COUNT, FLAG, OBJECT, TEXT, Json, arr
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
-"""Fields of the scheduler's statistics that are left out here: those with a key of their own, and histograms, which are
-for /metrics."""
+"""Fields of the scheduler's statistics that are left out here: those with a key of their own, and
+histograms, which are for /metrics."""
 COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.name not in APART)
 
 
 def open_object(properties: Json, *optional: str) -> Json:
     """The schema of an object with at least these properties: what an actor publishes may grow."""
-    return {"type": "object", "properties": properties, "required": [key for key in properties if key not in optional]}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [key for key in properties if key not in optional],
+    }
 
 
 ROW = open_object(
@@ -43,7 +48,13 @@ ROW = open_object(
     }
 )
 BANK = open_object(
-    {"max_tokens": nullable(COUNT), "capacity_tokens": COUNT, "rows": COUNT, "slots": COUNT, "bytes": COUNT}
+    {
+        "max_tokens": nullable(COUNT),
+        "capacity_tokens": COUNT,
+        "rows": COUNT,
+        "slots": COUNT,
+        "bytes": COUNT,
+    }
 )
 BATCH = open_object(
     {
@@ -58,9 +69,22 @@ PROGRESS = full({"stage": TEXT, "done": COUNT, "total": COUNT})
 FOUND = full({"name": TEXT, "weights_bytes": COUNT, "fits": nullable(FLAG)})
 """A model that --models-from has found and nobody uses."""
 SOMETIMES = (
-    "progress", "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors",
-    "channels", "batch", "banks",
-)  # fmt: skip
+    "progress",
+    "problem",
+    "status",
+    "detail",
+    "card",
+    "scheduler",
+    "cache",
+    "memory",
+    "directory",
+    "speculation",
+    "ranks",
+    "actors",
+    "channels",
+    "batch",
+    "banks",
+)
 """Fields that a model has in some states only."""
 MODEL = open_object(
     {
@@ -82,7 +106,9 @@ MODEL = open_object(
         "speculation": OBJECT,
         "ranks": OBJECT,
         "actors": array(OBJECT),
-        "channels": array(open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
+        "channels": array(
+            open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})
+        ),
         "batch": BATCH,
         "banks": array(BANK),
     },
@@ -117,8 +143,8 @@ class NewGaps:
 
 
 def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
-    """Format a model: with its statistics if it is loaded, else with the reason why it could not be loaded, if there is
-    one."""
+    """Format a model: with its statistics if it is loaded, else with the reason why it could not be
+    loaded, if there is one."""
     body: dict[str, Any] = {
         "name": listed.names[0],
         "state": listed.state,
@@ -128,7 +154,11 @@ def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
         "waiting": listed.waiting,
     }
     if (loading := listed.progress) is not None:
-        body["progress"] = {"stage": loading.stage, "done": loading.done_bytes, "total": loading.total_bytes}
+        body["progress"] = {
+            "stage": loading.stage,
+            "done": loading.done_bytes,
+            "total": loading.total_bytes,
+        }
     if listed.runtime is not None:
         return body | _loaded(listed.runtime, gaps)
     return body if listed.problem is None else body | {"problem": listed.problem.message}

@@ -1,5 +1,5 @@
-"""Collecting metrics for a scrape: everything is read from what the actors publish anyway, so metrics cost nothing
-between scrapes."""
+"""Collecting metrics for a scrape: everything is read from what the actors publish anyway, so
+metrics cost nothing between scrapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from trouper.web.observability.malformed_calls import MalformedCalls
 MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
 REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
 """Metrics counted from the request log, so that they survive unloading a model."""
-LOADED = MetricFamily("gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",))
+LOADED = MetricFamily(
+    "gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",)
+)
 WAITING = MetricFamily(
     "gauge",
     "trouper_model_requests_waiting",
@@ -37,7 +39,9 @@ WAITING = MetricFamily(
     ("model_name",),
 )
 BUILD = MetricFamily("gauge", "trouper_build_info", "Which version serves.", ("version",))
-TASKS = MetricFamily("gauge", "trouper_tasks", "Tasks of the event loop: actors, connections, requests.", ())
+TASKS = MetricFamily(
+    "gauge", "trouper_tasks", "Tasks of the event loop: actors, connections, requests.", ()
+)
 RESPONSES = MetricFamily(
     "counter",
     "trouper_http_responses_total",
@@ -53,7 +57,8 @@ IGNORED = MetricFamily(
 MALFORMED = MetricFamily(
     "counter",
     "trouper_malformed_calls_total",
-    "Calls that the model did not write as its format has them: repaired, or no_call (given as text).",
+    "Calls that the model did not write as its format has them: repaired, or no_call (given as "
+    "text).",
     ("model_name", "outcome"),
 )
 ALL = (
@@ -93,7 +98,8 @@ class BatchMetrics(Protocol):
 
 
 class Metrics(Collector):
-    """The metrics of the app, in no registry, so that the registry of an embedding program is not touched."""
+    """The metrics of the app, in no registry, so that the registry of an embedding program is not
+    touched."""
 
     def __init__(self, listed: Callable[[], Sequence[ModelEntry]]) -> None:
         self._listed = listed
@@ -107,13 +113,15 @@ class Metrics(Collector):
         self._process = ProcessCollector(registry=None)
 
     def responded(self, method: str, path: str, status: int) -> None:
-        """Count a response. `path` is the router's pattern, so that clients cannot create arbitrarily many series."""
+        """Count a response. `path` is the router's pattern, so that clients cannot create
+        arbitrarily many series."""
         self._responses[method, path, str(status)] += 1
 
     async def exposed(self) -> bytes:
-        """Format all metrics in Prometheus' text format, whatever else a scraper prefers: written as OpenMetrics, the
-        client library turns `vllm:` into `vllm_` for every scraper that does not ask for UTF-8 names. One metric is
-        formatted at a time, since all of them take milliseconds and streams must go on."""
+        """Format all metrics in Prometheus' text format, whatever else a scraper prefers: written
+        as OpenMetrics, the client library turns `vllm:` into `vllm_` for every scraper that does
+        not ask for UTF-8 names. One metric is formatted at a time, since all of them take
+        milliseconds and streams must go on."""
         parts = []
         for family in self.collect():
             parts.append(generate_latest(FamilyCollector((family,))))
@@ -121,12 +129,16 @@ class Metrics(Collector):
         return b"".join(parts)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families. The actors' statistics are of the moment of the first metric, however long the
-        others take."""
+        """Yield the metric families. The actors' statistics are of the moment of the first metric,
+        however long the others take."""
         listed = [entry for entry in self._listed() if not entry.is_unused]
-        scrapes = [(entry.names[0], _seen(entry.runtime)) for entry in listed if entry.runtime is not None]
+        scrapes = [
+            (entry.names[0], _seen(entry.runtime)) for entry in listed if entry.runtime is not None
+        ]
         for metric in MODEL_METRICS:
-            yield metric.named.family(value for model, scrape in scrapes for value in metric.values(model, scrape))
+            yield metric.named.family(
+                value for model, scrape in scrapes for value in metric.values(model, scrape)
+            )
         counted = [(entry.names[0], self.requests.of(entry.names[0])) for entry in listed]
         for request_metric in REQUEST_METRICS:
             yield request_metric.named.family(

@@ -1,4 +1,5 @@
-"""The definition of a metric: one entry with its name, kind and help, and the function that reads its values."""
+"""The definition of a metric: one entry with its name, kind and help, and the function that reads
+its values."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Literal, TypeVar
 
 import attrs
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.watches import Health
@@ -30,7 +36,8 @@ class ModelScrape:
 
 @attrs.frozen
 class MetricFamily:
-    """A metric's kind, name, help and labels. `name` is the one that Prometheus shows, `_total` included."""
+    """A metric's kind, name, help and labels. `name` is the one that Prometheus shows, `_total`
+    included."""
 
     kind: Kind
     name: str
@@ -72,7 +79,9 @@ class ModelMetric(Generic[Source]):
     @property
     def named(self) -> MetricFamily:
         """The metric with its model labels. vLLM numbers its engines; a model has one here."""
-        model_labels = ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
+        model_labels = (
+            ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
+        )
         return MetricFamily(self.kind, self.name, self.help, model_labels + self.labels)
 
     def values(self, model: str, source: Source) -> Iterable[Labelled]:

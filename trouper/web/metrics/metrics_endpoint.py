@@ -1,4 +1,5 @@
-"""GET /metrics. No key is needed without a key file, as for /health: metrics describe load, never the content of requests."""
+"""GET /metrics. No key is needed without a key file, as for /health: metrics describe load, never
+the content of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class Scrapes:
                 handler=self.metrics,
                 tag="Server",
                 summary="Metrics for Prometheus",
-                description="In Prometheus' text format; docs/metrics.md says what each of them is.",
+                description=(
+                    "In Prometheus' text format; docs/metrics.md says what each of them is."
+                ),
                 answer={"type": "string"},
                 content_type="text/plain",
             ),

@@ -28,8 +28,11 @@ class Measure:
     """Reads the value of a record; None: this record does not count."""
 
 
-def _if_complete(of: Callable[[RequestRecord], float | None]) -> Callable[[RequestRecord], float | None]:
-    """Restrict a measurement to complete answers: an aborted answer does not show how long a complete one takes."""
+def _if_complete(
+    of: Callable[[RequestRecord], float | None],
+) -> Callable[[RequestRecord], float | None]:
+    """Restrict a measurement to complete answers: an aborted answer does not show how long a
+    complete one takes."""
     return lambda record: of(record) if record.reason in ("stop", "length") else None
 
 
@@ -126,8 +129,8 @@ EXPECTED = (
     ("error", "request_crashes_engine"),
     ("refused", "request_crashes_engine"),
 )
-"""Problems that are counted from the start: the first value of a series that did not exist before is no increase to
-`rate()`."""
+"""Problems that are counted from the start: the first value of a series that did not exist before
+is no increase to `rate()`."""
 
 
 @attrs.define
@@ -138,7 +141,9 @@ class ModelRequestCounts:
         factory=lambda: {measure.name: measure.empty for measure in MEASURES}
     )
     reasons: Counter[str] = attrs.field(factory=lambda: Counter(stop=0, length=0, abort=0, error=0))
-    problems: Counter[tuple[str, str]] = attrs.field(factory=lambda: Counter(dict.fromkeys(EXPECTED, 0)))
+    problems: Counter[tuple[str, str]] = attrs.field(
+        factory=lambda: Counter(dict.fromkeys(EXPECTED, 0))
+    )
     """Counts by (reason, code)."""
     adapters: Counter[str] = attrs.field(factory=Counter)
     """Counts by LoRA adapter, of requests that named one."""

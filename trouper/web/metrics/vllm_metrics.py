@@ -1,4 +1,5 @@
-"""Metrics with the meaning of vLLM's metrics of the same name, so that its dashboards and routers work."""
+"""Metrics with the meaning of vLLM's metrics of the same name, so that its dashboards and routers
+work."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from trouper.web.metrics.request_metrics import MEASURES, Measure, ModelRequestC
 
 
 def _kv_used(seen: ModelScrape) -> float:
-    """Share of the KV memory that rows hold. A single row may run with more than the limit. Without a limit rows are what runs out."""
+    """Share of the KV memory that rows hold. A single row may run with more than the limit. Without
+    a limit rows are what runs out."""
     stats = seen.health.scheduler
     if stats.kv_limit_bytes:
         return min(1.0, stats.kv_row_bytes / stats.kv_limit_bytes)
@@ -23,7 +25,10 @@ def _reasons(counts: ModelRequestCounts) -> Iterable[Labelled]:
 def _sources(seen: ModelScrape) -> Iterable[Labelled]:
     stats = seen.health.scheduler
     cached = stats.total_cached_tokens
-    return [(("local_compute",), stats.total_prompt_tokens - cached), (("local_cache_hit",), cached)]
+    return [
+        (("local_compute",), stats.total_prompt_tokens - cached),
+        (("local_cache_hit",), cached),
+    ]
 
 
 def _cache_config(seen: ModelScrape) -> Iterable[Labelled]:
@@ -34,11 +39,16 @@ def _cache_config(seen: ModelScrape) -> Iterable[Labelled]:
 
 
 def _accepted_at(seen: ModelScrape) -> Iterable[Labelled]:
-    return [((str(position),), count) for position, count in enumerate(seen.health.scheduler.speculation.accepted_at)]
+    return [
+        ((str(position),), count)
+        for position, count in enumerate(seen.health.scheduler.speculation.accepted_at)
+    ]
 
 
 def _histogram(measure: Measure) -> ModelMetric[ModelRequestCounts]:
-    return ModelMetric("histogram", measure.name, measure.help, lambda counts: counts.histograms[measure.name])
+    return ModelMetric(
+        "histogram", measure.name, measure.help, lambda counts: counts.histograms[measure.name]
+    )
 
 
 VLLM_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
@@ -57,7 +67,8 @@ VLLM_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
     ModelMetric(
         "gauge",
         "vllm:kv_cache_usage_perc",
-        "KV of running requests, as a part of the KV memory (--kv-memory); of the rows, if no limit is known. 1: requests wait or are "
+        "KV of running requests, as a part of the KV memory (--kv-memory); of the rows, if no "
+        "limit is known. 1: requests wait or are "
         "preempted. What is only cached does not count.",
         _kv_used,
     ),
@@ -108,7 +119,8 @@ VLLM_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
     ModelMetric(
         "counter",
         "vllm:num_preemptions_total",
-        "Rows that left the batch since memory was full, or for a request of a higher priority; they go on later.",
+        "Rows that left the batch since memory was full, or for a request of a higher priority; "
+        "they go on later.",
         lambda seen: seen.health.scheduler.preemptions,
     ),
     ModelMetric(
@@ -126,7 +138,8 @@ VLLM_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
     ModelMetric(
         "counter",
         "vllm:prompt_tokens_by_source_total",
-        "The same tokens: computed (local_compute), or from a cache in memory or on disk (local_cache_hit).",
+        "The same tokens: computed (local_compute), or from a cache in memory or on disk "
+        "(local_cache_hit).",
         _sources,
         ("source",),
     ),
@@ -159,7 +172,8 @@ VLLM_REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
     ModelMetric(
         "counter",
         "vllm:request_success_total",
-        "Requests that were accepted and have ended: stop, length, abort (the client left or cancelled), error.",
+        "Requests that were accepted and have ended: stop, length, abort (the client left or "
+        "cancelled), error.",
         _reasons,
         ("finished_reason",),
     ),

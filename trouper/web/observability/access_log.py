@@ -1,5 +1,5 @@
-"""Access log: one line for each request, written when it has ended. Lines never contain text of a prompt, an answer or
-a key; a key is called by its name, or by its line in the file."""
+"""Access log: one line for each request, written when it has ended. Lines never contain text of a
+prompt, an answer or a key; a key is called by its name, or by its line in the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def log_record(record: RequestRecord) -> None:
     """Log the end of a request that was submitted to a model."""
     level = logging.WARNING if record.reason == "error" else logging.INFO
     if log.isEnabledFor(level):
-        log.log(level, _summary(record), extra={REQUEST_ID: record.request_id, FIELDS: _fields(record)})
+        log.log(
+            level, _summary(record), extra={REQUEST_ID: record.request_id, FIELDS: _fields(record)}
+        )
 
 
 def _summary(record: RequestRecord) -> str:
@@ -29,8 +31,13 @@ def _summary(record: RequestRecord) -> str:
     if record.reason == "refused":
         return summary
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
-    waited = "" if record.first_token_s is None else f", the first after {record.first_token_s:.2f} s"
-    return f"{summary}: prompt {record.prompt_tokens}{cached}, answer {record.generated_tokens} tokens{waited}"
+    waited = (
+        "" if record.first_token_s is None else f", the first after {record.first_token_s:.2f} s"
+    )
+    return (
+        f"{summary}: prompt {record.prompt_tokens}{cached}, answer {record.generated_tokens} "
+        f"tokens{waited}"
+    )
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:
@@ -60,8 +67,8 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def log_response(method: str, path: str, status: int) -> None:
-    """Log a response to a request that submitted no prompt: at `warning` if the server is at fault, at `info` if the
-    request is, else at `debug`."""
+    """Log a response to a request that submitted no prompt: at `warning` if the server is at fault,
+    at `info` if the request is, else at `debug`."""
     level = logging.WARNING if status >= 500 else logging.INFO if status >= 400 else logging.DEBUG
     if log.isEnabledFor(level):
         method, path = method[:LONGEST_METHOD], path[:LONGEST_PATH]

@@ -54,7 +54,8 @@ HEALTH = full(
 
 
 def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, Any]:
-    """The default model's health (of another, while that one is not loaded or is being unloaded), and with several models that of each."""
+    """The default model's health (of another, while that one is not loaded or is being unloaded),
+    and with several models that of each."""
     listed = [entry for entry in listed if not entry.is_unused]
     staying = sorted(listed, key=lambda entry: entry.state == "unloading")
     loaded = [_model_body(entry.runtime) for entry in staying if entry.runtime is not None]
@@ -65,16 +66,24 @@ def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, An
 
 
 def none_loaded(*, draining: bool, unloading: bool = False) -> dict[str, str]:
-    """The status of a server without a loaded model, which loads one at the next request unless it is `draining`. `unloading`: the last
-    one is being unloaded."""
-    detail = "the model is being unloaded; a request loads it again" if unloading else "no model is loaded"
+    """The status of a server without a loaded model, which loads one at the next request unless it
+    is `draining`. `unloading`: the last one is being unloaded."""
+    detail = (
+        "the model is being unloaded; a request loads it again"
+        if unloading
+        else "no model is loaded"
+    )
     return {"status": "draining" if draining else "ok", "detail": detail}
 
 
 def _entry_body(entry: ModelEntry) -> dict[str, Any]:
     if entry.runtime is not None:
         return {"state": entry.state} | _model_body(entry.runtime)
-    return {"state": entry.state} if entry.problem is None else {"state": entry.state, "detail": entry.problem.message}
+    return (
+        {"state": entry.state}
+        if entry.problem is None
+        else {"state": entry.state, "detail": entry.problem.message}
+    )
 
 
 def _model_body(runtime: Runtime) -> dict[str, Any]:
@@ -88,10 +97,15 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "speculation": attrs.asdict(health.scheduler.speculation) | _drafters(runtime.model),
         "recovery": attrs.asdict(health.scheduler.recovery),
         "actors": [attrs.asdict(actor) for actor in health.actors],
-        "memory": attrs.asdict(health.memory) | _model_memory(runtime, health) | _kv_memory(health.scheduler),
+        "memory": attrs.asdict(health.memory)
+        | _model_memory(runtime, health)
+        | _kv_memory(health.scheduler),
         "directory": attrs.asdict(health.directory),
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
-        "architecture": {"model_type": runtime.model.architecture, "source": runtime.model.architecture_source},
+        "architecture": {
+            "model_type": runtime.model.architecture,
+            "source": runtime.model.architecture_source,
+        },
         "self_check": self_check_body(runtime.model),
         "tool_calls": can_call_tools(runtime.tokenizer),
         "tool_parser": runtime.model.tool_parser,
@@ -101,7 +115,8 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
 
 
 def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:
-    """Bytes of the weights with all LoRA adapters, and of these alone; and of an adapter that is being loaded."""
+    """Bytes of the weights with all LoRA adapters, and of these alone; and of an adapter that is
+    being loaded."""
     adapters = health.adapters
     return {
         "weights_bytes": runtime.weights_bytes,
@@ -112,7 +127,10 @@ def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:
 
 def _drafters(card: ModelCard) -> dict[str, Any]:
     """The draft model by its name, and whether there is an MTP head, or why not."""
-    return {"draft_model": card.draft_model, "mtp": {"loaded": not card.no_mtp, "reason": card.no_mtp}}
+    return {
+        "draft_model": card.draft_model,
+        "mtp": {"loaded": not card.no_mtp, "reason": card.no_mtp},
+    }
 
 
 def self_check_body(card: ModelCard) -> dict[str, Any]:
@@ -121,8 +139,8 @@ def self_check_body(card: ModelCard) -> dict[str, Any]:
 
 
 def _kv_memory(stats: SchedulerStats) -> dict[str, Any]:
-    """Bytes of rows and the limit that they share with cached blocks, 0 if there is none; how often a row left for lack of memory, and how
-    many sequences wait to return; the engine's banks."""
+    """Bytes of rows and the limit that they share with cached blocks, 0 if there is none; how often
+    a row left for lack of memory, and how many sequences wait to return; the engine's banks."""
     return {
         "kv_row_bytes": stats.kv_row_bytes,
         "kv_limit_bytes": stats.kv_limit_bytes,
@@ -133,14 +151,21 @@ def _kv_memory(stats: SchedulerStats) -> dict[str, Any]:
 
 
 def _rank(rank: RankStats) -> dict[str, Any]:
-    """`silent_s`: since its last sign of life. `directory`: a follower's; rank 0's is the server's."""
+    """`silent_s`: since its last sign of life. `directory`: a follower's; rank 0's is the
+    server's."""
     silent_s = round(max(0.0, trio.current_time() - rank.heard_at), 3)
     directory = {} if rank.directory is None else {"directory": attrs.asdict(rank.directory)}
-    return {"rank": rank.rank, "state": rank.state, "step": rank.step, "silent_s": silent_s} | directory
+    return {
+        "rank": rank.rank,
+        "state": rank.state,
+        "step": rank.step,
+        "silent_s": silent_s,
+    } | directory
 
 
 def cache_stats(health: Health) -> dict[str, int | float]:
-    """Blocks in memory, and what they spared. Every block that is held is a cached one; `free_blocks` would still fit."""
+    """Blocks in memory, and what they spared. Every block that is held is a cached one;
+    `free_blocks` would still fit."""
     stats, cache = health.scheduler, health.scheduler.cache
     prompt_tokens = stats.total_prefill_tokens + stats.total_cached_tokens
     lookups = cache.hits_block + cache.misses

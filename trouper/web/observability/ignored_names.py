@@ -1,4 +1,5 @@
-"""Names that requests were read past: a count of each for metrics, and a log line for the first of each."""
+"""Names that requests were read past: a count of each for metrics, and a log line for the first of
+each."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ log = logging.getLogger("trouper.web")
 HEADER = "X-Trouper-Ignored"
 """The header of a response that names what its request was read past."""
 MAX_SERIES = 200
-"""Maximum number of names that are counted and logged each, since clients choose them. Further ones count as `OTHER`."""
+"""Maximum number of names that are counted and logged each, since clients choose them. Further ones
+count as `OTHER`."""
 OTHER = "other"
 
 
@@ -28,5 +30,10 @@ class IgnoredNames:
             known = name in self.counts or len(self.counts) < MAX_SERIES
             if name not in self.counts and known:
                 fields = {"event": "ignored", "name": name, "path": path}
-                log.info("%s: %r is read past; --strict refuses it (logged once)", path, name, extra={FIELDS: fields})
+                log.info(
+                    "%s: %r is read past; --strict refuses it (logged once)",
+                    path,
+                    name,
+                    extra={FIELDS: fields},
+                )
             self.counts[name if known else OTHER] += 1

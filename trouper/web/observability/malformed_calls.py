@@ -1,4 +1,5 @@
-"""Calls that a model did not write as its format has them: a count for metrics, and a log line for the first of each kind."""
+"""Calls that a model did not write as its format has them: a count for metrics, and a log line for
+the first of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The log of recent requests: each record is kept once, and observers (metrics, access log, traces) are called with it."""
+"""The log of recent requests: each record is kept once, and observers (metrics, access log, traces)
+are called with it."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class RequestLog:
         """The latest records, the newest last."""
 
     def note(self, origin: RequestOrigin, record: RequestRecord) -> None:
-        """Complete a request's record and notify the observers. Runs while a request is closed, perhaps in cancelled
-        cleanup: it neither waits nor raises."""
+        """Complete a request's record and notify the observers. Runs while a request is closed,
+        perhaps in cancelled cleanup: it neither waits nor raises."""
         complete = attrs.evolve(
             record,
             model=origin.model,

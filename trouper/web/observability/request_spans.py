@@ -1,6 +1,6 @@
-"""Requests as OpenTelemetry spans, created when a request has ended: no span state is kept before. Needs the extra
-`otel`; a program that embeds the server passes `Traces(tracer).observe` to `serve_http` or `create_app` as one of the
-observers."""
+"""Requests as OpenTelemetry spans, created when a request has ended: no span state is kept before.
+Needs the extra `otel`; a program that embeds the server passes `Traces(tracer).observe` to
+`serve_http` or `create_app` as one of the observers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embedding
 
 
 class Traces:
-    """Creates a span for each request, with one inside for each phase that the request reached: queue, prefill, decode."""
+    """Creates a span for each request, with one inside for each phase that the request reached:
+    queue, prefill, decode."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -37,15 +38,19 @@ class Traces:
         span.end(_ns(record, record.ended_at))
 
     def _caller(self, record: RequestRecord) -> Context:
-        """Return the client's trace context; an empty one, so that a new trace begins, if the client sent none or an
-        invalid one."""
+        """Return the client's trace context; an empty one, so that a new trace begins, if the
+        client sent none or an invalid one."""
         carrier = {"traceparent": record.traceparent, "tracestate": record.tracestate}
-        return self._propagator.extract({name: value for name, value in carrier.items() if value}, Context())
+        return self._propagator.extract(
+            {name: value for name, value in carrier.items() if value}, Context()
+        )
 
     def _phases(self, record: RequestRecord, inside: Context) -> None:
         first, last = record.first_token_at, record.last_token_at
         if record.reason != "refused":
-            self._phase(record, "queue", record.arrived_at, record.admitted_at or record.ended_at, inside)
+            self._phase(
+                record, "queue", record.arrived_at, record.admitted_at or record.ended_at, inside
+            )
         if record.admitted_at is not None:
             prefill = self._start(record, "prefill", record.admitted_at, inside)
             prefill.add_event("cache", _tiers(record), _ns(record, record.admitted_at))
@@ -53,7 +58,9 @@ class Traces:
         if first is not None and last is not None:
             self._phase(record, "decode", first, last, inside)
 
-    def _phase(self, record: RequestRecord, name: str, begin: float, end: float, inside: Context) -> None:
+    def _phase(
+        self, record: RequestRecord, name: str, begin: float, end: float, inside: Context
+    ) -> None:
         self._start(record, name, begin, inside).end(_ns(record, end))
 
     def _start(self, record: RequestRecord, name: str, begin: float, inside: Context) -> Span:
@@ -61,7 +68,8 @@ class Traces:
 
 
 def _attributes(record: RequestRecord) -> Attributes:
-    """Return attributes under OpenTelemetry's names where it defines some. A refused request has no counts."""
+    """Return attributes under OpenTelemetry's names where it defines some. A refused request has no
+    counts."""
     attributes: Attributes = {
         "http.request.method": "POST",
         "http.route": record.endpoint,
@@ -89,7 +97,8 @@ def _tiers(record: RequestRecord) -> Attributes:
 
 
 def _tell_end(record: RequestRecord, span: Span) -> None:
-    """Set the status. A refusal is the client's fault or the queue's; only an error is a fault of the server."""
+    """Set the status. A refusal is the client's fault or the queue's; only an error is a fault of
+    the server."""
     if record.code:
         span.set_attribute("error.type", record.code)
     if record.reason == "error":

@@ -1,4 +1,5 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: its parameters, answers and errors.
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: its parameters, answers
+and errors.
 
 A key needs the right `admin` for them, and a model of its list.
 """
@@ -24,7 +25,14 @@ from trouper.web.service import Service
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 AdapterPath = Annotated[str, Meta(min_length=1, max_length=4096)]
 """As long as a path may be on Linux."""
-ENDPOINT = partial(Endpoint, tag="Models", method="POST", answer=TEXT, content_type="text/plain", also=(404, 503, 507))
+ENDPOINT = partial(
+    Endpoint,
+    tag="Models",
+    method="POST",
+    answer=TEXT,
+    content_type="text/plain",
+    also=(404, 503, 507),
+)
 EXAMPLE: Json = {"lora_name": "sql", "lora_path": "/adapters/sql"}
 
 
@@ -46,7 +54,11 @@ class AdapterOperations:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        started_with = [directory for entry in service.models.entries() for directory in entry.adapter_directories]
+        started_with = [
+            directory
+            for entry in service.models.entries()
+            for directory in entry.adapter_directories
+        ]
         self._directories = (*service.settings.adapters_from, *started_with)
         """Adapters are loaded from these, and from below them."""
 
@@ -56,8 +68,11 @@ class AdapterOperations:
                 path="/v1/load_lora_adapter",
                 handler=self.load,
                 summary="Load a LoRA adapter",
-                description="From the directories that --adapter and --adapters-from name. Requests that run are not disturbed. `load_inplace` exchanges an adapter of this name for these files, when the "
-                "requests that have it have ended. One that does not fit into memory is refused (507) before anything is loaded.",
+                description="From the directories that --adapter and --adapters-from name. "
+                "Requests that run are not disturbed. `load_inplace` exchanges an adapter of this "
+                "name for these files, when the "
+                "requests that have it have ended. One that does not fit into memory is refused "
+                "(507) before anything is loaded.",
                 request=LoadAdapterRequest,
                 examples={"One of the default model": EXAMPLE},
             ),
@@ -84,7 +99,9 @@ class AdapterOperations:
             missing = isinstance(unusable, AdapterFilesMissing)
             message = f"Loading lora {body.lora_name} failed: {unusable}"
             status, kind = (404, "NotFoundError") if missing else (400, "BadRequestError")
-            raise RequestFailed(Problem(status, message, kind, "lora_path", "adapter_unusable")) from unusable
+            raise RequestFailed(
+                Problem(status, message, kind, "lora_path", "adapter_unusable")
+            ) from unusable
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self) -> Response:
@@ -93,7 +110,8 @@ class AdapterOperations:
         return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     def _entry(self, model: str | None) -> ModelEntry:
-        """Return the model. Raises `RequestFailed` (404), also for a model that the key may not use."""
+        """Return the model. Raises `RequestFailed` (404), also for a model that the key may not
+        use."""
         return self._service.listed(None if model is None else self._service.resolved(model))
 
     async def _directory(self, path: str) -> str:
@@ -102,10 +120,14 @@ class AdapterOperations:
         directory = await trio.to_thread.run_sync(within, path, self._directories)
         if directory is None:
             message = (
-                "lora_path is in no directory from which adapters may be loaded: those that --adapter names, and those of "
-                "--adapters-from DIR; start the server with --adapters-from and the directory of this adapter"
+                "lora_path is in no directory from which adapters may be loaded: those that "
+                "--adapter names, and those of "
+                "--adapters-from DIR; start the server with --adapters-from and the directory of "
+                "this adapter"
             )
-            raise RequestFailed(Problem(403, message, "permission_error", "lora_path", "adapter_path_not_allowed"))
+            raise RequestFailed(
+                Problem(403, message, "permission_error", "lora_path", "adapter_path_not_allowed")
+            )
         return directory
 
     async def _load(self, entry: ModelEntry, name: str, directory: str) -> None:
@@ -123,7 +145,10 @@ class AdapterOperations:
     def _require_name(self, name: str) -> None:
         """Check that requests can name an adapter so. Raises `RequestFailed` (400)."""
         if not name.strip() or ":" in name or "=" in name:
-            what = f"lora_name {name!r} cannot be requested; give a name without a colon and an equals sign"
+            what = (
+                f"lora_name {name!r} cannot be requested; give a name without a colon and an "
+                "equals sign"
+            )
         elif any(name in entry.names for entry in self._service.models.entries()):
             what = f"lora_name {name!r} is the name of a model; give another"
         else:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from trouper.web.http.request_schema import COUNT, FLAG, NULL, TEXT, Json, array, closed, either, full, nullable, ref
+from trouper.web.http.request_schema import (
+    COUNT,
+    FLAG,
+    NULL,
+    TEXT,
+    Json,
+    array,
+    closed,
+    either,
+    full,
+    nullable,
+    ref,
+)
 
 NUMBER: Json = {"type": "number"}
 TOKENS = array(COUNT)
@@ -29,11 +41,14 @@ AT: Json = {
 }
 CHAT_LOGPROBS = closed(
     {
-        "content": array(closed({**AT, "top_logprobs": array(closed(AT, *AT))}, *AT, "top_logprobs")),
+        "content": array(
+            closed({**AT, "top_logprobs": array(closed(AT, *AT))}, *AT, "top_logprobs")
+        ),
         "refusal": NULL,
     },
-    "content", "refusal",
-)  # fmt: skip
+    "content",
+    "refusal",
+)
 COMPLETION_LOGPROBS = closed(
     {
         "tokens": array(TEXT),
@@ -41,13 +56,17 @@ COMPLETION_LOGPROBS = closed(
         "top_logprobs": array(nullable({"type": "object", "additionalProperties": NUMBER})),
         "text_offset": TOKENS,
     },
-    "tokens", "token_logprobs", "top_logprobs", "text_offset",
-)  # fmt: skip
+    "tokens",
+    "token_logprobs",
+    "top_logprobs",
+    "text_offset",
+)
 
 FUNCTION = closed({"name": TEXT, "arguments": TEXT}, "name", "arguments")
 CALL: Json = {"id": TEXT, "type": {"const": "function"}, "function": FUNCTION}
 CALL_PART = closed({"name": TEXT, "arguments": TEXT}, "arguments")
-"""Of a chunk: the first of a call has its id, type and name, and those behind it more of its arguments."""
+"""Of a chunk: the first of a call has its id, type and name, and those behind it more of its
+arguments."""
 MESSAGE = closed(
     {
         "role": {"const": "assistant"},
@@ -56,15 +75,19 @@ MESSAGE = closed(
         "reasoning_content": TEXT,
         "tool_calls": array(closed(CALL, *CALL)),
     },
-    "role", "content", "refusal",
-)  # fmt: skip
+    "role",
+    "content",
+    "refusal",
+)
 DELTA = closed(
     {
         "role": {"const": "assistant"},
         "content": TEXT,
         "refusal": NULL,
         "reasoning_content": TEXT,
-        "tool_calls": array(closed(CALL | {"index": COUNT, "function": CALL_PART}, "index", "function")),
+        "tool_calls": array(
+            closed(CALL | {"index": COUNT, "function": CALL_PART}, "index", "function")
+        ),
     }
 )
 CHAT_CHOICE = full(
@@ -179,7 +202,9 @@ COMPONENTS: Json = {
     "CompletionLogprobs": COMPLETION_LOGPROBS,
     "Usage": USAGE,
     "ChatCompletion": _around("chat.completion", CHAT_CHOICE, "usage", prompt_token_ids=TOKENS),
-    "ChatCompletionChunk": _around("chat.completion.chunk", CHAT_CHUNK_CHOICE, prompt_token_ids=TOKENS),
+    "ChatCompletionChunk": _around(
+        "chat.completion.chunk", CHAT_CHUNK_CHOICE, prompt_token_ids=TOKENS
+    ),
     "Completion": _around("text_completion", completion_choice(REASON, "matched_stop"), "usage"),
     "CompletionChunk": _around("text_completion", completion_choice(nullable(REASON))),
     "ModelBody": MODEL_BODY,

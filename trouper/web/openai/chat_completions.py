@@ -29,9 +29,15 @@ from trouper.web.openai.other_servers import (
     reasoning_adapted,
     sampling_adapted,
     thinking_adapted,
-)  # fmt: skip
+)
 from trouper.web.openai.other_tools import choice_adapted, tools_adapted
-from trouper.web.openai.parameters import NOT_SUPPORTED, Parameters, min_tokens_of, sampling_of, stops_of
+from trouper.web.openai.parameters import (
+    NOT_SUPPORTED,
+    Parameters,
+    min_tokens_of,
+    sampling_of,
+    stops_of,
+)
 from trouper.web.openai.response_format import grammar_of
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
@@ -53,14 +59,17 @@ REFUSED: Refused = {
 }
 ALIASES = {**length_aliases("max_tokens", "max_output_tokens"), **SAMPLING, **STRUCTURES, **BUDGETS}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-"""Effort of reasoning. `none` disables it; the others are passed to the chat template, which may ignore them."""
+"""Effort of reasoning. `none` disables it; the others are passed to the chat template, which may
+ignore them."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
 def _adapted(value: Json, skip: Skip) -> Json:
     value = sampling_adapted(value, ALIASES, ("max_tokens", "max_completion_tokens"), skip)
     value = reasoning_adapted(thinking_adapted(value, skip), get_args(Effort), skip)
-    value = choice_adapted(tools_adapted(chat_adapted(value, skip), ("function", "custom"), skip), nested=True)
+    value = choice_adapted(
+        tools_adapted(chat_adapted(value, skip), ("function", "custom"), skip), nested=True
+    )
     return value | {"response_format": format_adapted(value.get("response_format"), flat=False)}
 
 
@@ -101,17 +110,25 @@ def parse_chat(body: dict[str, Any], report: Report = refuse) -> ChatRequest:
     return structure(body, ChatRequest, report)
 
 
-def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:
+def chat_to_generate(
+    request: ChatRequest, request_id: str, default_seed: int | None
+) -> tuple[Generate, ...]:
     """Build a request for each choice. Raises `RequestFailed` (400) naming the parameter."""
     tools = request.parsed_tools
     kwargs = template_kwargs(request.chat_template_kwargs)
     if tools.described:
         kwargs = kwargs | {"tools": tools.described}
     kwargs = _about_thinking(request, tools) | _about_the_end(request) | kwargs
-    limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    limit = (
+        request.max_tokens
+        if request.max_completion_tokens is None
+        else request.max_completion_tokens
+    )
     generate = Generate(
         request_id=request_id,
-        prompt=ChatPrompt(messages_of(request.messages, tools), kwargs, ignored_of(request.messages)),
+        prompt=ChatPrompt(
+            messages_of(request.messages, tools), kwargs, ignored_of(request.messages)
+        ),
         sampling=sampling_of(request, default_seed),
         max_tokens=limit,
         stop=stops_of(request.stop),
@@ -128,27 +145,37 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
 
 
 def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
-    """Return the template's arguments about reasoning. An answer that follows a grammar has no room for it. Templates
-    that do not know the arguments ignore them."""
+    """Return the template's arguments about reasoning. An answer that follows a grammar has no room
+    for it. Templates that do not know the arguments ignore them."""
     effort, kwargs = request.reasoning_effort, {}
     if effort is not None and effort != "none":
         kwargs = {"reasoning_effort": effort, "enable_thinking": True}
     bound = tools.forced or grammar_of(request) is not None
     return kwargs | (
-        {"enable_thinking": False} if bound or effort == "none" or request.thinking_token_budget == 0 else {}
+        {"enable_thinking": False}
+        if bound or effort == "none" or request.thinking_token_budget == 0
+        else {}
     )
 
 
 def _about_the_end(request: ChatRequest) -> dict[str, Any]:
-    """Whether the prompt ends with the beginning of an answer, or in the middle of the last message."""
+    """Whether the prompt ends with the beginning of an answer, or in the middle of the last
+    message."""
     if not request.continue_final_message:
-        return {} if request.add_generation_prompt is None else {"add_generation_prompt": request.add_generation_prompt}
+        return (
+            {}
+            if request.add_generation_prompt is None
+            else {"add_generation_prompt": request.add_generation_prompt}
+        )
     if request.add_generation_prompt:
         raise combination(
-            "continue_final_message needs add_generation_prompt: false, or neither", "continue_final_message"
+            "continue_final_message needs add_generation_prompt: false, or neither",
+            "continue_final_message",
         )
     if messages_of(request.messages)[-1]["role"] != "assistant":
-        raise combination("continue_final_message needs a last message of the assistant", "continue_final_message")
+        raise combination(
+            "continue_final_message needs a last message of the assistant", "continue_final_message"
+        )
     return {"add_generation_prompt": False, "continue_final_message": True}
 
 

@@ -23,11 +23,14 @@ from trouper.web.output.reasoning_tokens import CountingParser
 
 
 class ChatDialect(OpenAiDialect):
-    """chat.completion and chat.completion.chunk. `make_parser` makes a parser for each answer, if an answer may hold
-    more than text."""
+    """chat.completion and chat.completion.chunk. `make_parser` makes a parser for each answer, if
+    an answer may hold more than text."""
 
     def __init__(
-        self, envelope: Envelope, extras: Extras, make_parser: Callable[[], OutputParser] | None = None
+        self,
+        envelope: Envelope,
+        extras: Extras,
+        make_parser: Callable[[], OutputParser] | None = None,
     ) -> None:
         super().__init__("chat.completion.chunk", envelope, extras)
         self._make_parser = make_parser
@@ -43,7 +46,9 @@ class ChatDialect(OpenAiDialect):
         bodies = [self._choice(index, choice) for index, choice in enumerate(choices)]
         usage = self._total([choice.usage for choice in choices])
         body = self.envelope.around("chat.completion", bodies, usage)
-        return body | ({"prompt_token_ids": choices[0].prompt_tokens} if self.extras.token_ids else {})
+        return body | (
+            {"prompt_token_ids": choices[0].prompt_tokens} if self.extras.token_ids else {}
+        )
 
     def _choice(self, index: int, choice: Choice) -> Json:
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -69,19 +74,24 @@ class ChatDialect(OpenAiDialect):
         token = self.envelope.token
         return {
             "content": [
-                token(at.token, at.logprob) | {"top_logprobs": [token(other, value) for other, value in at.top]}
+                token(at.token, at.logprob)
+                | {"top_logprobs": [token(other, value) for other, value in at.top]}
                 for at in logprobs
             ],
             "refusal": None,
         }
 
-    def _delta(self, index: int, delta: Json, reason: str | None = None, logprobs: Json | None = None) -> Json:
+    def _delta(
+        self, index: int, delta: Json, reason: str | None = None, logprobs: Json | None = None
+    ) -> Json:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def _parser(self, index: int) -> CountingParser:
         """Return the parser of one answer."""
         if index not in self._parsers:
-            self._parsers[index] = CountingParser(None if self._make_parser is None else self._make_parser())
+            self._parsers[index] = CountingParser(
+                None if self._make_parser is None else self._make_parser()
+            )
         return self._parsers[index]
 
     def usage_at(self, index: int, answer: Answer) -> Usage:
@@ -89,10 +99,17 @@ class ChatDialect(OpenAiDialect):
 
     def _with_reasoning(self, index: int, usage: Usage) -> Usage:
         counted = self._parser(index).reasoning_tokens
-        return usage if counted == usage.reasoning_tokens else attrs.evolve(usage, reasoning_tokens=counted)
+        return (
+            usage
+            if counted == usage.reasoning_tokens
+            else attrs.evolve(usage, reasoning_tokens=counted)
+        )
 
     def _total(self, usages: Sequence[Usage]) -> Usage:
-        return total([self._with_reasoning(index, usage) for index, usage in enumerate(usages)], self.extras.choices)
+        return total(
+            [self._with_reasoning(index, usage) for index, usage in enumerate(usages)],
+            self.extras.choices,
+        )
 
     def opening(self, index: int, answer: Answer) -> bytes:
         choice = self._delta(index, {"role": "assistant", "content": "", "refusal": None})
@@ -111,7 +128,9 @@ class ChatDialect(OpenAiDialect):
         seen = self._logprobs(delta.logprobs) if delta.logprobs else None
         if not deltas and (seen is not None or (self.extras.token_ids and delta.tokens)):
             deltas = [{"content": ""}]  # Fields of tokens are sent although the text is held back.
-        choices = [self._delta(index, change, None, None if n else seen) for n, change in enumerate(deltas)]
+        choices = [
+            self._delta(index, change, None, None if n else seen) for n, change in enumerate(deltas)
+        ]
         if choices and self.extras.token_ids:
             choices[0]["token_ids"] = delta.tokens
         return b"".join(self.chunk(choice, answer) for choice in choices)
@@ -129,15 +148,18 @@ class ChatDialect(OpenAiDialect):
             reason = parser.reason(finished.reason)
         last = self._delta(index, {}, reason) | {"matched_stop": finished.matched_stop}
         return b"".join(
-            self.chunk(chunk, answer) for chunk in [*(self._delta(index, delta) for delta in pending), last]
+            self.chunk(chunk, answer)
+            for chunk in [*(self._delta(index, delta) for delta in pending), last]
         )
 
     def closing(self, usages: Sequence[Usage]) -> bytes:
-        return super().closing([self._with_reasoning(index, usage) for index, usage in enumerate(usages)])
+        return super().closing(
+            [self._with_reasoning(index, usage) for index, usage in enumerate(usages)]
+        )
 
     def heartbeat(self, index: int, answer: Answer) -> bytes:
-        """Format an empty delta. Some clients restart their timer with each chunk only, not with a comment (LangChain's
-        `stream_chunk_timeout`), and all of them add nothing for it."""
+        """Format an empty delta. Some clients restart their timer with each chunk only, not with a
+        comment (LangChain's `stream_chunk_timeout`), and all of them add nothing for it."""
         return self.chunk(self._delta(index, {}), answer)
 
 
@@ -152,12 +174,24 @@ def _deltas(parsed: Sequence[ParsedDelta]) -> list[Json]:
             case CallStarted(index, tool, id):
                 deltas.append({"tool_calls": [{"index": index, **call_body(Call(tool, "", id))}]})
             case CallArguments(index, text, kind):
-                more = {"custom": {"input": text}} if kind == "custom" else {"function": {"arguments": text}}
+                more = (
+                    {"custom": {"input": text}}
+                    if kind == "custom"
+                    else {"function": {"arguments": text}}
+                )
                 deltas.append({"tool_calls": [{"index": index, **more}]})
     return deltas
 
 
 def call_body(call: Call) -> Json:
     if call.tool.kind == "custom":
-        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        return {
+            "id": call.id,
+            "type": "custom",
+            "custom": {"name": call.name, "input": call.arguments},
+        }
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

@@ -1,4 +1,5 @@
-"""Messages of chat requests: their types, and their conversion to messages for the chat template."""
+"""Messages of chat requests: their types, and their conversion to messages for the chat
+template."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ class ImagePart(SentBack, tag="image_url", frozen=True):
 Parts = list[
     Annotated[
         TextPart | ImagePart,
-        says("{path}: only parts of type text and image_url are supported, not {tag!r}", "unsupported_content"),
+        says(
+            "{path}: only parts of type text and image_url are supported, not {tag!r}",
+            "unsupported_content",
+        ),
     ]
 ]
 Content = Annotated[str | Parts, says(NOT_TEXT, "invalid_type")]
@@ -58,7 +62,9 @@ def _answer_adapted(value: Json, _: Skip) -> Json:
     refusal = value.get("refusal")
     if not isinstance(refusal, str):
         return value | {"content": ""}
-    return {name: inner for name, inner in value.items() if name != "refusal"} | {"content": refusal}
+    return {name: inner for name, inner in value.items() if name != "refusal"} | {
+        "content": refusal
+    }
 
 
 class _ChatMessage(SentBack, tag_field="role", frozen=True):
@@ -112,9 +118,11 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAG
 
 
 def messages_of(messages: Sequence[ChatMessage], tools: Tools = NO_TOOLS) -> tuple[Json, ...]:
-    """Return the messages as templates expect them. `tools`: those that are offered now, by whose names the model knows
-    its earlier calls. Raises `RequestFailed` (400) naming the parameter."""
-    return tuple(_plain(message, f"messages.{index}", tools) for index, message in enumerate(messages))
+    """Return the messages as templates expect them. `tools`: those that are offered now, by whose
+    names the model knows its earlier calls. Raises `RequestFailed` (400) naming the parameter."""
+    return tuple(
+        _plain(message, f"messages.{index}", tools) for index, message in enumerate(messages)
+    )
 
 
 def _plain(message: ChatMessage, path: str, tools: Tools) -> Json:
@@ -151,15 +159,20 @@ def _text(content: str | Sequence[TextPart | ImagePart], path: str) -> str:
     if isinstance(content, str):
         return checked_text(content, path, "content")
     return "".join(
-        PLACEHOLDER if isinstance(part, ImagePart) else checked_text(part.text, path, f"content.{index}.text")
+        PLACEHOLDER
+        if isinstance(part, ImagePart)
+        else checked_text(part.text, path, f"content.{index}.text")
         for index, part in enumerate(content)
     )
 
 
 def checked_text(text: str, path: str, name: str) -> str:
-    """Return the text. A lone surrogate is refused, since it is no text. Raises `RequestFailed` (400)."""
+    """Return the text. A lone surrogate is refused, since it is no text. Raises `RequestFailed`
+    (400)."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise bad_request(f"{path}.{name} holds a lone surrogate", f"{path}.{name}", "invalid_text") from None
+        raise bad_request(
+            f"{path}.{name} holds a lone surrogate", f"{path}.{name}", "invalid_text"
+        ) from None
     return text

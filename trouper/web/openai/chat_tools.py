@@ -33,16 +33,22 @@ def tool_name(longest: int) -> Meta:
 ToolName = Annotated[str, tool_name(64)]
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Arguments = Annotated[
-    dict[str, Any], says("{path} must be a JSON Schema", "invalid_type", description="JSON Schema of the arguments.")
+    dict[str, Any],
+    says(
+        "{path} must be a JSON Schema", "invalid_type", description="JSON Schema of the arguments."
+    ),
 ]
 
 
 def check_plain_name(value: Json, path: str) -> None:
-    """Refuse, in a strict reading, names that OpenAI's API refuses. Raises `RequestFailed` (400)."""
+    """Refuse, in a strict reading, names that OpenAI's API refuses. Raises `RequestFailed`
+    (400)."""
     name = value.get("name")
     if isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
         path = f"{path}.name"
-        raise bad_request(f"{path} must be 1 to 64 letters, digits, '_', '-' or '.'", path, "invalid_value")
+        raise bad_request(
+            f"{path} must be 1 to 64 letters, digits, '_', '-' or '.'", path, "invalid_value"
+        )
 
 
 class FunctionDefinition(Body, frozen=True):
@@ -55,7 +61,11 @@ class FunctionDefinition(Body, frozen=True):
     strict: Flag | None = None
 
     def offer(self, namespace: str | None = None) -> ToolOffer:
-        fields = {"description": self.description, "parameters": self.parameters, "strict": self.strict}
+        fields = {
+            "description": self.description,
+            "parameters": self.parameters,
+            "strict": self.strict,
+        }
         given = {key: value for key, value in fields.items() if value is not None}
         return ToolOffer(ToolForm(self.name, namespace=namespace), given)
 
@@ -64,7 +74,11 @@ def _nested(value: Json, _: Skip) -> Json:
     """Read a tool that is written flat, as in the responses API."""
     if "function" in value or not isinstance(value.get("name"), str):
         return value
-    inner = {name: value[name] for name in ("name", "description", "parameters", "strict") if name in value}
+    inner = {
+        name: value[name]
+        for name in ("name", "description", "parameters", "strict")
+        if name in value
+    }
     return {name: given for name, given in value.items() if name not in inner} | {"function": inner}
 
 
@@ -90,7 +104,9 @@ class FreeText(Body, tag="text", frozen=True):
 
 class GrammarDefinition(Body, frozen=True):
     syntax: Annotated[Literal["lark", "regex"], says("{path} must be lark or regex")]
-    definition: Annotated[str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)]
+    definition: Annotated[
+        str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)
+    ]
 
     @property
     def grammar(self) -> Grammar:
@@ -98,8 +114,8 @@ class GrammarDefinition(Body, frozen=True):
 
 
 class GrammarFormat(Body, tag="grammar", frozen=True):
-    """Text that matches a grammar. It is enforced where the tool is the only one that may be called, and described to the
-    model elsewhere."""
+    """Text that matches a grammar. It is enforced where the tool is the only one that may be
+    called, and described to the model elsewhere."""
 
     inner: GrammarDefinition = msgspec.field(name="grammar")
 
@@ -124,7 +140,9 @@ class ChatCustomTool(Body, tag="custom", frozen=True):
 
     def offer(self) -> ToolOffer:
         grammar = None if self.custom.format is None else self.custom.format.grammar
-        return custom_offer(ToolForm(self.custom.name, "custom", grammar=grammar), self.custom.description)
+        return custom_offer(
+            ToolForm(self.custom.name, "custom", grammar=grammar), self.custom.description
+        )
 
 
 class FunctionName(Body, frozen=True):
@@ -138,8 +156,9 @@ class NamedTool(Body, tag="function", frozen=True):
 
 
 def arguments_adapted(value: Json, skip: Skip) -> Json:
-    """Convert arguments of an earlier call that are no JSON object, as models write them now and then: the template gets
-    their text. Otherwise one bad call would make every later request of its conversation fail."""
+    """Convert arguments of an earlier call that are no JSON object, as models write them now and
+    then: the template gets their text. Otherwise one bad call would make every later request of its
+    conversation fail."""
     given = value.get("arguments")
     if not isinstance(given, str) or not given or isinstance(_decoded(given), dict):
         return value
@@ -162,7 +181,11 @@ class CalledFunction(Body, frozen=True):
     adapt: ClassVar[Adapt | None] = arguments_adapted
     name: str
     arguments: (
-        Annotated[JsonText | dict[str, Any], says("{path} must be JSON, as text, not {type}", "invalid_type")] | None
+        Annotated[
+            JsonText | dict[str, Any],
+            says("{path} must be JSON, as text, not {type}", "invalid_type"),
+        ]
+        | None
     ) = None
 
 
@@ -207,7 +230,11 @@ class AllowedChoice(Body, frozen=True):
     mode: Annotated[Literal["auto", "required"], says("{path} must be auto or required")]
     tools: Annotated[
         list[NamedTool | NamedCustomTool],
-        says(f"{{path}} must be an array of 1 to {MAX_TOOLS} tools", min_length=1, max_length=MAX_TOOLS),
+        says(
+            f"{{path}} must be an array of 1 to {MAX_TOOLS} tools",
+            min_length=1,
+            max_length=MAX_TOOLS,
+        ),
     ]
 
 
@@ -225,17 +252,22 @@ def explain_choice(_: Any, path: str) -> None:
 ChatTools = Annotated[
     list[
         Annotated[
-            FunctionTool | ChatCustomTool, says("{path} must be an object of type function or custom", "invalid_type")
+            FunctionTool | ChatCustomTool,
+            says("{path} must be an object of type function or custom", "invalid_type"),
         ]
     ],
     Meta(max_length=MAX_TOOLS),
 ]
 Named = NamedTool | NamedCustomTool
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedChatTools, explains(explain_choice)
+    Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedChatTools,
+    explains(explain_choice),
 ]
 PastCalls = list[
-    Annotated[PastCall | PastCustomCall, says("{path} must be an object of type function or custom", "invalid_type")]
+    Annotated[
+        PastCall | PastCustomCall,
+        says("{path} must be an object of type function or custom", "invalid_type"),
+    ]
 ]
 
 
@@ -244,7 +276,8 @@ def tools_of(
     choice: str | Named | AllowedChatTools | None,
     parallel: bool | None,
 ) -> Tools:
-    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the parameter."""
+    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the
+    parameter."""
     offered = Tools.of([tool.offer() for tool in tools or ()], several=parallel is not False)
     if choice is None or choice == "auto":
         return offered
@@ -269,9 +302,14 @@ def _named(choice: Named, offered: Tools, path: str) -> Json:
 
 
 def past_calls(calls: Sequence[PastCall | PastCustomCall], path: str, tools: Tools) -> list[Json]:
-    """Return an assistant message's tool_calls as templates expect them: functions, with arguments as an object."""
+    """Return an assistant message's tool_calls as templates expect them: functions, with arguments
+    as an object."""
     return [
-        {"id": call.id or "", "type": "function", "function": _past_function(call, f"{path}.{index}", tools)}
+        {
+            "id": call.id or "",
+            "type": "function",
+            "function": _past_function(call, f"{path}.{index}", tools),
+        }
         for index, call in enumerate(calls)
     ]
 
@@ -285,7 +323,8 @@ def _past_function(call: PastCall | PastCustomCall, path: str, tools: Tools) -> 
 
 
 def arguments_of(value: str | Json | None, path: str) -> Json:
-    """Return the arguments as an object; an earlier answer had them as text. Raises `RequestFailed` (400)."""
+    """Return the arguments as an object; an earlier answer had them as text. Raises `RequestFailed`
+    (400)."""
     if not isinstance(value, str):
         return value or {}
     parsed = _decoded(value or "{}")

@@ -16,9 +16,9 @@ from trouper.web.output.dialect import Choice, Json, Usage, total
 class CompletionDialect(OpenAiDialect):
     """text_completion, complete and in chunks, which look alike.
 
-    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`: only the prompt was
-    asked for (max_tokens 0); tokens that were computed after it are not shown. `pick` chooses the returned answers
-    among all that were generated.
+    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`:
+    only the prompt was asked for (max_tokens 0); tokens that were computed after it are not shown.
+    `pick` chooses the returned answers among all that were generated.
     """
 
     def __init__(
@@ -37,14 +37,21 @@ class CompletionDialect(OpenAiDialect):
         self._before, self._after = self.template(self._choice(0, "\0", None, None))
 
     def _choice(
-        self, index: int, text: str, reason: str | None, logprobs: Json | None, matched: str | int | None = None
+        self,
+        index: int,
+        text: str,
+        reason: str | None,
+        logprobs: Json | None,
+        matched: str | int | None = None,
     ) -> Json:
         choice: Json = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
         return choice | ({"matched_stop": matched} if reason is not None else {})
 
     def body(self, choices: Sequence[Choice]) -> Json:
         usage = self.counted(total([choice.usage for choice in choices], self.extras.choices))
-        bodies = [self._choice_body(index, choice) for index, choice in enumerate(self._pick(choices))]
+        bodies = [
+            self._choice_body(index, choice) for index, choice in enumerate(self._pick(choices))
+        ]
         return self.envelope.around("text_completion", bodies, usage)
 
     def counted(self, usage: Usage) -> Usage:
@@ -66,13 +73,20 @@ class CompletionDialect(OpenAiDialect):
         finished = self._ended(choice.finished)
         body = self._choice(index, text, finished.reason, logprobs, finished.matched_stop)
         if self.extras.token_ids:
-            body |= {"token_ids": () if self._silent else choice.tokens, "prompt_token_ids": choice.prompt_tokens}
+            body |= {
+                "token_ids": () if self._silent else choice.tokens,
+                "prompt_token_ids": choice.prompt_tokens,
+            }
         return body
 
     def _logprobs(
-        self, index: int, answer: Sequence[TokenLogprobs | int], prompt: Sequence[TokenLogprobs | int] = ()
+        self,
+        index: int,
+        answer: Sequence[TokenLogprobs | int],
+        prompt: Sequence[TokenLogprobs | int] = (),
     ) -> Json:
-        """Format log-probabilities. A bare token is the prompt's first, which has none because nothing comes before it."""
+        """Format log-probabilities. A bare token is the prompt's first, which has none because
+        nothing comes before it."""
         tokenizer = self.envelope.tokenizer
         offsets = self._offsets.setdefault(index, TextOffsets(tokenizer))
         begin: list[int] = []
@@ -83,17 +97,21 @@ class CompletionDialect(OpenAiDialect):
         return {
             "tokens": [tokenizer.token_text(_token(at)) for at in logprobs],
             "token_logprobs": [None if isinstance(at, int) else at.logprob for at in logprobs],
-            "top_logprobs": [None if isinstance(at, int) else self._alternatives(at) for at in logprobs],
+            "top_logprobs": [
+                None if isinstance(at, int) else self._alternatives(at) for at in logprobs
+            ],
             "text_offset": begin,
         }
 
     def _alternatives(self, at: TokenLogprobs) -> Json:
-        """Return the likeliest tokens, and always the one that was chosen, as OpenAI's API documents it."""
+        """Return the likeliest tokens, and always the one that was chosen, as OpenAI's API
+        documents it."""
         text = self.envelope.tokenizer.token_text
         return {text(token): value for token, value in at.top} | {text(at.token): at.logprob}
 
     def opening(self, index: int, answer: Answer) -> bytes:
-        """Format the prompt, if requested; with log-probabilities its text comes with the first token."""
+        """Format the prompt, if requested; with log-probabilities its text comes with the first
+        token."""
         text = "" if self._echo is None or self._scores else self._echo(index)
         if not (text or self.extras.token_ids):
             return b""
@@ -118,7 +136,9 @@ class CompletionDialect(OpenAiDialect):
         """Format the prompt with its log-probabilities, once, before the first text."""
         if self._echo is None or not self._scores or index in self._offsets:
             return b""
-        seen = self._logprobs(index, (), [answer.accepted.prompt_tokens[0], *answer.prompt_logprobs])
+        seen = self._logprobs(
+            index, (), [answer.accepted.prompt_tokens[0], *answer.prompt_logprobs]
+        )
         return self.chunk(self._choice(index, self._echo(index), None, seen), answer)
 
     def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:

@@ -17,7 +17,13 @@ from trouper.web.http.request_body import Report, refuse, structure
 from trouper.web.http.request_schema import LENGTH, Json, Refused, either
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
-from trouper.web.openai.other_servers import SAMPLING, STRUCTURES, format_adapted, length_aliases, sampling_adapted
+from trouper.web.openai.other_servers import (
+    SAMPLING,
+    STRUCTURES,
+    format_adapted,
+    length_aliases,
+    sampling_adapted,
+)
 from trouper.web.openai.parameters import (
     MAX_CHOICES,
     NOT_SUPPORTED,
@@ -25,7 +31,7 @@ from trouper.web.openai.parameters import (
     min_tokens_of,
     sampling_of,
     stops_of,
-)  # fmt: skip
+)
 from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
 from trouper.web.openai.response_format import grammar_of
 from trouper.web.output.dialect import Choice
@@ -53,7 +59,9 @@ class CompletionRequest(Parameters, kw_only=True, frozen=True):
     )
     prompt: Annotated[Prompts, prompts_meta(MAX_PROMPTS)]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    max_tokens: Annotated[Count, Meta(extra={"schema": either(LENGTH, {"const": 0})})] | None = DEFAULT_MAX_TOKENS
+    max_tokens: Annotated[Count, Meta(extra={"schema": either(LENGTH, {"const": 0})})] | None = (
+        DEFAULT_MAX_TOKENS
+    )
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool = False
     suffix: str | None = None
@@ -71,9 +79,12 @@ def parse_completion(body: dict[str, Any], report: Report = refuse) -> Completio
 def completion_to_generate(
     request: CompletionRequest, request_id: str, default_seed: int | None
 ) -> tuple[Generate, ...]:
-    """Build a request for each candidate of each prompt. Each prompt has a seed of its own unless one was given,
-    because the same prompt twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
-    prompts = [_gap(prompt, request.suffix) for prompt in prompts_of(request.prompt, "prompt", MAX_PROMPTS)]
+    """Build a request for each candidate of each prompt. Each prompt has a seed of its own unless
+    one was given, because the same prompt twice asks for two answers. Raises `RequestFailed` (400)
+    naming the parameter."""
+    prompts = [
+        _gap(prompt, request.suffix) for prompt in prompts_of(request.prompt, "prompt", MAX_PROMPTS)
+    ]
     _check_candidates(request, len(prompts))
     generates = (
         Generate(
@@ -85,7 +96,9 @@ def completion_to_generate(
             stop_token_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
             # The best are those of the highest mean log-probability.
-            logprobs=0 if request.logprobs is None and request.candidates > request.n else request.logprobs,
+            logprobs=0
+            if request.logprobs is None and request.candidates > request.n
+            else request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
             cache_salt=request.cache_salt or "",
             speculation=request.speculation,
@@ -94,7 +107,9 @@ def completion_to_generate(
         )
         for index, prompt in enumerate(prompts)
     )
-    return tuple(choice for generate in generates for choice in choices_of(generate, request.candidates))
+    return tuple(
+        choice for generate in generates for choice in choices_of(generate, request.candidates)
+    )
 
 
 def _gap(prompt: Prompt, suffix: str | None) -> Prompt:
@@ -106,8 +121,8 @@ def _gap(prompt: Prompt, suffix: str | None) -> Prompt:
 
 
 def _max_tokens(request: CompletionRequest) -> int | None:
-    """Return the maximum number of tokens. With max_tokens 0 only the prompt is requested; one token is generated after
-    it, and not shown."""
+    """Return the maximum number of tokens. With max_tokens 0 only the prompt is requested; one
+    token is generated after it, and not shown."""
     if request.max_tokens == 0 and request.echo:
         return 1
     if request.max_tokens is not None:
@@ -119,22 +134,33 @@ def _check_candidates(request: CompletionRequest, prompts: int) -> None:
     if request.candidates < request.n:
         raise combination(f"best_of must be at least n, which is {request.n}", "best_of")
     if request.stream and request.candidates > request.n:
-        raise combination("best_of cannot be streamed: which is best is known at the end", "best_of")
+        raise combination(
+            "best_of cannot be streamed: which is best is known at the end", "best_of"
+        )
     if prompts * request.candidates > MAX_CHOICES:
-        message = f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
+        message = (
+            f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
+        )
         raise combination(message, "n" if request.best_of is None else "best_of")
 
 
 def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
-    """Return the `n` most likely candidates per token of each prompt, in the order of their generation."""
+    """Return the `n` most likely candidates per token of each prompt, in the order of their
+    generation."""
     if request.candidates == request.n:
         return choices
     chosen: list[Choice] = []
     for start in range(0, len(choices), request.candidates):
         candidates = choices[start : start + request.candidates]
-        ranked = sorted(range(len(candidates)), key=lambda index: _mean_logprob(candidates[index]), reverse=True)
+        ranked = sorted(
+            range(len(candidates)), key=lambda index: _mean_logprob(candidates[index]), reverse=True
+        )
         chosen += [candidates[index] for index in sorted(ranked[: request.n])]
-    return chosen if request.logprobs is not None else [attrs.evolve(choice, logprobs=()) for choice in chosen]
+    return (
+        chosen
+        if request.logprobs is not None
+        else [attrs.evolve(choice, logprobs=()) for choice in chosen]
+    )
 
 
 def _mean_logprob(choice: Choice) -> float:

@@ -17,15 +17,26 @@ from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import between
 from trouper.web.http.field_types import Dimensions, Model, Priority
 from trouper.web.http.request_body import Body, Report, refuse, structure
-from trouper.web.http.request_schema import COUNT, HARMLESS, TEXT, Json, Refused, array, either, full
+from trouper.web.http.request_schema import (
+    COUNT,
+    HARMLESS,
+    TEXT,
+    Json,
+    Refused,
+    array,
+    either,
+    full,
+)
 from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
 
 MAX_INPUTS = 2048
 """Maximum number of inputs, which is OpenAI's."""
 AT_A_TIME = 16
-"""Number of inputs of one request that are submitted at a time, because the queue is shared by all clients."""
+"""Number of inputs of one request that are submitted at a time, because the queue is shared by all
+clients."""
 LONG_VECTORS = 2**17
-"""Bytes of vectors beyond which they are encoded in a thread: those of 32 inputs of 1,024 numbers, which take 4 ms."""
+"""Bytes of vectors beyond which they are encoded in a thread: those of 32 inputs of 1,024 numbers,
+which take 4 ms."""
 NUMBER_BYTES = 48
 """Memory of a number of a vector: itself, and twice as JSON."""
 Encoding = Literal["float", "base64"]
@@ -33,7 +44,12 @@ Encoding = Literal["float", "base64"]
 
 class EmbeddingRequest(Body, kw_only=True, frozen=True):
     refused: ClassVar[Refused] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
-    essential: ClassVar[frozenset[str]] = frozenset(refused) | {"messages", "instruction", "prompt_name", "prompt"}
+    essential: ClassVar[frozenset[str]] = frozenset(refused) | {
+        "messages",
+        "instruction",
+        "prompt_name",
+        "prompt",
+    }
     model: Model | None = None
     input: Annotated[Prompts, prompts_meta(MAX_INPUTS)]
     encoding_format: Annotated[Encoding, ordered(Encoding)] = "float"
@@ -46,11 +62,15 @@ def parse_embedding(body: Json, report: Report = refuse) -> EmbeddingRequest:
     return structure(body, EmbeddingRequest, report)
 
 
-def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: ModelCard) -> tuple[Generate, ...]:
+def embedding_to_generate(
+    request: EmbeddingRequest, request_id: str, card: ModelCard
+) -> tuple[Generate, ...]:
     """Build a request for each input. Raises `RequestFailed` (400) naming the parameter."""
     if card.embedding is None:
         why = f": {card.no_embedding}" if card.no_embedding else ""
-        raise bad_request(f"{card.id} gives no embeddings{why}", "model", "embeddings_not_supported")
+        raise bad_request(
+            f"{card.id} gives no embeddings{why}", "model", "embeddings_not_supported"
+        )
     if request.dimensions is not None:
         between("dimensions", request.dimensions, 1, card.embedding.dimensions)
     return tuple(
@@ -65,7 +85,9 @@ def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: Mode
     )
 
 
-def embeddings_body(request: EmbeddingRequest, model: str, vectors: Sequence[bytes], prompt_tokens: int) -> Json:
+def embeddings_body(
+    request: EmbeddingRequest, model: str, vectors: Sequence[bytes], prompt_tokens: int
+) -> Json:
     """Format the answer. `vectors`: little-endian float32, of length one."""
     data = [
         {"object": "embedding", "index": index, "embedding": _shown(request, vector)}
@@ -76,8 +98,9 @@ def embeddings_body(request: EmbeddingRequest, model: str, vectors: Sequence[byt
 
 
 def _shown(request: EmbeddingRequest, vector: bytes) -> str | msgspec.Raw:
-    """Encode a vector. Fewer dimensions are the first ones, scaled to length one again, as Matryoshka-trained models expect it. Each
-    vector is encoded by itself: to encode thousands at once would hold the GIL for a second."""
+    """Encode a vector. Fewer dimensions are the first ones, scaled to length one again, as
+    Matryoshka-trained models expect it. Each vector is encoded by itself: to encode thousands at
+    once would hold the GIL for a second."""
     numbers = np.frombuffer(vector, "<f4")
     if request.dimensions is not None and request.dimensions < len(numbers):
         numbers = numbers[: request.dimensions]
@@ -88,7 +111,11 @@ def _shown(request: EmbeddingRequest, vector: bytes) -> str | msgspec.Raw:
 
 
 EMBEDDING = full(
-    {"object": {"const": "embedding"}, "index": COUNT, "embedding": either(array({"type": "number"}), TEXT)}
+    {
+        "object": {"const": "embedding"},
+        "index": COUNT,
+        "embedding": either(array({"type": "number"}), TEXT),
+    }
 )
 EMBEDDINGS = full(
     {

@@ -1,4 +1,5 @@
-"""Errors in OpenAI's format, always with four keys, and the headers of error responses in any format."""
+"""Errors in OpenAI's format, always with four keys, and the headers of error responses in any
+format."""
 
 from __future__ import annotations
 

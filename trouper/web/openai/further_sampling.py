@@ -1,4 +1,5 @@
-"""The samplers that llama.cpp has beside OpenAI's, by its names: typical_p, XTC and DRY, in every dialect."""
+"""The samplers that llama.cpp has beside OpenAI's, by its names: typical_p, XTC and DRY, in every
+dialect."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class FurtherSampling(Body, kw_only=True, frozen=True):
     dry_base: Annotated[float, Meta(ge=1, le=100)] = 1.75
     dry_allowed_length: Annotated[int, Meta(ge=1, le=2**20)] = 2
     dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=HUGE)] = -1
-    dry_sequence_breakers: Annotated[tuple[Breaker, ...], Meta(max_length=MAX_BREAKERS)] | None = None
+    dry_sequence_breakers: Annotated[tuple[Breaker, ...], Meta(max_length=MAX_BREAKERS)] | None = (
+        None
+    )
 
 
 OFF = tuple((field.name, field.default) for field in structs.fields(FurtherSampling))

@@ -51,8 +51,11 @@ def parse_infill(body: Json, report: Report = refuse) -> InfillRequest:
     return structure(body, InfillRequest, report)
 
 
-def infill_to_generate(request: InfillRequest, request_id: str, default_seed: int | None) -> Generate:
-    """Build the request for the runtime. `prompt` is the beginning of the answer: it stands behind the prefix, as in llama.cpp."""
+def infill_to_generate(
+    request: InfillRequest, request_id: str, default_seed: int | None
+) -> Generate:
+    """Build the request for the runtime. `prompt` is the beginning of the answer: it stands behind
+    the prefix, as in llama.cpp."""
     return Generate(
         request_id=request_id,
         prompt=InfillPrompt(
@@ -61,7 +64,8 @@ def infill_to_generate(request: InfillRequest, request_id: str, default_seed: in
             tuple((file.filename, file.text) for file in request.input_extra or ()),
         ),
         sampling=sampling_of(request, default_seed),
-        # With 0, by which editors have a context computed before they ask, one token is generated, and not shown.
+        # With 0, by which editors have a context computed before they ask, one token is generated,
+        # and not shown.
         max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
         as_room_allows=True,
         stop=stops_of(request.stop),
@@ -74,8 +78,8 @@ def infill_to_generate(request: InfillRequest, request_id: str, default_seed: in
 
 
 class InfillDialect:
-    """llama.cpp's form of an answer. Its last event has the counts and no `[DONE]` behind it. `silent`: only the prompt was to be
-    computed."""
+    """llama.cpp's form of an answer. Its last event has the counts and no `[DONE]` behind it.
+    `silent`: only the prompt was to be computed."""
 
     def __init__(self, model: str, *, silent: bool) -> None:
         self._model, self._silent = model, silent
@@ -86,9 +90,19 @@ class InfillDialect:
 
     def _last(self, text: str, finished: Finished, usage: Usage) -> Json:
         if self._silent:
-            text, finished, usage = "", Finished("length", 0), attrs.evolve(usage, completion_tokens=0)
+            text, finished, usage = (
+                "",
+                Finished("length", 0),
+                attrs.evolve(usage, completion_tokens=0),
+            )
         matched = finished.matched_stop
-        ended = "limit" if finished.reason == "length" else "word" if isinstance(matched, str) else "eos"
+        ended = (
+            "limit"
+            if finished.reason == "length"
+            else "word"
+            if isinstance(matched, str)
+            else "eos"
+        )
         return {
             "index": 0,
             "content": text,
@@ -141,4 +155,6 @@ FILLED = full(
         "stopping_word": TEXT,
     }
 )
-FILLED_PART = full({"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": {"const": False}})
+FILLED_PART = full(
+    {"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": {"const": False}}
+)

@@ -1,4 +1,5 @@
-"""Models as `GET /v1/models` lists them: in one body what OpenAI's clients read and what Anthropic's do, whose API has the same path."""
+"""Models as `GET /v1/models` lists them: in one body what OpenAI's clients read and what
+Anthropic's do, whose API has the same path."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from trouper.web.tool_support import can_call_tools
 
 
 def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
-    """Format a model, or one of its adapters, whose `parent` is the model and whose `root` is its directory, as in vLLM. Fields that
-    are unknown before the model is loaded are left out; where the date is, it is the epoch, as both APIs allow."""
+    """Format a model, or one of its adapters, whose `parent` is the model and whose `root` is its
+    directory, as in vLLM. Fields that are unknown before the model is loaded are left out; where
+    the date is, it is the epoch, as both APIs allow."""
     name, created = listed.names[0], listed.created
     sizes: dict[str, Any] = {}
     if listed.runtime is not None:
@@ -22,13 +24,27 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
         sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
         for card in listed.runtime.adapters:
-            sizes |= {"root": encodable(card.directory), "rank": card.rank} if card.name == adapter else {}
+            sizes |= (
+                {"root": encodable(card.directory), "rank": card.rank}
+                if card.name == adapter
+                else {}
+            )
     if adapter:
         sizes["parent"], name = name, f"{name}:{adapter}"
     openai = {"id": name, "object": "model", "created": created, "owned_by": "trouper"}
-    anthropic = {"type": "model", "display_name": name, "created_at": _rfc_3339(created), "lifecycle": "active"}
+    anthropic = {
+        "type": "model",
+        "display_name": name,
+        "created_at": _rfc_3339(created),
+        "lifecycle": "active",
+    }
     if (files := listed.files) is not None:
-        sizes = {"max_model_len": files.context_length, **sizes, "kind": files.kind, "quantization": files.quantization}
+        sizes = {
+            "max_model_len": files.context_length,
+            **sizes,
+            "kind": files.kind,
+            "quantization": files.quantization,
+        }
     if listed.weights_bytes:
         sizes["weights_bytes"] = listed.weights_bytes
     if (fits := listed.fits) is not None:
@@ -47,7 +63,11 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
 def listing_body(entries: Sequence[ModelEntry]) -> dict[str, Any]:
     """Format all models, which are one page."""
     listed = [listed_body(entry, adapter) for entry in entries for adapter in ("", *entry.adapters)]
-    ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {"first_id": None, "last_id": None}
+    ends = (
+        {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
+        if listed
+        else {"first_id": None, "last_id": None}
+    )
     return {"object": "list", "data": listed, "has_more": False} | ends
 
 

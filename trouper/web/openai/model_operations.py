@@ -1,4 +1,5 @@
-"""POST /v1/models/load, unload, sleep, wake and pin, beside those of adapters. An operation goes on when its client leaves.
+"""POST /v1/models/load, unload, sleep, wake and pin, beside those of adapters. An operation goes on
+when its client leaves.
 
 A key needs the right `admin` for them, and a model of its list.
 """
@@ -34,7 +35,9 @@ PROGRESS = full(
     optional=("stage", "done", "total", "unit"),
 )
 EVENTS: Json = either(PROGRESS, ref("ModelBody"), ref("Error"))
-ENDPOINT = partial(Endpoint, tag="Models", method="POST", answer=ref("ModelBody"), also=(409, 503, 507))
+ENDPOINT = partial(
+    Endpoint, tag="Models", method="POST", answer=ref("ModelBody"), also=(409, 503, 507)
+)
 
 
 class ModelRequest(Body, kw_only=True, frozen=True):
@@ -82,7 +85,8 @@ class ModelOperations:
                 path="/v1/models/load",
                 handler=self.load,
                 summary="Load a model, or wake it",
-                description="Its memory is planned first: idle models make room, others are not disturbed (507). With `stream` events "
+                description="Its memory is planned first: idle models make room, others are not "
+                "disturbed (507). With `stream` events "
                 "of progress, the last of which is the model or an error.",
                 request=LoadRequest,
                 events=EVENTS,
@@ -104,7 +108,10 @@ class ModelOperations:
                 path="/v1/models/unload",
                 handler=self.unload,
                 summary="Unload a model when its requests have ended",
-                description="`force` ends them with an error. The next request for the model loads it again.",
+                description=(
+                    "`force` ends them with an error. The next request for the model loads it "
+                    "again."
+                ),
                 request=UnloadRequest,
                 events=EVENTS,
             ),
@@ -155,12 +162,16 @@ class ModelOperations:
         """Return what changes the state of models. Raises `RequestFailed` (409)."""
         control = self._service.models.control
         if control is None:
-            message = "the only model is that of the program which embeds the server; load and unload it there"
+            message = (
+                "the only model is that of the program which embeds the server; load and unload it "
+                "there"
+            )
             raise RequestFailed(Problem(409, message, code="model_not_managed"))
         return control
 
     def _name(self, body: ModelRequest | PinRequest) -> str:
-        """Return the name of the model. Raises `RequestFailed` (404), also for a model that the key may not use."""
+        """Return the name of the model. Raises `RequestFailed` (404), also for a model that the key
+        may not use."""
         name = None if body.model is None else self._service.resolved(body.model)
         return self._service.listed(name).names[0]
 
@@ -180,7 +191,8 @@ class ModelOperations:
 
 
 class OperationEvents(PassiveBody):
-    """The events of an operation: `progress` whenever something has changed, then `model` or `error`."""
+    """The events of an operation: `progress` whenever something has changed, then `model` or
+    `error`."""
 
     def __init__(self, service: Service, operation: Operation) -> None:
         self._service, self._operation = service, operation
@@ -213,7 +225,8 @@ class OperationEvents(PassiveBody):
 
 
 def progress_body(entry: ModelEntry) -> dict[str, Any]:
-    """Format the state of a model, and how far the present stage of loading is, in bytes or steps."""
+    """Format the state of a model, and how far the present stage of loading is, in bytes or
+    steps."""
     body: dict[str, Any] = {"id": entry.names[0], "state": entry.state}
     if (loading := entry.progress) is None:
         return body

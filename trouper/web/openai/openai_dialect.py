@@ -1,4 +1,5 @@
-"""The format that answers of chat and of completions share: envelope, usage, and the frame of a stream."""
+"""The format that answers of chat and of completions share: envelope, usage, and the frame of a
+stream."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ class OpenAiDialect:
 
     def chunk(self, choice: Json, answer: Answer, **more: Any) -> bytes:
         usage = (
-            self.counted(self.usage_at(choice["index"], answer)) if self.extras.stream.continuous_usage_stats else None
+            self.counted(self.usage_at(choice["index"], answer))
+            if self.extras.stream.continuous_usage_stats
+            else None
         )
         return event(encode(self.envelope.around(self.kind, [choice], usage) | more))
 
@@ -95,7 +98,8 @@ class OpenAiDialect:
         return usage
 
     def template(self, choice: Json) -> tuple[bytes, bytes]:
-        r"""Return the bytes before and after the text of an event, so that on the hot path only the text is encoded."""
+        r"""Return the bytes before and after the text of an event, so that on the hot path only the
+        text is encoded."""
         before, after = event(encode(self.envelope.around(self.kind, [choice]))).split(encode("\0"))
         return before, after
 
@@ -109,11 +113,14 @@ class OpenAiDialect:
         return event(encode(error_body(problem)))
 
     def heartbeat(self, _index: int, _answer: Answer) -> bytes:
-        """Format a comment: clients of completions count bytes, and benchmarks take each chunk for a token."""
+        """Format a comment: clients of completions count bytes, and benchmarks take each chunk for
+        a token."""
         return COMMENT
 
 
 def token_text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
     """Return readable text: special tokens by name, invalid UTF-8 as U+FFFD."""
-    data = (tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in tokens)
+    data = (
+        tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in tokens
+    )
     return b"".join(data).decode("utf-8", "replace")

@@ -1,7 +1,7 @@
 """Parts of content in the forms of other APIs, for lenient readings.
 
-What holds text is read as text. For the rest a placeholder stands, and it is named: one such part would otherwise make every later request
-of its conversation fail.
+What holds text is read as text. For the rest a placeholder stands, and it is named: one such part
+would otherwise make every later request of its conversation fail.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal":
 """Types of parts that hold text, and where they hold it."""
 IMAGES = ("image_url", "input_image", "image")
 READ_ROLES = ("user", "tool", None)
-"""Roles of what the model is to read; None: the result of a call. Of an earlier answer, what is no text is left out."""
+"""Roles of what the model is to read; None: the result of a call. Of an earlier answer, what is no
+text is left out."""
 
 
-PLACES = {"message": "content", "function_call_output": "output", "custom_tool_call_output": "output"}
+PLACES = {
+    "message": "content",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+}
 """Types of items that hold parts, and where they hold them."""
 
 
@@ -38,13 +43,16 @@ class PartTypes:
 
 
 CHAT = PartTypes(("text", "image_url"), "text", "image_url")
-RESPONSES = PartTypes(("input_text", "output_text", "refusal", "input_image"), "input_text", "input_image")
+RESPONSES = PartTypes(
+    ("input_text", "output_text", "refusal", "input_image"), "input_text", "input_image"
+)
 RESULTS = PartTypes(("input_text", "input_image"), "input_text", "input_image")
 """Of results of calls in the responses API."""
 
 
 def parts_adapted(parts: Any, role: object, types: PartTypes, path: str, skip: Skip) -> Any:
-    """Return the parts of a content in types that the dialect reads. What is no list is returned as it is."""
+    """Return the parts of a content in types that the dialect reads. What is no list is returned as
+    it is."""
     if not isinstance(parts, list) or all(_is_plain(part, types) for part in parts):
         return parts
     return [adapted for part in parts for adapted in _read(part, role, types, path, skip)]
@@ -64,7 +72,8 @@ def _message(message: Any, skip: Skip) -> Any:
 
 
 def item_adapted(item: Any, skip: Skip) -> Any:
-    """Return an item of a responses conversation with parts that are read: a message's, or those of the result of a call."""
+    """Return an item of a responses conversation with parts that are read: a message's, or those of
+    the result of a call."""
     name = PLACES.get(str(item.get("type"))) if isinstance(item, dict) else None
     if name is None or name not in item:
         return item

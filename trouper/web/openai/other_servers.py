@@ -1,8 +1,8 @@
-"""Parameters in the forms of other servers (vLLM, SGLang, llama.cpp, Ollama, OpenRouter, DashScope), as lenient readings
-convert them.
+"""Parameters in the forms of other servers (vLLM, SGLang, llama.cpp, Ollama, OpenRouter,
+DashScope), as lenient readings convert them.
 
-`NOT_SKIPPED` has the names whose loss would make an answer wrong: another grammar, another template, another model,
-other input. All other unknown names are read past.
+`NOT_SKIPPED` has the names whose loss would make an answer wrong: another grammar, another
+template, another model, other input. All other unknown names are read past.
 """
 
 from __future__ import annotations
@@ -21,19 +21,69 @@ BUDGETS = {
     "reasoning_budget": "thinking_token_budget",
     "max_thinking_tokens": "thinking_token_budget",
 }
-OPTIONS = frozenset({
-    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "num_predict", "repeat_penalty", "presence_penalty",
-    "frequency_penalty", "num_ctx", "typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
-})  # fmt: skip
+OPTIONS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "num_predict",
+        "repeat_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "num_ctx",
+        "typical_p",
+        "xtc_probability",
+        "xtc_threshold",
+        "dry_multiplier",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+    }
+)
 """What is read of Ollama's `options`."""
-NOT_SKIPPED = frozenset({
-    "grammar", "ebnf", "structural_tag", "format", "allowed_token_ids", "bad_words", "logits_processors",
-    "custom_logit_processor", "lora_path", "lora_request", "lora", "chat_template", "documents", "suffix", "echo",
-    "input_ids", "input_embeds", "prompt_embeds", "image_data", "audio_data", "video_data", "images", "image", "audio",
-    "modalities", "functions", "function_call", "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens",
-    "include_stop_str_in_output", "no_stop_trim", "use_beam_search", "return_hidden_states", "add_special_tokens",
-})  # fmt: skip
+NOT_SKIPPED = frozenset(
+    {
+        "grammar",
+        "ebnf",
+        "structural_tag",
+        "format",
+        "allowed_token_ids",
+        "bad_words",
+        "logits_processors",
+        "custom_logit_processor",
+        "lora_path",
+        "lora_request",
+        "lora",
+        "chat_template",
+        "documents",
+        "suffix",
+        "echo",
+        "input_ids",
+        "input_embeds",
+        "prompt_embeds",
+        "image_data",
+        "audio_data",
+        "video_data",
+        "images",
+        "image",
+        "audio",
+        "modalities",
+        "functions",
+        "function_call",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+        "skip_special_tokens",
+        "include_stop_str_in_output",
+        "no_stop_trim",
+        "use_beam_search",
+        "return_hidden_states",
+        "add_special_tokens",
+    }
+)
 """Parameters of chat, completions and responses that are never read past."""
 STRICTEST = {"max": "xhigh"}
 """Efforts of reasoning that a dialect lacks, and the nearest that it has."""
@@ -44,9 +94,11 @@ def length_aliases(target: str, *others: str) -> Mapping[str, str]:
     return dict.fromkeys((*LENGTHS, *others), target)
 
 
-def sampling_adapted(value: Json, aliases: Mapping[str, str], lengths: Iterable[str], skip: Skip) -> Json:
-    """Convert what every endpoint that generates shares: nested parameters, names, a length of -1, and options of a stream
-    where there is none."""
+def sampling_adapted(
+    value: Json, aliases: Mapping[str, str], lengths: Iterable[str], skip: Skip
+) -> Json:
+    """Convert what every endpoint that generates shares: nested parameters, names, a length of -1,
+    and options of a stream where there is none."""
     value = renamed(_flat({**value}, skip), aliases, skip)
     for name in lengths:
         if type(value.get(name)) is int and value[name] < 0:
@@ -72,7 +124,8 @@ def _drop_empty_stops(value: Json, skip: Skip) -> None:
 
 
 def _flat(value: Json, skip: Skip) -> Json:
-    """Return the object with the parameters of `extra_body` and of Ollama's `options` beside the others, which win."""
+    """Return the object with the parameters of `extra_body` and of Ollama's `options` beside the
+    others, which win."""
     for outer, names in (("extra_body", None), ("options", OPTIONS)):
         inner = value.pop(outer, None)
         if not isinstance(inner, dict):
@@ -87,12 +140,12 @@ def _flat(value: Json, skip: Skip) -> Json:
     return value
 
 
-# -- reasoning -----------------------------------------------------------------------------------------
+# -- reasoning -----------------------------------------------------------------------------------
 
 
 def thinking_adapted(value: Json, skip: Skip) -> Json:
-    """Convert `enable_thinking` beside the messages, and `thinking` as an object or a boolean, to a template's variable
-    and a budget."""
+    """Convert `enable_thinking` beside the messages, and `thinking` as an object or a boolean, to a
+    template's variable and a budget."""
     enabled = value.pop("enable_thinking", None)
     thinking = value.pop("thinking", None)
     if isinstance(thinking, dict):
@@ -110,7 +163,8 @@ def thinking_adapted(value: Json, skip: Skip) -> Json:
 
 
 def with_thinking(value: Json, enabled: object, skip: Skip) -> Json:
-    """Return the object with the template's variable. One that the request gives explicitly wins."""
+    """Return the object with the template's variable. One that the request gives explicitly
+    wins."""
     if enabled is None:
         return value
     given = value.get("chat_template_kwargs")
@@ -145,12 +199,13 @@ def _switched(value: Json, enabled: object, skip: Skip) -> Json:
     return with_thinking(value, enabled, skip)
 
 
-# -- structured output ---------------------------------------------------------------------------------
+# -- structured output ---------------------------------------------------------------------------
 
 
 def format_adapted(given: object, *, flat: bool) -> object:
-    """Convert a format that has its schema where llama.cpp reads it: beside the type, of json_object too. A schema without
-    a name gets one. `flat`: whether the dialect has the schema beside the type itself."""
+    """Convert a format that has its schema where llama.cpp reads it: beside the type, of
+    json_object too. A schema without a name gets one. `flat`: whether the dialect has the schema
+    beside the type itself."""
     if not isinstance(given, dict) or given.get("type") not in ("json_object", "json_schema"):
         return given
     schema, named = given.get("schema"), given.get("json_schema")
@@ -167,7 +222,8 @@ def format_adapted(given: object, *, flat: bool) -> object:
 
 
 def _schema_fields(value: Json) -> Json:
-    """Return what is said of a schema, without nulls. `strict` may be a text, as LM Studio's documentation has it."""
+    """Return what is said of a schema, without nulls. `strict` may be a text, as LM Studio's
+    documentation has it."""
     given = {name: inner for name, inner in value.items() if inner is not None}
     strict = given.get("strict")
     return given | {"strict": strict == "true"} if strict in ("true", "false") else given

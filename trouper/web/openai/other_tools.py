@@ -1,7 +1,7 @@
 """Tools and choices of tools in the forms of other servers and clients, for lenient readings.
 
-A tool that a server would run itself (a search, an interpreter) is left out and named: nobody runs it here, and the
-model answers without it.
+A tool that a server would run itself (a search, an interpreter) is left out and named: nobody runs
+it here, and the model answers without it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ CHOICES = {"auto": "auto", "none": "none", "required": "required", "any": "requi
 
 
 def tools_adapted(value: Json, known: Collection[str], skip: Skip) -> Json:
-    """Return the body without the tools of types that are not known. If no tool remains, a choice that requires none is
-    dropped, too."""
+    """Return the body without the tools of types that are not known. If no tool remains, a choice
+    that requires none is dropped, too."""
     tools = value.get("tools")
     if not isinstance(tools, list):
         return value
@@ -31,8 +31,11 @@ def tools_adapted(value: Json, known: Collection[str], skip: Skip) -> Json:
     return value
 
 
-def known_tools(tools: list[Any], known: Collection[str], skip: Skip, name: str = "tools") -> list[Any]:
-    """Return the tools whose type is known, or that are no objects. A function may lack its type."""
+def known_tools(
+    tools: list[Any], known: Collection[str], skip: Skip, name: str = "tools"
+) -> list[Any]:
+    """Return the tools whose type is known, or that are no objects. A function may lack its
+    type."""
     kept: list[Any] = []
     for tool in tools:
         if not isinstance(tool, dict):
@@ -49,7 +52,8 @@ def known_tools(tools: list[Any], known: Collection[str], skip: Skip, name: str 
 
 
 def choice_adapted(value: Json, *, nested: bool) -> Json:
-    """Return the body with its choice of a tool as the dialect has it. `nested`: whether the name is within an object."""
+    """Return the body with its choice of a tool as the dialect has it. `nested`: whether the name
+    is within an object."""
     choice = value.get("tool_choice")
     if isinstance(choice, str):
         return value | {"tool_choice": CHOICES.get(choice, choice)}
@@ -67,5 +71,12 @@ def choice_adapted(value: Json, *, nested: bool) -> Json:
         name = inner.get("name")
     if not isinstance(name, str):
         return value
-    rest = {key: given for key, given in choice.items() if key not in ("type", "name", "function", "custom")}
-    return value | {"tool_choice": rest | {"type": kind, **({kind: {"name": name}} if nested else {"name": name})}}
+    rest = {
+        key: given
+        for key, given in choice.items()
+        if key not in ("type", "name", "function", "custom")
+    }
+    return value | {
+        "tool_choice": rest
+        | {"type": kind, **({kind: {"name": name}} if nested else {"name": name})}
+    }

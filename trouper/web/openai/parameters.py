@@ -23,7 +23,7 @@ from trouper.web.http.field_types import (
     Share,
     StopString,
     TopP,
-)  # fmt: skip
+)
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
 from trouper.web.http.request_seed import drawn_seed
@@ -36,7 +36,7 @@ from trouper.web.openai.response_format import (
     ResponseFormat,
     Schema,
     StructuredOutputs,
-)  # fmt: skip
+)
 
 MAX_STOPS = 64
 """Editors and programs for stories send one for each keyword of a language, or each character."""
@@ -45,12 +45,15 @@ MAX_CHOICES = 128
 
 
 def explain_stops(value: Any, path: str) -> None:
-    """Raise `RequestFailed` (400): stop strings are one, or up to `MAX_STOPS` of them, none empty."""
+    """Raise `RequestFailed` (400): stop strings are one, or up to `MAX_STOPS` of them, none
+    empty."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise bad_request(f"{path} must be a string or an array of strings", path, "invalid_type")
     if len(stops) > MAX_STOPS:
-        raise bad_request(f"{path} may have {MAX_STOPS} strings, not {len(stops)}", path, "invalid_value")
+        raise bad_request(
+            f"{path} may have {MAX_STOPS} strings, not {len(stops)}", path, "invalid_value"
+        )
     raise bad_request(f"a stop string has 1 to {MAX_STOP} characters", path, "invalid_value")
 
 
@@ -63,7 +66,9 @@ def explain_biases(value: Any, path: str) -> None:
         name = f"{path}.{token}"
         token_of(token, name)
         if type(bias) not in (int, float):
-            raise bad_request(f"{name} must be a number, not {json_type(bias)}", name, "invalid_type")
+            raise bad_request(
+                f"{name} must be a number, not {json_type(bias)}", name, "invalid_type"
+            )
         between(name, bias, -100, 100)
 
 
@@ -74,10 +79,13 @@ def token_of(key: str, path: str) -> int:
     return int(key)
 
 
-Stops = Annotated[StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)], explains(explain_stops)]
+Stops = Annotated[
+    StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)], explains(explain_stops)
+]
 TokenKey = Annotated[str, described(TOKEN_KEY)]
 Biases = Annotated[
-    dict[TokenKey, Annotated[float, Meta(ge=-100, le=100)]], explains(explain_biases, max_length=MAX_BIASES)
+    dict[TokenKey, Annotated[float, Meta(ge=-100, le=100)]],
+    explains(explain_biases, max_length=MAX_BIASES),
 ]
 StopToken = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -158,7 +166,9 @@ def stops_of(value: str | list[str] | None) -> tuple[str, ...]:
 
 def min_tokens_of(parameters: SamplingParameters, max_tokens: int | None) -> int:
     if max_tokens is not None and parameters.min_tokens > max_tokens:
-        raise combination(f"min_tokens must be at most {max_tokens}, the most there may be", "min_tokens")
+        raise combination(
+            f"min_tokens must be at most {max_tokens}, the most there may be", "min_tokens"
+        )
     return parameters.min_tokens
 
 
@@ -183,5 +193,5 @@ NOT_SUPPORTED: Refused = {
     "no_stop_trim": (False,),
     "return_hidden_states": (False,),
 }
-"""Parameters that clients send to either endpoint, and the values that request nothing. The last two are among those
-that SGLang's router puts into every request."""
+"""Parameters that clients send to either endpoint, and the values that request nothing. The last
+two are among those that SGLang's router puts into every request."""

@@ -13,14 +13,17 @@ from trouper.web.http.field_types import MAX_TOKENS, TokenId
 from trouper.web.http.request_schema import TEXT, TOKEN, array, either
 
 Prompts = str | list[TokenId | str | list[TokenId]]
-"""msgspec knows no union of two array types, so `prompts_of` checks that ids and texts are not mixed."""
+"""msgspec knows no union of two array types, so `prompts_of` checks that ids and texts are not
+mixed."""
 
 
 def prompts_meta(limit: int) -> Meta:
     """Return metadata of a field of prompts, at most `limit`."""
     ids = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
     schema = either(TEXT, ids, array(either(TEXT, ids), minItems=1, maxItems=limit))
-    return Meta(extra={"schema": schema, "explains": lambda value, path: prompts_of(value, path, limit)})
+    return Meta(
+        extra={"schema": schema, "explains": lambda value, path: prompts_of(value, path, limit)}
+    )
 
 
 def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
@@ -34,7 +37,9 @@ def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
     if all(map(is_integer, value)):
         return (_tokens(value, name),)
     if len(value) > limit:
-        raise bad_request(f"{name} may hold {limit} of them, not {len(value)}", name, "invalid_value")
+        raise bad_request(
+            f"{name} may hold {limit} of them, not {len(value)}", name, "invalid_value"
+        )
     return tuple(_prompt(item, f"{name}.{index}") for index, item in enumerate(value))
 
 

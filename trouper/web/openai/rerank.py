@@ -1,7 +1,8 @@
 """POST /v1/rerank and /v1/score: the requests, the prompts that they become, and their answers.
 
-A generative reranker (Qwen3-Reranker and its like) is asked whether a document answers a query. The score is the probability of "yes"
-among "yes" and "no" as its next token. Each pair is a row like any other, of one token.
+A generative reranker (Qwen3-Reranker and its like) is asked whether a document answers a query. The
+score is the probability of "yes" among "yes" and "no" as its next token. Each pair is a row like
+any other, of one token.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ CHARACTER_BYTES = 4
 MAX_DOCUMENTS = 2048
 """Maximum number of pairs of one request, as of inputs of embeddings."""
 SYSTEM = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    "provided. "
     'Note that the answer can only be "yes" or "no".'
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -50,7 +52,8 @@ class ScoringParameters(Body, kw_only=True, frozen=True):
         "truncate": (False,),
     }
     essential: ClassVar[frozenset[str]] = frozenset(refused) - {"truncate"}
-    """A pair that is too long is refused by itself; clients of text-embeddings-inference send `truncate` with every request."""
+    """A pair that is too long is refused by itself; clients of text-embeddings-inference send
+    `truncate` with every request."""
     model: Model | None = None
     instruction: Text | None = None
     user: Annotated[str, HARMLESS] | None = None
@@ -91,7 +94,9 @@ class ScoreRequest(ScoringParameters, kw_only=True, frozen=True):
 
 def parse_rerank(body: Json, report: Report = refuse) -> RerankRequest:
     if (body.get("documents") is None) == (body.get("texts") is None):
-        raise bad_request("give either documents or texts", "documents", "missing_required_parameter")
+        raise bad_request(
+            "give either documents or texts", "documents", "missing_required_parameter"
+        )
     return structure(body, RerankRequest, report)
 
 
@@ -119,20 +124,24 @@ def text_of(document: str | Document) -> str:
 
 
 def pairs_to_score(request: ScoreRequest) -> tuple[Pair, ...]:
-    """Return the pairs: each of `text_1` with that of `text_2` at its place, or one with all of the others. Raises
-    `RequestFailed` (400)."""
+    """Return the pairs: each of `text_1` with that of `text_2` at its place, or one with all of the
+    others. Raises `RequestFailed` (400)."""
     first = [request.text_1] if isinstance(request.text_1, str) else request.text_1
     second = [request.text_2] if isinstance(request.text_2, str) else request.text_2
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
-        message = f"text_1 has {len(first)} texts and text_2 {len(second)}: send as many of each, or one text_1"
+        message = (
+            f"text_1 has {len(first)} texts and text_2 {len(second)}: send as many of each, or one "
+            "text_1"
+        )
         raise bad_request(message, "text_2", "unequal_texts")
     return tuple(Pair(query, document) for query, document in zip(first, second, strict=True))
 
 
 def answer_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Return the tokens of "yes" and "no". Raises `RequestFailed` (400) if they are no single tokens."""
+    """Return the tokens of "yes" and "no". Raises `RequestFailed` (400) if they are no single
+    tokens."""
     found = [tokenizer.encode(answer, special=False) for answer in ANSWERS]
     if any(len(tokens) != 1 for tokens in found):
         message = 'this model cannot rerank: "yes" and "no" are no single tokens of its vocabulary'
@@ -143,7 +152,8 @@ def answer_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
 def pairs_to_generate(
     pairs: Sequence[Pair], request: ScoringParameters, request_id: str, answers: tuple[int, int]
 ) -> tuple[Generate, ...]:
-    """Build a request of one token for each pair, in Qwen3-Reranker's words and the model's own chat template."""
+    """Build a request of one token for each pair, in Qwen3-Reranker's words and the model's own
+    chat template."""
     instruction = INSTRUCTION if request.instruction is None else request.instruction
     return tuple(
         Generate(
@@ -186,15 +196,25 @@ def usage_body(choices: Sequence[Choice]) -> Json:
     prompt_tokens = sum(choice.usage.prompt_tokens for choice in choices)
     cached = sum(choice.usage.cached_tokens for choice in choices)
     details = {"cached_tokens": cached}
-    return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens, "prompt_tokens_details": details}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens,
+        "prompt_tokens_details": details,
+    }
 
 
-def rerank_body(request: RerankRequest, request_id: str, model: str, choices: Sequence[Choice]) -> Json:
+def rerank_body(
+    request: RerankRequest, request_id: str, model: str, choices: Sequence[Choice]
+) -> Json:
     """Format the answer: the best first, at most `top_n`."""
     scores = [score_of(choice) for choice in choices]
     results: list[dict[str, Any]] = []
     for index in ranked(choices)[: request.top_n]:
-        document = {"document": {"text": text_of(request.offered[index])}} if request.return_documents else {}
+        document = (
+            {"document": {"text": text_of(request.offered[index])}}
+            if request.return_documents
+            else {}
+        )
         results.append({"index": index, "relevance_score": scores[index]} | document)
     return {
         "id": f"rerank-{request_id}",
@@ -227,7 +247,10 @@ META: Mapping[str, Any] = {"api_version": {"version": "2"}, "billed_units": {"se
 
 def score_body(request_id: str, model: str, created: int, choices: Sequence[Choice]) -> Json:
     """Format the answer, in the order of the pairs."""
-    data = [{"index": index, "object": "score", "score": score_of(choice)} for index, choice in enumerate(choices)]
+    data = [
+        {"index": index, "object": "score", "score": score_of(choice)}
+        for index, choice in enumerate(choices)
+    ]
     return {
         "id": f"score-{request_id}",
         "object": "list",
@@ -239,10 +262,29 @@ def score_body(request_id: str, model: str, created: int, choices: Sequence[Choi
 
 
 SHARE: Json = {"type": "number", "minimum": 0, "maximum": 1}
-USAGE = full({"prompt_tokens": COUNT, "total_tokens": COUNT, "prompt_tokens_details": full({"cached_tokens": COUNT})})
-RESULT = full({"index": COUNT, "relevance_score": SHARE, "document": full({"text": TEXT})}, optional=("document",))
-RERANKED = full({"id": TEXT, "model": TEXT, "results": array(RESULT), "usage": USAGE, "meta": {"type": "object"}})
-RANKED_TEXTS = array(full({"index": COUNT, "score": {"type": "number"}, "text": TEXT}, optional=("text",)))
+USAGE = full(
+    {
+        "prompt_tokens": COUNT,
+        "total_tokens": COUNT,
+        "prompt_tokens_details": full({"cached_tokens": COUNT}),
+    }
+)
+RESULT = full(
+    {"index": COUNT, "relevance_score": SHARE, "document": full({"text": TEXT})},
+    optional=("document",),
+)
+RERANKED = full(
+    {
+        "id": TEXT,
+        "model": TEXT,
+        "results": array(RESULT),
+        "usage": USAGE,
+        "meta": {"type": "object"},
+    }
+)
+RANKED_TEXTS = array(
+    full({"index": COUNT, "score": {"type": "number"}, "text": TEXT}, optional=("text",))
+)
 SCORED = full(
     {
         "id": TEXT,

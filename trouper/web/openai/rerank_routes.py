@@ -1,4 +1,5 @@
-"""The endpoints that score pairs of texts: rerank as Cohere, Jina, vLLM and text-embeddings-inference have it, score as vLLM."""
+"""The endpoints that score pairs of texts: rerank as Cohere, Jina, vLLM and
+text-embeddings-inference have it, score as vLLM."""
 
 from __future__ import annotations
 
@@ -31,12 +32,15 @@ class Reranking:
                 path="/v1/rerank",
                 handler=self.rerank,
                 summary="Order documents by how well they answer a query",
-                description="Also at /rerank and /v2/rerank. With `texts` in place of `documents` the answer is a list, as "
+                description="Also at /rerank and /v2/rerank. With `texts` in place of `documents` "
+                "the answer is a list, as "
                 "text-embeddings-inference gives it.",
                 request=rerank.RerankRequest,
                 answer=either(rerank.RERANKED, rerank.RANKED_TEXTS),
                 also=GENERATES,
-                examples={"Two documents": {"query": "What barks?", "documents": ["A dog.", "A spoon."]}},
+                examples={
+                    "Two documents": {"query": "What barks?", "documents": ["A dog.", "A spoon."]}
+                },
             ),
             Endpoint(
                 tag="Rerank",
@@ -48,7 +52,9 @@ class Reranking:
                 request=rerank.ScoreRequest,
                 answer=rerank.SCORED,
                 also=GENERATES,
-                examples={"One against two": {"text_1": "What barks?", "text_2": ["A dog.", "A spoon."]}},
+                examples={
+                    "One against two": {"text_1": "What barks?", "text_2": ["A dog.", "A spoon."]}
+                },
             ),
         )
 
@@ -69,26 +75,32 @@ class Reranking:
     async def _choices(
         self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
     ) -> list[Choice]:
-        """Answer the pairs, as many at a time as decode together, because the queue is shared by all clients: equal parts of pairs of like
-        length, which are prefilled in the same passes, as wide as the longest."""
+        """Answer the pairs, as many at a time as decode together, because the queue is shared by
+        all clients: equal parts of pairs of like length, which are prefilled in the same passes, as
+        wide as the longest."""
         tokens = rerank.answer_tokens(served.runtime.tokenizer)
         request_id = self._service.request_id
         # Each pair has the whole query, and the instruction.
         words = len(request.instruction or "")
         self._service.hold(rerank.CHARACTER_BYTES * sum(words + pair.length for pair in pairs))
-        generates = await self._service.run_off_loop(rerank.pairs_to_generate, pairs, request, request_id, tokens)
+        generates = await self._service.run_off_loop(
+            rerank.pairs_to_generate, pairs, request, request_id, tokens
+        )
         order = sorted(range(len(pairs)), key=lambda index: pairs[index].length)
         choices: dict[int, Choice] = {}
         for part in equal_parts(order, served.runtime.settings.rows):
             with called({"messages": param}):
                 some = [generates[index] for index in part]
                 answers = await self._service.submit(served, some, request.priority)
-            choices |= zip(part, await collect_all(answers, self._service.holding.grow), strict=True)
+            choices |= zip(
+                part, await collect_all(answers, self._service.holding.grow), strict=True
+            )
         return [choices[index] for index in range(len(pairs))]
 
 
 def equal_parts(items: Sequence[int], at_most: int) -> Iterator[Sequence[int]]:
-    """Cut into as few parts of at most so many as there must be, none of which is longer than another by more than one."""
+    """Cut into as few parts of at most so many as there must be, none of which is longer than
+    another by more than one."""
     count = -(-len(items) // at_most)
     ends = [len(items) * part // count for part in range(count + 1)]
     return (items[start:end] for start, end in pairwise(ends))

@@ -1,4 +1,5 @@
-"""Constraints on the format of an answer: OpenAI's response_format, and the extensions that vLLM's clients send."""
+"""Constraints on the format of an answer: OpenAI's response_format, and the extensions that vLLM's
+clients send."""
 
 from __future__ import annotations
 
@@ -21,24 +22,37 @@ MAX_OPTIONS = 1024
 
 
 def explain_source(value: Any, path: str) -> None:
-    """Raise `RequestFailed` (400): the source of a regex or a grammar is a string of 1 to `MAX_SOURCE` bytes."""
+    """Raise `RequestFailed` (400): the source of a regex or a grammar is a string of 1 to
+    `MAX_SOURCE` bytes."""
     if not isinstance(value, str) or not value:
         raise bad_request(f"{path} must be a string that is not empty", path, "invalid_type")
     _short(value, path)
 
 
 def explain_choices(value: Any, path: str) -> None:
-    if not isinstance(value, list) or not value or not all(isinstance(option, str) and option for option in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(option, str) and option for option in value)
+    ):
         raise bad_request(f"{path} must be an array of strings, none empty", path, "invalid_type")
 
 
 Schema = Annotated[
     dict[str, Any] | bool | JsonText,
-    says("{path} must be a JSON Schema, not {type}", "invalid_type", description="JSON Schema, or its text."),
+    says(
+        "{path} must be a JSON Schema, not {type}",
+        "invalid_type",
+        description="JSON Schema, or its text.",
+    ),
 ]
 SOURCE = {"min_length": 1, "max_length": MAX_SOURCE}
-Regex = Annotated[str, explains(explain_source, description="As Rust's regex crate reads it.", **SOURCE)]
-Lark = Annotated[str, explains(explain_source, description="A grammar as llguidance reads it.", **SOURCE)]
+Regex = Annotated[
+    str, explains(explain_source, description="As Rust's regex crate reads it.", **SOURCE)
+]
+Lark = Annotated[
+    str, explains(explain_source, description="A grammar as llguidance reads it.", **SOURCE)
+]
 Choices = Annotated[list[Filled], explains(explain_choices, min_length=1, max_length=MAX_OPTIONS)]
 SchemaName = Annotated[str, says("{path} must be a string", "missing_required_parameter")]
 
@@ -79,16 +93,22 @@ class LarkFormat(Body, tag="grammar", frozen=True):
 
 
 class FlatSchemaFormat(NamedSchema, tag="json_schema", frozen=True):
-    """JSON that follows a schema, as the responses API writes it: its parts stand beside the type."""
+    """JSON that follows a schema, as the responses API writes it: its parts stand beside the
+    type."""
 
 
 class StructuredOutputs(Body, frozen=True):
     """vLLM's newer form: one of these constraints."""
 
     rules: ClassVar[tuple[Json, ...]] = (schemas.ONE_CONSTRAINT,)
-    harmless: ClassVar[frozenset[str] | None] = frozenset({
-        "disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern",
-    })  # fmt: skip
+    harmless: ClassVar[frozenset[str] | None] = frozenset(
+        {
+            "disable_fallback",
+            "disable_any_whitespace",
+            "disable_additional_properties",
+            "whitespace_pattern",
+        }
+    )
     json: Schema | None = None
     regex: Regex | None = None
     choice: Choices | None = None
@@ -101,15 +121,18 @@ TextOutputFormat = TextFormat | JsonObjectFormat | FlatSchemaFormat | RegexForma
 
 
 def grammar_of(parameters: Body) -> Grammar | None:
-    """Return the grammar. Whether a schema can be followed is found out later. Raises `RequestFailed` (400) naming the
-    parameter."""
+    """Return the grammar. Whether a schema can be followed is found out later. Raises
+    `RequestFailed` (400) naming the parameter."""
     given = [
         grammar
         for name, read in READERS.items()
-        if (value := getattr(parameters, name)) is not None and (grammar := read(value, name)) is not None
+        if (value := getattr(parameters, name)) is not None
+        and (grammar := read(value, name)) is not None
     ]
     if len(given) > 1:
-        raise combination(f"{given[1].param} cannot be combined with {given[0].param}", given[1].param)
+        raise combination(
+            f"{given[1].param} cannot be combined with {given[0].param}", given[1].param
+        )
     return given[0] if given else None
 
 
@@ -141,23 +164,33 @@ def schema_grammar(value: Schema, path: str) -> Grammar:
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError):
-            raise bad_request(f"{path} is a string, but not of JSON", path, "invalid_json_text") from None
+            raise bad_request(
+                f"{path} is a string, but not of JSON", path, "invalid_json_text"
+            ) from None
         if not isinstance(value, dict | bool):
             raise bad_request(f"{path} must be the JSON of a schema", path, "invalid_json_text")
     if value is True or value == {}:
-        return Grammar("json_schema", '{"type": ["object", "array", "string", "number", "boolean", "null"]}', path)
+        return Grammar(
+            "json_schema",
+            '{"type": ["object", "array", "string", "number", "boolean", "null"]}',
+            path,
+        )
     encoded = msgspec.json.encode(value)
     if isinstance(value, dict) and has_references(encoded):
         try:
             encoded = msgspec.json.encode(moved(value))
         except ReferenceUnknown as error:
-            raise bad_request(f"{path} cannot be followed: {error}", path, "invalid_grammar") from None
+            raise bad_request(
+                f"{path} cannot be followed: {error}", path, "invalid_grammar"
+            ) from None
     return Grammar("json_schema", _short(encoded.decode(), path), path)
 
 
 def _short(source: str, path: str) -> str:
     if len(source) > MAX_SOURCE:
-        raise bad_request(f"{path} has {len(source)} bytes, more than {MAX_SOURCE}", path, "invalid_value")
+        raise bad_request(
+            f"{path} has {len(source)} bytes, more than {MAX_SOURCE}", path, "invalid_value"
+        )
     return source
 
 
@@ -175,9 +208,15 @@ def _choice(value: list[str], path: str) -> Grammar:
 
 def _structured_outputs(value: StructuredOutputs, name: str) -> Grammar | None:
     """Return the grammar of the one constraint. False and null request none."""
-    given = {key: constraint for key in schemas.CONSTRAINTS if (constraint := getattr(value, key)) not in (None, False)}
+    given = {
+        key: constraint
+        for key in schemas.CONSTRAINTS
+        if (constraint := getattr(value, key)) not in (None, False)
+    }
     if len(given) > 1:
-        raise bad_request(f"{name} may ask for one thing, not for {' and '.join(given)}", name, "invalid_value")
+        raise bad_request(
+            f"{name} may ask for one thing, not for {' and '.join(given)}", name, "invalid_value"
+        )
     for key, constraint in given.items():
         return CONSTRAINTS[key](constraint, f"{name}.{key}")
     return None

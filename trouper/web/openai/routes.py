@@ -13,7 +13,14 @@ from trouper.web import adapter_names
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.request_schema import either, ref
-from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, infill, tokenize
+from trouper.web.openai import (
+    answer_schemas,
+    chat_completions,
+    completions,
+    embeddings,
+    infill,
+    tokenize,
+)
 from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
 from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.completion_dialect import CompletionDialect
@@ -72,7 +79,10 @@ class OpenAi:
                 answer=ref("ChatCompletion"),
                 events=either(ref("ChatCompletionChunk"), ref("Error")),
                 examples={
-                    "A question": {"messages": [{"role": "user", "content": "Who was Molière?"}], "max_tokens": 9}
+                    "A question": {
+                        "messages": [{"role": "user", "content": "Who was Molière?"}],
+                        "max_tokens": 9,
+                    }
                 },
             ),
             endpoint(
@@ -95,12 +105,20 @@ class OpenAi:
                 path="/infill",
                 handler=self.infill,
                 summary="Fill a gap in a text",
-                description="For models that were trained to fill in the middle, which their vocabulary says.",
+                description=(
+                    "For models that were trained to fill in the middle, which their vocabulary "
+                    "says."
+                ),
                 request=infill.InfillRequest,
                 answer=infill.FILLED,
                 events=either(infill.FILLED_PART, infill.FILLED, ref("Error")),
                 also=GENERATES,
-                examples={"A function": {"input_prefix": "def add(a, b):\n", "input_suffix": "\n\nprint(add(1, 2))"}},
+                examples={
+                    "A function": {
+                        "input_prefix": "def add(a, b):\n",
+                        "input_suffix": "\n\nprint(add(1, 2))",
+                    }
+                },
             ),
         )
 
@@ -112,7 +130,10 @@ class OpenAi:
                 path="/v1/embeddings",
                 handler=self.embeddings,
                 summary="Texts as vectors",
-                description="Hidden states, pooled as the model's own files say or else their mean; of length one.",
+                description=(
+                    "Hidden states, pooled as the model's own files say or else their mean; of "
+                    "length one."
+                ),
                 request=embeddings.EmbeddingRequest,
                 answer=embeddings.EMBEDDINGS,
                 also=GENERATES,
@@ -142,7 +163,10 @@ class OpenAi:
                 path="/v1/requests/<request_id>/cancel",
                 handler=self.cancel,
                 summary="Cancel a request that runs",
-                description="By the X-Request-Id of its response, or the id in its body. Whoever waits for it is told.",
+                description=(
+                    "By the X-Request-Id of its response, or the id in its body. Whoever waits for "
+                    "it is told."
+                ),
                 answer=answer_schemas.CANCELLED,
             ),
         )
@@ -174,12 +198,18 @@ class OpenAi:
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         seed = served.runtime.settings.seed
-        generates = await self._service.run_off_loop(chat_to_generate, parsed, self._service.request_id, seed)
+        generates = await self._service.run_off_loop(
+            chat_to_generate, parsed, self._service.request_id, seed
+        )
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
         tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
         generates = with_calls(generates, tools, tokenizer, self._service.report)
         answers = await self._service.submit(served, generates, parsed.priority)
-        parsers = self._service.parsers(served, tools, answers[0]) if tools.offered or tokenizer.thinking else None
+        parsers = (
+            self._service.parsers(served, tools, answers[0])
+            if tools.offered or tokenizer.thinking
+            else None
+        )
         dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, parsers)
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
@@ -187,10 +217,14 @@ class OpenAi:
         parsed = await self._service.read(parse_completion)
         served = await self._service.served(parsed.model, parsed.adapters)
         seed = served.runtime.settings.seed
-        generates = await self._service.run_off_loop(completion_to_generate, parsed, self._service.request_id, seed)
+        generates = await self._service.run_off_loop(
+            completion_to_generate, parsed, self._service.request_id, seed
+        )
         extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
         if parsed.echo:
-            self._service.hold(TEXT_FACTOR * sum(characters_of(generate.prompt) for generate in generates))
+            self._service.hold(
+                TEXT_FACTOR * sum(characters_of(generate.prompt) for generate in generates)
+            )
         answers = await self._service.submit(served, generates, parsed.priority)
 
         def echo(index: int) -> str:
@@ -198,7 +232,11 @@ class OpenAi:
             prompt = generates[first].prompt
             tokenizer = served.runtime.tokenizer
             if isinstance(prompt, InfillPrompt):
-                return prompt.prefix if isinstance(prompt.prefix, str) else token_text_of(prompt.prefix, tokenizer)
+                return (
+                    prompt.prefix
+                    if isinstance(prompt.prefix, str)
+                    else token_text_of(prompt.prefix, tokenizer)
+                )
             if isinstance(prompt, TextPrompt):
                 return prompt.text
             return token_text_of(answers[first].accepted.prompt_tokens, tokenizer)
@@ -221,7 +259,9 @@ class OpenAi:
         with called({"suffix": "input_suffix", "prompt": "input_prefix"}):
             answers = await self._service.submit(served, [generate], parsed.priority)
         return await self._service.respond(
-            infill.InfillDialect(served.name, silent=parsed.max_tokens == 0), answers, stream=parsed.stream
+            infill.InfillDialect(served.name, silent=parsed.max_tokens == 0),
+            answers,
+            stream=parsed.stream,
         )
 
     async def embeddings(self) -> Response:
@@ -269,7 +309,9 @@ class OpenAi:
 
     async def cancel(self, request_id: str) -> Response:
         if not self._service.cancel(request_id):
-            problem = http_problem(404, f"no running request has the id {request_id!r}", "request_not_found")
+            problem = http_problem(
+                404, f"no running request has the id {request_id!r}", "request_not_found"
+            )
             return error_response(problem)
         return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 

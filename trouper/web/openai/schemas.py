@@ -1,4 +1,5 @@
-"""What holds between the fields of a request, as JSON Schema. The functions beside the request classes check it."""
+"""What holds between the fields of a request, as JSON Schema. The functions beside the request
+classes check it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ NO_STRUCTURE: Json = {
 ONE_STRUCTURE = at_most_one(NO_STRUCTURE)
 ONE_CONSTRAINT = at_most_one(dict.fromkeys(CONSTRAINTS, ABSENT))
 OPTIONS_NEED_A_STREAM = needs("stream_options", OBJECT, "stream", {"const": True})
-TOP_NEEDS_LOGPROBS = needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True})
+TOP_NEEDS_LOGPROBS = needs(
+    "top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True}
+)
 FORCED_NEEDS_TOOLS = needs(
     "tool_choice", either({"const": "required"}, OBJECT), "tools", {"type": "array", "minItems": 1}
 )
@@ -36,7 +39,11 @@ def nothing_needs_echo(name: str) -> Json:
 PROMPT_OR_MESSAGES: Json = {
     "anyOf": [
         {
-            "properties": {"prompt": {"type": "string"}, "messages": NULL, "chat_template_kwargs": NULL},
+            "properties": {
+                "prompt": {"type": "string"},
+                "messages": NULL,
+                "chat_template_kwargs": NULL,
+            },
             "required": ["prompt"],
         },
         {"properties": {"prompt": NULL, "messages": {"type": "array"}}, "required": ["messages"]},

@@ -8,12 +8,25 @@ from typing import Annotated, Any
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import says
 
-NOT_FOR_TEMPLATES = frozenset({
-    "self", "messages", "conversation", "chat_template", "tokenize", "tokenizer_kwargs", "sanitize_control_tokens",
-    "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-})  # fmt: skip
-"""Names that are arguments of the tokenizer's own call, not variables of a template: padding to 10^9 tokens would take
-all memory."""
+NOT_FOR_TEMPLATES = frozenset(
+    {
+        "self",
+        "messages",
+        "conversation",
+        "chat_template",
+        "tokenize",
+        "tokenizer_kwargs",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+    }
+)
+"""Names that are arguments of the tokenizer's own call, not variables of a template: padding to
+10^9 tokens would take all memory."""
 ARRAYS = ("tools", "documents")
 """Variables that transformers itself goes through: arrays of objects."""
 TEMPLATE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -30,14 +43,17 @@ TemplateKwargs = Annotated[
 
 
 def template_kwargs(value: TemplateKwargs | None) -> dict[str, Any]:
-    """Return the arguments. Raises `RequestFailed` (400) for a name that is no variable of a template, and for tools or documents that are
-    no objects, which would count as a fault of the messages."""
+    """Return the arguments. Raises `RequestFailed` (400) for a name that is no variable of a
+    template, and for tools or documents that are no objects, which would count as a fault of the
+    messages."""
     name = "chat_template_kwargs"
     for key, given in (value or {}).items():
         if not TEMPLATE_KEY.fullmatch(key) or key in NOT_FOR_TEMPLATES:
             raise bad_request(f"{name}.{key} cannot be set", f"{name}.{key}", "invalid_value")
         if key in ARRAYS and given is not None and not _are_objects(given):
-            raise bad_request(f"{name}.{key} must be an array of objects", f"{name}.{key}", "invalid_type")
+            raise bad_request(
+                f"{name}.{key} must be an array of objects", f"{name}.{key}", "invalid_type"
+            )
     return value or {}
 
 

@@ -11,7 +11,8 @@ UTF8 = getincrementaldecoder("utf-8")
 
 
 class TextOffsets:
-    """Offsets in characters, which never lie beyond the text. A token within a character has the offset of that character."""
+    """Offsets in characters, which never lie beyond the text. A token within a character has the
+    offset of that character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -19,8 +20,9 @@ class TextOffsets:
         self._end = 0
 
     def of_prompt(self, tokens: Iterable[int], text: str) -> list[int]:
-        """Return the offsets of the prompt's tokens. Its text need not have all that they stand for: a token that the tokenizer adds in front
-        (BOS), and the space that sentencepiece adds to the first word."""
+        """Return the offsets of the prompt's tokens. Its text need not have all that they stand
+        for: a token that the tokenizer adds in front (BOS), and the space that sentencepiece adds
+        to the first word."""
         offsets = []
         for token in tokens:
             offsets.append(self._end)

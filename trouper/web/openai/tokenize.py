@@ -64,7 +64,9 @@ def prompt_of(request: TokenizeRequest) -> Prompt:
         check_text(request.prompt, "prompt")
         return TextPrompt(request.prompt)
     messages = request.messages or ()
-    return ChatPrompt(messages_of(messages), template_kwargs(request.chat_template_kwargs), ignored_of(messages))
+    return ChatPrompt(
+        messages_of(messages), template_kwargs(request.chat_template_kwargs), ignored_of(messages)
+    )
 
 
 def text_bytes_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> int:
@@ -72,6 +74,10 @@ def text_bytes_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: 
     for index, token in enumerate(request.tokens):
         if not 0 <= token < vocabulary:
             raise bad_request(
-                f"tokens.{index} is not between 0 and {vocabulary - 1}", f"tokens.{index}", "invalid_token"
+                f"tokens.{index} is not between 0 and {vocabulary - 1}",
+                f"tokens.{index}",
+                "invalid_token",
             )
-    return sum(len(tokenizer.token_bytes(token) or tokenizer.token_text(token)) for token in request.tokens)
+    return sum(
+        len(tokenizer.token_bytes(token) or tokenizer.token_text(token)) for token in request.tokens
+    )

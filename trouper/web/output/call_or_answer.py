@@ -1,7 +1,9 @@
-"""A format of the answer beside what else the model may write: calls of tools, and harmony's channels.
+"""A format of the answer beside what else the model may write: calls of tools, and harmony's
+channels.
 
-A grammar holds from the first token on, so with one of the answer alone the model could call nothing: agents that ask for an object in
-the end offer their tools with it in every turn. And gpt-oss, which writes headers of messages, would answer as it was never trained to.
+A grammar holds from the first token on, so with one of the answer alone the model could call
+nothing: agents that ask for an object in the end offer their tools with it in every turn. And
+gpt-oss, which writes headers of messages, would answer as it was never trained to.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ HARMONY = ("<|channel|>commentary to=",)
 def with_calls(
     generates: Sequence[Generate], tools: Tools, tokenizer: Tokenizer, report: Report
 ) -> tuple[Generate, ...]:
-    """Return the requests with grammars that calls may take the place of, and that hold for harmony's channel `final` alone. Where the model's
-    calls cannot be told from an answer, none can be made, which is named. Raises `RequestFailed` (400) for that if the server is strict."""
+    """Return the requests with grammars that calls may take the place of, and that hold for
+    harmony's channel `final` alone. Where the model's calls cannot be told from an answer, none can
+    be made, which is named. Raises `RequestFailed` (400) for that if the server is strict."""
     grammar = generates[0].grammar
     if grammar is None or tools.forced or tools.freeform is not None:
         return tuple(generates)
@@ -41,7 +44,9 @@ def with_calls(
         report.skip("tools")
     elif either is None:
         raise combination(
-            f"{grammar.param} leaves no room for calls of this model: set tool_choice, or leave one out", "tools"
+            f"{grammar.param} leaves no room for calls of this model: set tool_choice, or leave "
+            "one out",
+            "tools",
         )
     return tuple(attrs.evolve(generate, grammar=either or grammar) for generate in generates)
 
@@ -55,5 +60,7 @@ def _either(grammar: Grammar, tools: Tools, tokenizer: Tokenizer) -> Grammar | N
     starts = HARMONY if name == "harmony" else written.starts
     starts = ("", *starts) if written.opening == "{" else starts
     names = tuple(tool["function"]["name"] for tool in tools.offered)
-    changed = attrs.evolve(grammar, calls=starts, call_names=names, call_key=ARGUMENTS.get(name, ""))
+    changed = attrs.evolve(
+        grammar, calls=starts, call_names=names, call_key=ARGUMENTS.get(name, "")
+    )
     return changed if starts else None

@@ -37,11 +37,13 @@ class Choice:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the prompt's tokens but the first; () unless requested."""
     deltas: tuple[Delta, ...] = ()
-    """The deltas as they were generated, for a dialect that must know which token belongs to which text."""
+    """The deltas as they were generated, for a dialect that must know which token belongs to which
+    text."""
 
 
 class Dialect(Protocol):
-    """The response format of an endpoint. Stream methods return bytes: complete server-sent events, or b"" for nothing."""
+    """The response format of an endpoint. Stream methods return bytes: complete server-sent events,
+    or b"" for nothing."""
 
     def body(self, choices: Sequence[Choice], /) -> Json:
         """Format a response that is not streamed. Raises `RequestFailed`."""
@@ -62,8 +64,8 @@ class Dialect(Protocol):
         """Format the end of a stream that failed."""
 
     def heartbeat(self, index: int, answer: Answer, /) -> bytes:
-        """Format a heartbeat, sent while there is no text to send: an event that resets the timers of clients and
-        changes nothing. `answer` has not ended."""
+        """Format a heartbeat, sent while there is no text to send: an event that resets the timers
+        of clients and changes nothing. `answer` has not ended."""
 
 
 def usage_of(answer: Answer) -> Usage:
@@ -71,7 +73,8 @@ def usage_of(answer: Answer) -> Usage:
 
 
 def total(usages: Sequence[Usage], choices: int) -> Usage:
-    """Sum the usage of a whole response. Each prompt counts once, whatever the number of its choices."""
+    """Sum the usage of a whole response. Each prompt counts once, whatever the number of its
+    choices."""
     firsts = usages[::choices]
     return Usage(
         sum(usage.prompt_tokens for usage in firsts),

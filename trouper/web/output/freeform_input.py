@@ -1,4 +1,5 @@
-"""The input of a custom tool, decoded out of the arguments of the function that stands for it while they are generated."""
+"""The input of a custom tool, decoded out of the arguments of the function that stands for it while
+they are generated."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ UNITS = re.compile(
 
 
 class FreeformInput:
-    """Decodes `{"input": "..."}`. Arguments of any other shape are given at their end: the string that they hold, or
-    their JSON."""
+    """Decodes `{"input": "..."}`. Arguments of any other shape are given at their end: the string
+    that they hold, or their JSON."""
 
     def __init__(self) -> None:
         self._head = ""
         """The part of `HEAD` that was read."""
         self._held: list[str] = []
-        """All arguments, unless they begin with `HEAD`; then the beginning of an escape, if the text ends with one."""
+        """All arguments, unless they begin with `HEAD`; then the beginning of an escape, if the
+        text ends with one."""
         self._streams: bool | None = None
         """Whether the arguments begin with `HEAD`; None: unknown."""
         self._ended = False

@@ -1,4 +1,5 @@
-"""Parsing of an answer into content, reasoning and tool calls. Each dialect formats the result in its own way."""
+"""Parsing of an answer into content, reasoning and tool calls. Each dialect formats the result in
+its own way."""
 
 from __future__ import annotations
 
@@ -15,10 +16,13 @@ def _unreported(_outcome: str) -> None:
 
 
 class OutputParser:
-    """Parses one answer, streamed or complete, in the format of the tokenizer's model. Text that looks like a call and is
-    none stays content, and is reported. `thinks`: the prompt has already opened the reasoning."""
+    """Parses one answer, streamed or complete, in the format of the tokenizer's model. Text that
+    looks like a call and is none stays content, and is reported. `thinks`: the prompt has already
+    opened the reasoning."""
 
-    def __init__(self, tools: Tools, tokenizer: Tokenizer, *, thinks: bool, report: Report = _unreported) -> None:
+    def __init__(
+        self, tools: Tools, tokenizer: Tokenizer, *, thinks: bool, report: Report = _unreported
+    ) -> None:
         self._source = TextSource()
         self._sink = CallSink(tools, report)
         self._steps = answer_steps(self._source, self._sink, tools, tokenizer, thinks=thinks)
@@ -42,8 +46,8 @@ class OutputParser:
         return self._sink.take()
 
     def end(self, *, cut: bool = False) -> list[ParsedDelta]:
-        """Return what was held back. `cut`: the answer ended in the middle; a call in it stays incomplete, since a client
-        could take a half for the whole."""
+        """Return what was held back. `cut`: the answer ended in the middle; a call in it stays
+        incomplete, since a client could take a half for the whole."""
         self._source.ended, self._source.cut = True, cut
         self._resume()
         parts = self._sink.take()
@@ -53,8 +57,11 @@ class OutputParser:
         return parts
 
     def reason(self, reason: str) -> str:
-        """Return the finish reason, once `end` was called. A call that a stop string has cut is none."""
-        return "tool_calls" if self.calls and reason == "stop" and not self.ended_in_call else reason
+        """Return the finish reason, once `end` was called. A call that a stop string has cut is
+        none."""
+        return (
+            "tool_calls" if self.calls and reason == "stop" and not self.ended_in_call else reason
+        )
 
     def parse_all(self, text: str, reason: str) -> ParsedOutput:
         deltas = [*self.push(text), *self.end(cut=reason == "length")]

@@ -1,9 +1,10 @@
 """The parts of an answer that an output parser yields, and that dialects format.
 
-A call is streamed: `CallStarted` as soon as its tool is known, `CallArguments` as its arguments are generated, and
-`CallEnded`. Calls do not interleave: between the start and the end of a call there are only its arguments. The text of
-all `CallArguments` of a call is the JSON of its arguments, complete even where the model's text was not; what cannot be
-a call of an offered tool never starts one and is `Content`.
+A call is streamed: `CallStarted` as soon as its tool is known, `CallArguments` as its arguments are
+generated, and `CallEnded`. Calls do not interleave: between the start and the end of a call there
+are only its arguments. The text of all `CallArguments` of a call is the JSON of its arguments,
+complete even where the model's text was not; what cannot be a call of an offered tool never starts
+one and is `Content`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def merged(deltas: Iterable[ParsedDelta]) -> list[ParsedDelta]:
     for _, group in groupby(deltas, _kind):
         first, *others = group
         if others and isinstance(first, Content | Reasoning | CallArguments):
-            texts = [first.text, *(other.text for other in others if isinstance(other, type(first)))]
+            texts = [
+                first.text,
+                *(other.text for other in others if isinstance(other, type(first))),
+            ]
             parts.append(attrs.evolve(first, text="".join(texts)))
         else:
             parts += [first, *others]
@@ -124,5 +128,8 @@ def gathered(deltas: Iterable[ParsedDelta], reason: str) -> ParsedOutput:
                 arguments[index].append(text)
             case CallEnded():
                 pass
-    calls = tuple(Call(call.tool, "".join(texts), call.id) for call, texts in zip(started, arguments, strict=True))
+    calls = tuple(
+        Call(call.tool, "".join(texts), call.id)
+        for call, texts in zip(started, arguments, strict=True)
+    )
     return ParsedOutput("".join(content), "".join(reasoning), calls, reason)

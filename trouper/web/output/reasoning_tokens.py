@@ -10,15 +10,22 @@ from trouper.protocol.joined_delta import JoinedDelta
 from trouper.protocol.replies import Delta, Finished
 from trouper.web.output.dialect import Choice
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.output.parsed_delta import Content, ParsedDelta, ParsedOutput, Reasoning, gathered, merged
+from trouper.web.output.parsed_delta import (
+    Content,
+    ParsedDelta,
+    ParsedOutput,
+    Reasoning,
+    gathered,
+    merged,
+)
 
 
 class CountingParser:
-    """Parses an answer delta by delta, and counts the tokens of its reasoning, markers included. Without a parser all
-    text is content.
+    """Parses an answer delta by delta, and counts the tokens of its reasoning, markers included.
+    Without a parser all text is content.
 
-    Streamed and complete answers go through it with the same deltas, so their counts agree: deltas that were joined are read
-    one by one.
+    Streamed and complete answers go through it with the same deltas, so their counts agree: deltas
+    that were joined are read one by one.
     """
 
     def __init__(self, parser: OutputParser | None) -> None:
@@ -46,7 +53,9 @@ class CountingParser:
     def _parsed(self, parser: OutputParser, delta: Delta) -> list[ParsedDelta]:
         before = parser.kind
         parsed = parser.push(delta.text)
-        if "reasoning" in (before, parser.kind) or any(isinstance(part, Reasoning) for part in parsed):
+        if "reasoning" in (before, parser.kind) or any(
+            isinstance(part, Reasoning) for part in parsed
+        ):
             self.reasoning_tokens += len(delta.tokens)
         return parsed
 
@@ -56,7 +65,8 @@ class CountingParser:
         return self._stopped and self._parser is not None and self._parser.ended_in_call
 
     def end(self, finished: Finished) -> list[ParsedDelta]:
-        """Return what was held back. A stop string, or a token that was named as a stop, may have cut a call, as the length may."""
+        """Return what was held back. A stop string, or a token that was named as a stop, may have
+        cut a call, as the length may."""
         self._stopped = finished.reason == "stop"
         cut = not self._stopped or finished.matched_stop is not None
         return [] if self._parser is None else self._parser.end(cut=cut)

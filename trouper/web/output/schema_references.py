@@ -1,9 +1,11 @@
-"""Moving a JSON Schema into another document: every `$ref` is rewritten to the new place of its target.
+"""Moving a JSON Schema into another document: every `$ref` is rewritten to the new place of its
+target.
 
-`#/$defs/Node` is relative to the root of its document. The parameters of a forced tool are embedded below another root,
-where this pointer has another target or none. A schema is moved as a whole, so nothing has to be renamed: the definitions of
-each tool lie below that tool's own place and cannot collide. `$id` and `$anchor` are resolved and removed, since two tools may
-use the same ones. Rules of resolution: JSON Schema 2020-12, 8.2; RFC 6901 for pointers.
+`#/$defs/Node` is relative to the root of its document. The parameters of a forced tool are embedded
+below another root, where this pointer has another target or none. A schema is moved as a whole, so
+nothing has to be renamed: the definitions of each tool lie below that tool's own place and cannot
+collide. `$id` and `$anchor` are resolved and removed, since two tools may use the same ones. Rules
+of resolution: JSON Schema 2020-12, 8.2; RFC 6901 for pointers.
 """
 
 from __future__ import annotations
@@ -17,14 +19,26 @@ import msgspec
 
 Json = dict[str, Any]
 Pointer = tuple[str, ...]
-NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+NAMED = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
 """Keywords whose value is an object of schemas."""
 SINGLE = frozenset(
     {
-        "items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else",
-        "unevaluatedItems", "unevaluatedProperties", "contentSchema",
+        "items",
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "propertyNames",
+        "not",
+        "if",
+        "then",
+        "else",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "contentSchema",
     }
-)  # fmt: skip
+)
 LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 IDENTIFIERS = ("$id", "$anchor")
 PLAIN = "!$&'()*+,;=:@"
@@ -39,12 +53,14 @@ class ReferenceUnknown(ValueError):
 
 
 def moved(schema: Json, location: Pointer = ()) -> Json:
-    """A copy of `schema` with its references rewritten for `location` in another document. Raises `ReferenceUnknown`."""
+    """A copy of `schema` with its references rewritten for `location` in another document. Raises
+    `ReferenceUnknown`."""
     return _Document(schema, location).moved()
 
 
 def has_references(encoded: bytes) -> bool:
-    """Whether a schema's JSON text may hold references, or an `$id` that could collide with another schema's."""
+    """Whether a schema's JSON text may hold references, or an `$id` that could collide with another
+    schema's."""
     return b'"$ref"' in encoded or b'"$id"' in encoded
 
 
@@ -59,7 +75,8 @@ class _Schema:
 
 class _Document:
     def __init__(self, schema: Json, location: Pointer) -> None:
-        # Encoding and decoding copies the schema without Python recursion, since it may be nested deeply.
+        # Encoding and decoding copies the schema without Python recursion, since it may be nested
+        # deeply.
         self._root: Json = msgspec.json.decode(msgspec.json.encode(schema))
         self._location = location
         self._found: dict[int, _Schema] = {}
@@ -67,8 +84,8 @@ class _Document:
         self._anchors: dict[tuple[str, str], Pointer] = {}
 
     def moved(self) -> Json:
-        """Follow references until no new schema is found: a target may lie below an unknown keyword, as in
-        `#/components/schemas/Node`."""
+        """Follow references until no new schema is found: a target may lie below an unknown
+        keyword, as in `#/components/schemas/Node`."""
         self._explore(_Schema(self._root, (), ""))
         targets: dict[int, Pointer] = {}
         done: set[int] = set()
@@ -97,7 +114,10 @@ class _Document:
                 continue
             schema = self._identified(schema)
             self._found[id(schema.value)] = schema
-            waiting += [_Schema(part, (*schema.location, *steps), schema.base) for steps, part in _parts(schema.value)]
+            waiting += [
+                _Schema(part, (*schema.location, *steps), schema.base)
+                for steps, part in _parts(schema.value)
+            ]
 
     def _identified(self, schema: _Schema) -> _Schema:
         identifier, base = schema.value.get("$id"), schema.base
@@ -125,7 +145,10 @@ class _Document:
             if (anchored := self._anchors.get((uri, fragment))) is None:
                 raise ReferenceUnknown(reference)
             return anchored
-        location = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")))
+        location = (
+            *resource,
+            *(step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")),
+        )
         try:
             self._at(location)
         except (LookupError, ValueError, TypeError):
@@ -141,8 +164,8 @@ class _Document:
 
 
 def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
-    """Yield the direct subschemas by keyword, with the path to each. Other values are data, as in `const` and
-    `default`."""
+    """Yield the direct subschemas by keyword, with the path to each. Other values are data, as in
+    `const` and `default`."""
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
             yield from (((key, name), part) for name, part in value.items())

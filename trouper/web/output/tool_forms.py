@@ -1,8 +1,9 @@
 """What a client calls a tool, and what the model calls it.
 
-A model knows functions only, with names that its template and the parser of its calls can hold. Everything else that a
-client may offer becomes a function: custom tools (whose input is text), tools within a namespace, shells, patches. Here
-are the names and the way back, so that an answer has the item and the name that the client expects.
+A model knows functions only, with names that its template and the parser of its calls can hold.
+Everything else that a client may offer becomes a function: custom tools (whose input is text),
+tools within a namespace, shells, patches. Here are the names and the way back, so that an answer
+has the item and the name that the client expects.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class ToolForm:
 
     @property
     def model_name(self) -> str:
-        """The name that the model sees, unless another tool has it: letters, digits, '_', '.' and '-'."""
+        """The name that the model sees, unless another tool has it: letters, digits, '_', '.' and
+        '-'."""
         joined = self.name
         if self.namespace is not None:
             separator = "" if self.namespace.endswith(SEPARATORS) else "__"
@@ -48,7 +50,8 @@ class ToolForm:
 
 @attrs.frozen
 class ToolOffer:
-    """A tool that a client offers. `function`: description, parameters and strictness, as templates expect them."""
+    """A tool that a client offers. `function`: description, parameters and strictness, as templates
+    expect them."""
 
     form: ToolForm
     function: Json
@@ -58,10 +61,13 @@ class ToolOffer:
     def after(self, description: str) -> ToolOffer:
         """Return the tool with a text in front of its description."""
         texts = (description, self.function.get("description", ""))
-        return attrs.evolve(self, function={**self.function, "description": "\n\n".join(filter(None, texts))})
+        return attrs.evolve(
+            self, function={**self.function, "description": "\n\n".join(filter(None, texts))}
+        )
 
     def as_function(self, name: str) -> Json:
-        """Return the tool as templates expect it: some fail where a description or parameters are missing."""
+        """Return the tool as templates expect it: some fail where a description or parameters are
+        missing."""
         return {
             "type": "function",
             "function": {"name": name, "description": "", "parameters": NOTHING, **self.function},
@@ -69,8 +75,8 @@ class ToolOffer:
 
 
 def custom_offer(form: ToolForm, description: str | None) -> ToolOffer:
-    """Return a custom tool as a function with one string. Its grammar is described: it is enforced only where the tool
-    is forced."""
+    """Return a custom tool as a function with one string. Its grammar is described: it is enforced
+    only where the tool is forced."""
     text = description or ""
     meant = "The text that the tool receives."
     if form.grammar is not None:

@@ -1,7 +1,8 @@
-"""Tools of the responses API that the client runs and whose parameters the API defines: shells and patches.
+"""Tools of the responses API that the client runs and whose parameters the API defines: shells and
+patches.
 
-The model sees each as a function. Source of the fields: the types of the `openai` package (local_shell_call, shell_call,
-apply_patch_call).
+The model sees each as a function. Source of the fields: the types of the `openai` package
+(local_shell_call, shell_call, apply_patch_call).
 """
 
 from __future__ import annotations
@@ -22,20 +23,35 @@ DESCRIPTIONS: dict[BuiltInKind, str] = {
 }
 PARAMETERS: dict[BuiltInKind, Json] = {
     "local_shell": {
-        "command": {"type": "array", "items": TEXT, "description": "The program and its arguments."},
+        "command": {
+            "type": "array",
+            "items": TEXT,
+            "description": "The program and its arguments.",
+        },
         "working_directory": TEXT,
         "timeout_ms": MILLISECONDS,
-        "env": {"type": "object", "additionalProperties": TEXT, "description": "Variables of the environment."},
+        "env": {
+            "type": "object",
+            "additionalProperties": TEXT,
+            "description": "Variables of the environment.",
+        },
     },
     "shell": {
-        "commands": {"type": "array", "items": TEXT, "description": "Commands, each a line for the shell."},
+        "commands": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Commands, each a line for the shell.",
+        },
         "timeout_ms": MILLISECONDS,
         "max_output_length": {"type": "integer", "description": "Most characters of output."},
     },
     "apply_patch": {
         "type": {"enum": ["create_file", "update_file", "delete_file"]},
         "path": TEXT,
-        "diff": {"type": "string", "description": "The change as a unified diff in V4A format; none to delete a file."},
+        "diff": {
+            "type": "string",
+            "description": "The change as a unified diff in V4A format; none to delete a file.",
+        },
     },
 }
 REQUIRED: dict[BuiltInKind, list[str]] = {
@@ -52,26 +68,44 @@ def built_in_offer(kind: BuiltInKind) -> ToolOffer:
         "required": REQUIRED[kind],
         "additionalProperties": False,
     }
-    return ToolOffer(ToolForm(kind, kind), {"description": DESCRIPTIONS[kind], "parameters": parameters})
+    return ToolOffer(
+        ToolForm(kind, kind), {"description": DESCRIPTIONS[kind], "parameters": parameters}
+    )
 
 
 def call_fields(kind: ToolKind, arguments: str) -> Json:
-    """Return what the item of a call says of these arguments. They are those of the model: what is missing or of another
-    type is empty."""
+    """Return what the item of a call says of these arguments. They are those of the model: what is
+    missing or of another type is empty."""
     given = _object(arguments)
     match kind:
         case "local_shell":
-            action: Json = {"type": "exec", "command": _words(given.get("command")), "env": _texts(given.get("env"))}
-            action |= _if(given, "timeout_ms", int) | _if(given, "working_directory", str) | _if(given, "user", str)
+            action: Json = {
+                "type": "exec",
+                "command": _words(given.get("command")),
+                "env": _texts(given.get("env")),
+            }
+            action |= (
+                _if(given, "timeout_ms", int)
+                | _if(given, "working_directory", str)
+                | _if(given, "user", str)
+            )
             return {"action": action}
         case "shell":
             limits = {"timeout_ms": None, "max_output_length": None}
             limits |= _if(given, "timeout_ms", int) | _if(given, "max_output_length", int)
-            return {"action": {"commands": _lines(given.get("commands", given.get("command"))), **limits}}
+            return {
+                "action": {
+                    "commands": _lines(given.get("commands", given.get("command"))),
+                    **limits,
+                }
+            }
         case "apply_patch":
             inner = given.get("operation")
             operation = inner if isinstance(inner, dict) else given
-            fields = {"type": operation.get("type", "update_file"), "path": operation.get("path", "")}
+            fields = {
+                "type": operation.get("type", "update_file"),
+                "path": operation.get("path", ""),
+            }
             needs_diff = {} if fields["type"] == "delete_file" else {"diff": ""}
             return {"operation": fields | needs_diff | _if(operation, "diff", str)}
         case "function":
@@ -81,11 +115,15 @@ def call_fields(kind: ToolKind, arguments: str) -> Json:
 
 
 def arguments_of_item(item: Json) -> Json:
-    """Return the arguments with which the model would make the call of an item. What is no object, as half of one where an answer was
-    cut, is given as text."""
+    """Return the arguments with which the model would make the call of an item. What is no object,
+    as half of one where an answer was cut, is given as text."""
     match item["type"]:
         case "local_shell_call":
-            return {name: value for name, value in item["action"].items() if name != "type" and value not in (None, {})}
+            return {
+                name: value
+                for name, value in item["action"].items()
+                if name != "type" and value not in (None, {})
+            }
         case "shell_call":
             return {name: value for name, value in item["action"].items() if value is not None}
         case "apply_patch_call":
@@ -116,7 +154,9 @@ def _words(value: Any) -> list[str]:
 
 def _lines(value: Any) -> list[str]:
     values = value if isinstance(value, list) else [] if value is None else [value]
-    return [line if isinstance(line, str) else msgspec.json.encode(line).decode() for line in values]
+    return [
+        line if isinstance(line, str) else msgspec.json.encode(line).decode() for line in values
+    ]
 
 
 def _texts(value: Any) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Items of calls and of their outputs in earlier turns, beside those of functions: custom tools, shells, patches."""
+"""Items of calls and of their outputs in earlier turns, beside those of functions: custom tools,
+shells, patches."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from trouper.web.http.image_placeholder import PLACEHOLDER
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import SentBack
 from trouper.web.output.tool_forms import Json, ToolForm, ToolKind
-from trouper.web.responses.conversation_item import ConversationItem, InputImage, InputText, not_a_part
+from trouper.web.responses.conversation_item import (
+    ConversationItem,
+    InputImage,
+    InputText,
+    not_a_part,
+)
 
 CALLS: dict[str, ToolKind] = {
     "function_call": "function",
@@ -24,8 +30,12 @@ CALLS: dict[str, ToolKind] = {
 """Types of items of calls, and the kinds of their tools."""
 OUTPUTS = tuple(f"{kind}_output" for kind in CALLS)
 PREFIXES: dict[ToolKind, str] = {
-    "function": "fc_", "custom": "ctc_", "local_shell": "lsh_", "shell": "sh_", "apply_patch": "apc_",
-}  # fmt: skip
+    "function": "fc_",
+    "custom": "ctc_",
+    "local_shell": "lsh_",
+    "shell": "sh_",
+    "apply_patch": "apc_",
+}
 """What the ids of items begin with."""
 Output = Annotated[
     str | list[Annotated[InputText | InputImage, not_a_part("input_text or input_image")]],
@@ -67,7 +77,9 @@ class CustomToolCallItem(_CallOfEarlierTurn, tag="custom_tool_call", kw_only=Tru
         return self.head("custom_tool_call", PREFIXES["custom"]) | call | within
 
 
-class CustomToolCallOutputItem(_CallOfEarlierTurn, tag="custom_tool_call_output", kw_only=True, frozen=True):
+class CustomToolCallOutputItem(
+    _CallOfEarlierTurn, tag="custom_tool_call_output", kw_only=True, frozen=True
+):
     """The result of a call of a custom tool."""
 
     output: Output
@@ -97,19 +109,29 @@ class LocalShellCallItem(_CallOfEarlierTurn, tag="local_shell_call", kw_only=Tru
     action: LocalShellAction
 
     def stored(self, _: str) -> Json:
-        action: Json = {"type": "exec", "command": self.action.command, "env": self.action.env or {}}
+        action: Json = {
+            "type": "exec",
+            "command": self.action.command,
+            "env": self.action.env or {},
+        }
         for name in ("timeout_ms", "user", "working_directory"):
             if getattr(self.action, name) is not None:
                 action[name] = getattr(self.action, name)
-        return self.head("local_shell_call", PREFIXES["local_shell"]) | {"call_id": self.call_id, "action": action}
+        return self.head("local_shell_call", PREFIXES["local_shell"]) | {
+            "call_id": self.call_id,
+            "action": action,
+        }
 
 
 def _called_by_id(value: Json, _: Skip) -> Json:
-    """Read an output that names its call by `id` alone, as the types of the `openai` package have it."""
+    """Read an output that names its call by `id` alone, as the types of the `openai` package have
+    it."""
     return value if "call_id" in value or "id" not in value else value | {"call_id": value["id"]}
 
 
-class LocalShellCallOutputItem(_CallOfEarlierTurn, tag="local_shell_call_output", kw_only=True, frozen=True):
+class LocalShellCallOutputItem(
+    _CallOfEarlierTurn, tag="local_shell_call_output", kw_only=True, frozen=True
+):
     """What a command has printed."""
 
     adapt: ClassVar[Adapt | None] = _called_by_id
@@ -134,7 +156,10 @@ class ShellCallItem(_CallOfEarlierTurn, tag="shell_call", kw_only=True, frozen=T
     environment: Ignored = None
 
     def stored(self, _: str) -> Json:
-        action = {name: getattr(self.action, name) for name in ("commands", "timeout_ms", "max_output_length")}
+        action = {
+            name: getattr(self.action, name)
+            for name in ("commands", "timeout_ms", "max_output_length")
+        }
         call = {"call_id": self.call_id, "action": action, "environment": None}
         return self.head("shell_call", PREFIXES["shell"]) | call
 
@@ -143,12 +168,16 @@ class ShellCallOutputItem(_CallOfEarlierTurn, tag="shell_call_output", kw_only=T
     """What commands have printed, and how they ended."""
 
     output: Annotated[
-        list[dict[str, Any]] | str, says("{path} must be an array of outputs, not {type}", "invalid_type")
+        list[dict[str, Any]] | str,
+        says("{path} must be an array of outputs, not {type}", "invalid_type"),
     ]
     max_output_length: Ignored = None
 
     def stored(self, _: str) -> Json:
-        return self.head("shell_call_output", "sho_") | {"call_id": self.call_id, "output": self.output}
+        return self.head("shell_call_output", "sho_") | {
+            "call_id": self.call_id,
+            "output": self.output,
+        }
 
 
 class PatchOperation(SentBack, kw_only=True, frozen=True):
@@ -175,7 +204,8 @@ class ApplyPatchCallItem(_CallOfEarlierTurn, tag="apply_patch_call", kw_only=Tru
 
 
 PatchStatus = Annotated[
-    Literal["completed", "failed", "incomplete", "in_progress"], says("{path} must be completed or failed")
+    Literal["completed", "failed", "incomplete", "in_progress"],
+    says("{path} must be completed or failed"),
 ]
 
 
@@ -195,7 +225,12 @@ class ApplyPatchCallOutputItem(SentBack, tag="apply_patch_call_output", kw_only=
 
 
 CallItem = CustomToolCallItem | LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
-CallOutputItem = CustomToolCallOutputItem | LocalShellCallOutputItem | ShellCallOutputItem | ApplyPatchCallOutputItem
+CallOutputItem = (
+    CustomToolCallOutputItem
+    | LocalShellCallOutputItem
+    | ShellCallOutputItem
+    | ApplyPatchCallOutputItem
+)
 
 
 def output_text(item: Json) -> str:
@@ -205,7 +240,9 @@ def output_text(item: Json) -> str:
         case "shell_call_output" if not isinstance(output, str):
             return "\n".join(map(_shell_output, output))
         case "apply_patch_call_output":
-            return output or ("The patch was applied." if item["status"] == "completed" else "The patch failed.")
+            return output or (
+                "The patch was applied." if item["status"] == "completed" else "The patch failed."
+            )
     return output if isinstance(output, str) else "".join(part["text"] for part in output)
 
 

@@ -16,9 +16,13 @@ from trouper.web.output.dialect import Json
 from trouper.web.responses.schemas import STATUSES
 
 MAX_ID = 128
-ItemId = Annotated[str, says(f"{{path}} must be a string of 1 to {MAX_ID} characters", min_length=1, max_length=MAX_ID)]
+ItemId = Annotated[
+    str,
+    says(f"{{path}} must be a string of 1 to {MAX_ID} characters", min_length=1, max_length=MAX_ID),
+]
 Status = Annotated[
-    Literal["completed", "incomplete", "in_progress"], says(f"{{path}} must be one of {', '.join(STATUSES)}")
+    Literal["completed", "incomplete", "in_progress"],
+    says(f"{{path}} must be one of {', '.join(STATUSES)}"),
 ]
 PARTS = ("input_text", "output_text")
 INPUT_PARTS = (*PARTS, "input_image")
@@ -54,7 +58,8 @@ class InputText(SentBack, tag="input_text", frozen=True):
 
 
 class InputImage(SentBack, tag="input_image", frozen=True):
-    """An image. The model reads text only, so a placeholder stands for it, also in what is stored."""
+    """An image. The model reads text only, so a placeholder stands for it, also in what is
+    stored."""
 
     image_url: Ignored = None
     file_id: Ignored = None

@@ -63,7 +63,8 @@ class InputMessage(ConversationItem, tag="message", kw_only=True, frozen=True):
     phase: Ignored = None
 
     def stored(self, path: str) -> Json:
-        """Return the item as it is stored. Raises `RequestFailed` (400), as in the other types of items."""
+        """Return the item as it is stored. Raises `RequestFailed` (400), as in the other types of
+        items."""
         parts: Sequence[InputText | OutputText | RefusalText | InputImage]
         parts = [InputText(self.content)] if isinstance(self.content, str) else self.content
         content = [self._part(part, f"{path}.content.{index}") for index, part in enumerate(parts)]
@@ -97,7 +98,9 @@ class FunctionCallItem(ConversationItem, tag="function_call", kw_only=True, froz
         return self.head("function_call", "fc_") | call | within
 
 
-class FunctionCallOutputItem(ConversationItem, tag="function_call_output", kw_only=True, frozen=True):
+class FunctionCallOutputItem(
+    ConversationItem, tag="function_call_output", kw_only=True, frozen=True
+):
     """The result of a call."""
 
     call_id: str
@@ -107,7 +110,10 @@ class FunctionCallOutputItem(ConversationItem, tag="function_call_output", kw_on
 
     def stored(self, _: str) -> Json:
         output = plain_output(self.output)
-        return self.head("function_call_output", "fco_") | {"call_id": self.call_id, "output": output}
+        return self.head("function_call_output", "fco_") | {
+            "call_id": self.call_id,
+            "output": output,
+        }
 
 
 NOT_PARTS = says("{path} must be an array of parts, not {type}", "invalid_type")
@@ -116,8 +122,12 @@ NOT_PARTS = says("{path} must be an array of parts, not {type}", "invalid_type")
 class ReasoningItem(ConversationItem, tag="reasoning", kw_only=True, frozen=True):
     """Reasoning of an earlier answer."""
 
-    summary: Annotated[list[Annotated[SummaryText, not_a_part("summary_text")]], NOT_PARTS] | None = None
-    content: Annotated[list[Annotated[ReasoningText, not_a_part("reasoning_text")]], NOT_PARTS] | None = None
+    summary: (
+        Annotated[list[Annotated[SummaryText, not_a_part("summary_text")]], NOT_PARTS] | None
+    ) = None
+    content: (
+        Annotated[list[Annotated[ReasoningText, not_a_part("reasoning_text")]], NOT_PARTS] | None
+    ) = None
 
     def stored(self, _: str) -> Json:
         summary = [{"type": "summary_text", "text": part.text} for part in self.summary or ()]
@@ -133,7 +143,13 @@ class ItemReference(SentBack, tag="item_reference", frozen=True):
 
 
 Item = (
-    InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CallItem | CallOutputItem | ItemReference
+    InputMessage
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | ReasoningItem
+    | CallItem
+    | CallOutputItem
+    | ItemReference
 )
 KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, "item_reference")
 PATCH_OUTPUT = "apply_patch_call_output"
@@ -148,9 +164,13 @@ def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:
     for item in items if items is not None and not isinstance(items, str) else ():
         if isinstance(item, InputMessage):
             contents.append(item.content)
-        elif isinstance(item, FunctionCallOutputItem | CustomToolCallOutputItem | LocalShellCallOutputItem):
+        elif isinstance(
+            item, FunctionCallOutputItem | CustomToolCallOutputItem | LocalShellCallOutputItem
+        ):
             contents.append(item.output)
-    return names_of((part for content in contents if isinstance(content, list) for part in content), InputImage)
+    return names_of(
+        (part for content in contents if isinstance(content, list) for part in content), InputImage
+    )
 
 
 def explain_input(value: Any, path: str) -> None:
@@ -158,7 +178,9 @@ def explain_input(value: Any, path: str) -> None:
         detail = f"{path} must be a string or an array of items, not {json_type(value)}"
         raise bad_request(detail, path, "invalid_type")
     if isinstance(value, list) and len(value) > MAX_ITEMS:
-        raise bad_request(f"{path} may have {MAX_ITEMS} items, not {len(value)}", path, "invalid_value")
+        raise bad_request(
+            f"{path} may have {MAX_ITEMS} items, not {len(value)}", path, "invalid_value"
+        )
 
 
 def explain_item(value: Any, path: str) -> None:
@@ -166,7 +188,11 @@ def explain_item(value: Any, path: str) -> None:
         return
     kind = value.get("type")
     if kind not in KINDS:
-        raise bad_request(f"{path}: items of type {kind!r} are not supported here", f"{path}.type", "unsupported_item")
+        raise bad_request(
+            f"{path}: items of type {kind!r} are not supported here",
+            f"{path}.type",
+            "unsupported_item",
+        )
     if kind == "message" and isinstance(value.get("content"), list):
         known = (*PARTS, "refusal") if value.get("role") == "assistant" else INPUT_PARTS
         for index, part in enumerate(value["content"]):
@@ -200,8 +226,8 @@ def _with_known_status(item: Any, skip: Skip) -> Any:
 
 
 def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
-    """Return the input without the items of types that are not known, which belong to tools that nobody runs here, and with
-    parts of content that are read; and the tools that items offer."""
+    """Return the input without the items of types that are not known, which belong to tools that
+    nobody runs here, and with parts of content that are read; and the tools that items offer."""
     if not isinstance(value, list):
         return value, []
     kept: list[Any] = []

@@ -1,4 +1,5 @@
-"""Items of a responses conversation: completion with ids, and conversion to messages for the chat template."""
+"""Items of a responses conversation: completion with ids, and conversion to messages for the chat
+template."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ Find = Callable[[str], Json | None]
 
 
 def items_of(value: str | Sequence[Item], find: Find) -> tuple[Json, ...]:
-    """Complete the request's `input`. Raises `RequestFailed` (400; 404 for a reference to an item that is not
-    stored)."""
+    """Complete the request's `input`. Raises `RequestFailed` (400; 404 for a reference to an item
+    that is not stored)."""
     if isinstance(value, str):
         return (InputMessage(role="user", content=value).stored("input"),)
     items = tuple(
@@ -32,8 +33,8 @@ def items_of(value: str | Sequence[Item], find: Find) -> tuple[Json, ...]:
 
 
 def _check_references(given: Sequence[Item], items: Sequence[Json]) -> None:
-    """Check that no item is referenced twice: a short request may not become a prompt of any length. Raises
-    `RequestFailed` (400)."""
+    """Check that no item is referenced twice: a short request may not become a prompt of any
+    length. Raises `RequestFailed` (400)."""
     seen: set[int] = set()
     for index, (original, item) in enumerate(zip(given, items, strict=True)):
         if isinstance(original, ItemReference):
@@ -62,13 +63,18 @@ def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
             raise combination(f"{path}: no call {item['call_id']!r} comes before this output", path)
 
 
-# -- what the model reads ------------------------------------------------------------------------------
+# -- what the model reads ------------------------------------------------------------------------
 
 
-def messages_of(instructions: str | None, items: Iterable[Json], tools: Tools = NO_TOOLS) -> tuple[Json, ...]:
-    """Convert items to the messages of a chat: reasoning, text and calls of one turn are one message. `tools`: those
-    that are offered now, by whose names the model knows its earlier calls."""
-    messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
+def messages_of(
+    instructions: str | None, items: Iterable[Json], tools: Tools = NO_TOOLS
+) -> tuple[Json, ...]:
+    """Convert items to the messages of a chat: reasoning, text and calls of one turn are one
+    message. `tools`: those that are offered now, by whose names the model knows its earlier
+    calls."""
+    messages: list[Json] = (
+        [] if instructions is None else [{"role": "system", "content": instructions}]
+    )
     turn: Json | None = None
     """The assistant's message that the next items may extend."""
     for item in items:
@@ -79,7 +85,9 @@ def messages_of(instructions: str | None, items: Iterable[Json], tools: Tools = 
                 messages.append({"role": role, "content": _text(item["content"])})
             case kind if kind in OUTPUTS:
                 turn = None
-                messages.append({"role": "tool", "content": output_text(item), "tool_call_id": item["call_id"]})
+                messages.append(
+                    {"role": "tool", "content": output_text(item), "tool_call_id": item["call_id"]}
+                )
             case kind:
                 if turn is None or not _continues(turn, kind):
                     turn = {"role": "assistant", "content": ""}
@@ -89,8 +97,8 @@ def messages_of(instructions: str | None, items: Iterable[Json], tools: Tools = 
 
 
 def _continues(turn: Json, kind: str) -> bool:
-    """Whether an item extends the open message. Reasoning comes before text, text before calls; an item out of order
-    begins another message."""
+    """Whether an item extends the open message. Reasoning comes before text, text before calls; an
+    item out of order begins another message."""
     return kind in CALLS or not (turn["content"] or "tool_calls" in turn)
 
 
@@ -111,7 +119,7 @@ def _text(parts: Iterable[Json]) -> str:
     return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
 
 
-# -- pages ---------------------------------------------------------------------------------------------
+# -- pages ---------------------------------------------------------------------------------------
 
 
 def page_of(items: Sequence[Json], after: str | None, limit: int) -> Json:
@@ -120,8 +128,13 @@ def page_of(items: Sequence[Json], after: str | None, limit: int) -> Json:
         found = [index for index, item in enumerate(items) if item["id"] == after]
         if not found:
             message = f"no item {after!r} went into this response"
-            raise RequestFailed(Problem(404, message, "invalid_request_error", "after", "item_not_found"))
+            raise RequestFailed(
+                Problem(404, message, "invalid_request_error", "after", "item_not_found")
+            )
         items = items[found[0] + 1 :]
     page = items[:limit]
-    ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+    ends = {
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
     return {"object": "list", "data": page, "has_more": len(items) > limit} | ends

@@ -15,7 +15,8 @@ EVENTS: dict[ToolKind, str] = {
     "function": "response.function_call_arguments",
     "custom": "response.custom_tool_call_input",
 }
-"""Events of the arguments of calls, by the kind of the tool. Other calls have none: their items are complete at once."""
+"""Events of the arguments of calls, by the kind of the tool. Other calls have none: their items are
+complete at once."""
 
 
 @attrs.define(eq=False)
@@ -34,7 +35,11 @@ class OpenItem:
     @property
     def part(self) -> Json:
         text = "".join(self.texts)
-        return text_part(text, self.logprobs) if self.kind == "content" else {"type": "reasoning_text", "text": text}
+        return (
+            text_part(text, self.logprobs)
+            if self.kind == "content"
+            else {"type": "reasoning_text", "text": text}
+        )
 
     @property
     def part_location(self) -> Json:
@@ -56,7 +61,9 @@ class OpenCall:
         [kind] = [name for name, known in CALLS.items() if known == tool.kind]
         item: Json = {"id": new_id(PREFIXES[tool.kind]), "type": kind, "call_id": call.id}
         if tool.kind in EVENTS:
-            item |= {"name": tool.name} | ({} if tool.namespace is None else {"namespace": tool.namespace})
+            item |= {"name": tool.name} | (
+                {} if tool.namespace is None else {"namespace": tool.namespace}
+            )
         item |= {"environment": None} if tool.kind == "shell" else {}
         return cls(item | call_fields(tool.kind, "") | {"status": "in_progress"}, index, tool.kind)
 
@@ -66,7 +73,8 @@ class OpenCall:
         return EVENTS.get(self.kind)
 
     def update(self) -> Json:
-        """Write the arguments that were generated into the item. Returns the fields that hold them."""
+        """Write the arguments that were generated into the item. Returns the fields that hold
+        them."""
         fields = call_fields(self.kind, "".join(self.texts))
         self.body |= fields
         return fields

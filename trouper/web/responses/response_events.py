@@ -15,7 +15,14 @@ from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.output.dialect import Choice, Json, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
+from trouper.web.output.parsed_delta import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    ParsedDelta,
+    Reasoning,
+)
 from trouper.web.output.reasoning_tokens import CountingParser
 from trouper.web.responses.conversation_item import new_id
 from trouper.web.responses.open_items import OpenCall, OpenItem
@@ -32,13 +39,14 @@ ENDINGS = {
     "failed": "response.failed",
     "cancelled": "response.failed",
 }
-"""The last event of a stream, by status. Clients know no event for a response that was cancelled; its status says so.
+"""The last event of a stream, by status. Clients know no event for a response that was cancelled;
+its status says so.
 """
 
 
 class ResponseDialect:
-    """Formats one response. `head` holds the fields that do not change. `ended` is called once, with the response in
-    its final state.
+    """Formats one response. `head` holds the fields that do not change. `ended` is called once,
+    with the response in its final state.
 
     Every token goes through `text`, streamed or not, so that complete and streamed responses agree.
     """
@@ -81,11 +89,17 @@ class ResponseDialect:
         if self._call is not None:
             self._call.update()
         running: Status = "queued" if not self._begun and self._answer.queued else "in_progress"
-        counted = attrs.evolve(usage_of(self._answer), reasoning_tokens=self._parser.reasoning_tokens)
+        counted = attrs.evolve(
+            usage_of(self._answer), reasoning_tokens=self._parser.reasoning_tokens
+        )
         usage = usage_body(counted) if self.over else None
-        return self._head | {"status": self._status or running, "output": self._output, "usage": usage} | self._outcome
+        return (
+            self._head
+            | {"status": self._status or running, "output": self._output, "usage": usage}
+            | self._outcome
+        )
 
-    # -- the shape -------------------------------------------------------------------------------------
+    # -- the shape --------------------------------------------------------------------------------
 
     def body(self, choices: Sequence[Choice]) -> Json:
         [choice] = choices
@@ -146,10 +160,13 @@ class ResponseDialect:
         return self._stage("response.in_progress")
 
     def heartbeat_behind(self, number: int) -> bytes:
-        """Format a heartbeat for a reader of the event log. It repeats the number of the last event that was read, so
-        that `starting_after` finds the same position with it and without it, and it is not logged."""
+        """Format a heartbeat for a reader of the event log. It repeats the number of the last event
+        that was read, so that `starting_after` finds the same position with it and without it, and
+        it is not logged."""
         response = self.response()
-        return _framed(f"response.{response['status']}", {"sequence_number": number, "response": response})
+        return _framed(
+            f"response.{response['status']}", {"sequence_number": number, "response": response}
+        )
 
     def cancel(self) -> None:
         """Cancel the response from another request. Clients that read the answer get an error."""
@@ -157,7 +174,7 @@ class ResponseDialect:
             self._answer.cancel()
             self._last = self._end("cancelled")
 
-    # -- items -----------------------------------------------------------------------------------------
+    # -- items ------------------------------------------------------------------------------------
 
     def _say(self, delta: ParsedDelta) -> bytes:
         match delta:
@@ -168,7 +185,11 @@ class ResponseDialect:
                 blank = "".join(self._blank) if text.strip() else ""
                 return self._start_message() + self._write(blank) if blank else b""
             case Reasoning(text):
-                begun = b"" if self._open is not None and self._open.kind == "reasoning" else self._start_reasoning()
+                begun = (
+                    b""
+                    if self._open is not None and self._open.kind == "reasoning"
+                    else self._start_reasoning()
+                )
                 return begun + self._write(text)
             case CallStarted():
                 return self._start_call(delta)
@@ -181,36 +202,55 @@ class ResponseDialect:
         return self._start({"id": new_id("msg_"), "type": "message", "role": "assistant"})
 
     def _start_reasoning(self) -> bytes:
-        return self._start({"id": new_id("rs_"), "type": "reasoning", "summary": [], "encrypted_content": None})
+        return self._start(
+            {"id": new_id("rs_"), "type": "reasoning", "summary": [], "encrypted_content": None}
+        )
 
     def _start(self, item: Json) -> bytes:
         closed = self._close("completed")
         item |= {"status": "in_progress", "content": []}
         added = self._added(item)
         self._open = OpenItem(item, len(self._output) - 1)
-        return closed + added + self._event("response.content_part.added", self._open.part_location, self._open.part)
+        return (
+            closed
+            + added
+            + self._event("response.content_part.added", self._open.part_location, self._open.part)
+        )
 
     def _added(self, item: Json) -> bytes:
         self._blank.clear()
         self._output.append(item)
-        return self._event("response.output_item.added", {"output_index": len(self._output) - 1, "item": item})
+        return self._event(
+            "response.output_item.added", {"output_index": len(self._output) - 1, "item": item}
+        )
 
     def _write(self, text: str) -> bytes:
         assert self._open is not None
         self._open.texts.append(text)
         if self._open.kind == "reasoning":
-            return self._event("response.reasoning_text.delta", self._open.part_location | {"delta": text})
+            return self._event(
+                "response.reasoning_text.delta", self._open.part_location | {"delta": text}
+            )
         seen = [self._logprob(at) for at in self._seen]
         self._seen.clear()
         self._open.logprobs += seen
         fields = {"delta": text, "logprobs": seen}
-        return self._event("response.output_text.delta", self._open.part_location | fields) if text or seen else b""
+        return (
+            self._event("response.output_text.delta", self._open.part_location | fields)
+            if text or seen
+            else b""
+        )
 
     def _close(self, status: Status) -> bytes:
         """Close the open item, if there is one."""
         if self._open is None:
             return self._close_call(status)
-        item, part, location, number = self._open.body, self._open.part, self._open.part_location, self._open.index
+        item, part, location, number = (
+            self._open.body,
+            self._open.part,
+            self._open.part_location,
+            self._open.index,
+        )
         if self._open.kind == "content":
             fields = {"text": part["text"], "logprobs": part["logprobs"]}
             done = self._event("response.output_text.done", location | fields)
@@ -218,7 +258,11 @@ class ResponseDialect:
             done = self._event("response.reasoning_text.done", location | {"text": part["text"]})
         item |= {"status": status, "content": [part]}
         self._open = None
-        return done + self._event("response.content_part.done", location, part) + self._done(item, number)
+        return (
+            done
+            + self._event("response.content_part.done", location, part)
+            + self._done(item, number)
+        )
 
     def _done(self, item: Json, index: int) -> bytes:
         return self._event("response.output_item.done", {"output_index": index, "item": item})
@@ -248,13 +292,19 @@ class ResponseDialect:
         return done + self._done(call.body, call.index)
 
     def _logprob(self, at: TokenLogprobs) -> Json:
-        return self._token(at.token, at.logprob) | {"top_logprobs": [self._token(*other) for other in at.top]}
+        return self._token(at.token, at.logprob) | {
+            "top_logprobs": [self._token(*other) for other in at.top]
+        }
 
     def _token(self, token: int, logprob: float) -> Json:
         tokenizer = self._tokenizer
-        return {"token": tokenizer.token_text(token), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
+        return {
+            "token": tokenizer.token_text(token),
+            "logprob": logprob,
+            "bytes": list(tokenizer.token_bytes(token)),
+        }
 
-    # -- events ----------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
 
     def _begin(self) -> bytes:
         """Format the event with which a background response leaves the queue."""
@@ -276,7 +326,10 @@ class ResponseDialect:
         return last
 
     def _event(self, kind: str, fields: Json, part: Json | None = None) -> bytes:
-        data = _framed(kind, {"sequence_number": self._events} | fields | ({} if part is None else {"part": part}))
+        data = _framed(
+            kind,
+            {"sequence_number": self._events} | fields | ({} if part is None else {"part": part}),
+        )
         self._events += 1
         if self._log is not None:
             self._log.add(data)
@@ -284,5 +337,6 @@ class ResponseDialect:
 
 
 def _framed(kind: str, fields: Json) -> bytes:
-    """Format an event. Clients restart their timers with events only: comments do not keep Codex waiting."""
+    """Format an event. Clients restart their timers with events only: comments do not keep Codex
+    waiting."""
     return named_event(kind, {"type": kind} | fields)

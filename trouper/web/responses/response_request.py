@@ -29,7 +29,7 @@ from trouper.web.openai.other_servers import (
     sampling_adapted,
     thinking_adapted,
     with_thinking,
-)  # fmt: skip
+)
 from trouper.web.openai.other_tools import choice_adapted, tools_adapted
 from trouper.web.openai.parameters import SamplingParameters, min_tokens_of, sampling_of, stops_of
 from trouper.web.openai.response_format import TextOutputFormat, format_grammar
@@ -37,7 +37,13 @@ from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses import schemas
 from trouper.web.responses.item_types import Input, ignored_of, known_items, with_types
-from trouper.web.responses.response_tools import TOOL_TYPES, FlatToolChoice, FlatTools, is_hosted, tools_of
+from trouper.web.responses.response_tools import (
+    TOOL_TYPES,
+    FlatToolChoice,
+    FlatTools,
+    is_hosted,
+    tools_of,
+)
 
 MAX_DEPTH = 256
 """Maximum nesting of values that are returned to the client or passed to a template."""
@@ -54,34 +60,61 @@ REFUSED: Refused = {
     "image": (),
     "modalities": (["text"],),
 }
-ALIASES = {**length_aliases("max_output_tokens", "max_tokens", "max_completion_tokens"), **SAMPLING, **BUDGETS}
+ALIASES = {
+    **length_aliases("max_output_tokens", "max_tokens", "max_completion_tokens"),
+    **SAMPLING,
+    **BUDGETS,
+}
 ESSENTIAL = NOT_SKIPPED | {
-    "conversation", "prompt", "messages", "response_format", "structured_outputs", "guided_json", "guided_regex",
-    "guided_choice", "guided_grammar", "json_schema", "regex",
-}  # fmt: skip
+    "conversation",
+    "prompt",
+    "messages",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+}
 
 
 def explain_metadata(value: Any, path: str) -> None:
     if not isinstance(value, dict):
         raise bad_request(f"{path} must be an object, not {json_type(value)}", path, "invalid_type")
     for key, item in value.items() if len(value) <= MAX_METADATA else ():
-        if len(key) > MAX_METADATA_KEY or not isinstance(item, str) or len(item) > MAX_METADATA_VALUE:
+        if (
+            len(key) > MAX_METADATA_KEY
+            or not isinstance(item, str)
+            or len(item) > MAX_METADATA_VALUE
+        ):
             path = f"{path}.{key[:MAX_METADATA_KEY]}"
-            limits = f"a string of at most {MAX_METADATA_VALUE} characters, its name of {MAX_METADATA_KEY}"
+            limits = (
+                f"a string of at most {MAX_METADATA_VALUE} characters, its name of "
+                f"{MAX_METADATA_KEY}"
+            )
             raise bad_request(f"{path} must be {limits}", path, "invalid_value")
 
 
 Key = Annotated[str, Meta(max_length=MAX_METADATA_KEY)]
 ResponseMetadata = Annotated[
     dict[Key, Annotated[str, Meta(max_length=MAX_METADATA_VALUE)]],
-    explains(explain_metadata, max_length=MAX_METADATA, description="Changes nothing: it is returned to the client."),
+    explains(
+        explain_metadata,
+        max_length=MAX_METADATA,
+        description="Changes nothing: it is returned to the client.",
+    ),
 ]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Included = Annotated[
     Literal["message.output_text.logprobs", "reasoning.encrypted_content"],
     says(
-        "{path} must be one of message.output_text.logprobs, reasoning.encrypted_content, not {value!r}",
-        description="The latter asks to carry reasoning on the client's side. It is returned in plain text.",
+        "{path} must be one of message.output_text.logprobs, reasoning.encrypted_content, not "
+        "{value!r}",
+        description=(
+            "The latter asks to carry reasoning on the client's side. It is returned in plain text."
+        ),
     ),
 ]
 
@@ -119,7 +152,8 @@ class ResponseStreamOptions(Body, frozen=True):
 
 
 def _adapted(value: Json, skip: Skip) -> Json:
-    """Convert forms of other servers. A chat's effort is `reasoning.effort` here, and OpenRouter's budget stands there."""
+    """Convert forms of other servers. A chat's effort is `reasoning.effort` here, and OpenRouter's
+    budget stands there."""
     value = thinking_adapted(sampling_adapted(value, ALIASES, ("max_output_tokens",), skip), skip)
     value = _included(_tools_adapted(value, skip), skip)
     reasoning, effort = value.get("reasoning"), value.pop("reasoning_effort", None)
@@ -143,11 +177,14 @@ def _included(value: Json, skip: Skip) -> Json:
         return value
     for other in (name for name in given if isinstance(name, str) and name not in INCLUDED):
         skip(f"include.{other}")
-    return value | {"include": [name for name in given if not isinstance(name, str) or name in INCLUDED]}
+    return value | {
+        "include": [name for name in given if not isinstance(name, str) or name in INCLUDED]
+    }
 
 
 def _tools_adapted(value: Json, skip: Skip) -> Json:
-    """Leave out tools that nobody runs here, and the items of their calls; offer the tools that items bring."""
+    """Leave out tools that nobody runs here, and the items of their calls; offer the tools that
+    items bring."""
     items, tools = known_items(value.get("input"), skip)
     if tools and isinstance(value.get("tools"), list | None):
         offered = value.get("tools") or []
@@ -156,7 +193,11 @@ def _tools_adapted(value: Json, skip: Skip) -> Json:
         hosted = [tool for tool in value["tools"] if is_hosted(tool)]
         for tool in hosted:
             skip(f"tools.{tool['type']}")
-        value = value | {"tools": [tool for tool in value["tools"] if tool not in hosted]} if hosted else value
+        value = (
+            value | {"tools": [tool for tool in value["tools"] if tool not in hosted]}
+            if hosted
+            else value
+        )
     value = choice_adapted(tools_adapted(value, TOOL_TYPES, skip), nested=False)
     return value | {"input": items} if items is not None else value
 
@@ -182,7 +223,8 @@ class ResponseRequest(SamplingParameters, kw_only=True, frozen=True):
     tool_choice: FlatToolChoice | None = None
     parallel_tool_calls: bool = True
     max_tool_calls: (
-        Annotated[int, Meta(ge=1, le=HUGE, description="Changes nothing: no tool is hosted here.")] | None
+        Annotated[int, Meta(ge=1, le=HUGE, description="Changes nothing: no tool is hosted here.")]
+        | None
     ) = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -217,7 +259,8 @@ class ResolvedRequest:
 def parse_response(body: Json, report: Report = refuse) -> ResolvedRequest:
     """Parse a request. Raises `RequestFailed` (400) naming the parameter."""
     for name, value in body.items():
-        check_text(value, name)  # Most fields are returned, and half a surrogate pair cannot be encoded.
+        # Most fields are returned, and half a surrogate pair cannot be encoded.
+        check_text(value, name)
         if name in ("tools", "tool_choice", "text", "chat_template_kwargs"):
             _check_depth(value, name)
     body = body | {"input": with_types(body.get("input"))}
@@ -225,7 +268,8 @@ def parse_response(body: Json, report: Report = refuse) -> ResolvedRequest:
 
 
 def _check_depth(value: Any, name: str) -> None:
-    """Check the nesting of a value: one that can just be parsed cannot be encoded again inside of another value."""
+    """Check the nesting of a value: one that can just be parsed cannot be encoded again inside of
+    another value."""
     inside = [value]
     for _ in range(MAX_DEPTH):
         inside = [inner for outer in inside for inner in _inside(outer)]
@@ -241,7 +285,8 @@ def _inside(value: Any) -> Iterable[Any]:
 def _resolved(request: ResponseRequest, given: Json) -> ResolvedRequest:
     """Check what no type says. Raises `RequestFailed` (400) naming the parameter."""
     tools = tools_of(request.tools, request.tool_choice, several=request.parallel_tool_calls)
-    format = request.text.format if request.text is not None else None  # noqa: A001 - the field's word
+    # The field's word
+    format = request.text.format if request.text is not None else None  # noqa: A001
     grammar = None if format is None else format_grammar(format, "text.format")
     if grammar is not None and tools.forced:
         raise combination("text.format cannot be combined with a forced tool", "tool_choice")
@@ -249,7 +294,9 @@ def _resolved(request: ResponseRequest, given: Json) -> ResolvedRequest:
         raise combination("stream_options needs stream: true", "stream_options")
     if request.background and not request.store:
         raise combination("background needs store: true", "background")
-    return ResolvedRequest(request=request, tools=tools, grammar=grammar, logprobs=_logprobs(request), given=given)
+    return ResolvedRequest(
+        request=request, tools=tools, grammar=grammar, logprobs=_logprobs(request), given=given
+    )
 
 
 def _logprobs(request: ResponseRequest) -> int | None:
@@ -260,7 +307,7 @@ def _logprobs(request: ResponseRequest) -> int | None:
     return None
 
 
-# -- what it becomes -----------------------------------------------------------------------------------
+# -- what it becomes -----------------------------------------------------------------------------
 
 
 def response_to_generate(
@@ -286,8 +333,8 @@ def response_to_generate(
 
 
 def _variables(resolved: ResolvedRequest) -> Json:
-    """Return the template's arguments; those that the request gives explicitly come last. An answer that follows a
-    grammar has no room for reasoning."""
+    """Return the template's arguments; those that the request gives explicitly come last. An answer
+    that follows a grammar has no room for reasoning."""
     variables: Json = {}
     effort, bound = resolved.effort, bool(resolved.tools.forced) or resolved.grammar is not None
     if effort is not None and effort != "none":

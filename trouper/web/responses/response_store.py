@@ -3,8 +3,8 @@ holds the most of it loses its least
 recently used response: so one key alone may fill the store, and none pushes out what another holds
 within an equal share.
 
-The items of a conversation are kept once, in turns that refer to the turn before. An evicted response takes its turn
-along unless a later response still builds on it.
+The items of a conversation are kept once, in turns that refer to the turn before. An evicted
+response takes its turn along unless a later response still builds on it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The store of all keys. `owner` returns the identity of the key that asks: it finds only what it has created itself."""
+    """The store of all keys. `owner` returns the identity of the key that asks: it finds only what
+    it has created itself."""
 
     def __init__(
         self,
@@ -88,7 +89,10 @@ class ResponseStore:
         owner: Callable[[], str] = str,
     ) -> None:
         self._owner = owner
-        self._max_count, self._max_bytes = settings.stored_responses, settings.stored_responses_bytes
+        self._max_count, self._max_bytes = (
+            settings.stored_responses,
+            settings.stored_responses_bytes,
+        )
         self._ttl_s, self._clock = settings.stored_responses_ttl_s, clock
         self._responses: dict[str, StoredResponse] = {}
         """Responses by id."""
@@ -121,15 +125,24 @@ class ResponseStore:
             self._owned[stored.owner].move_to_end(response_id)
         return stored
 
-    def get(self, response_id: str, param: str | None = None, code: str = "response_not_found") -> StoredResponse:
+    def get(
+        self, response_id: str, param: str | None = None, code: str = "response_not_found"
+    ) -> StoredResponse:
         """Return a stored response. Raises `RequestFailed` (404)."""
         stored = self.find(response_id)
         if stored is None:
-            raise RequestFailed(Problem(404, self._missing_message(response_id), "invalid_request_error", param, code))
+            raise RequestFailed(
+                Problem(
+                    404, self._missing_message(response_id), "invalid_request_error", param, code
+                )
+            )
         return stored
 
     def _missing_message(self, response_id: str) -> str:
-        kept = f"the last {self._max_count} responses are kept, for {self._ttl_s:g} s after their last use"
+        kept = (
+            f"the last {self._max_count} responses are kept, for {self._ttl_s:g} s after their "
+            "last use"
+        )
         return f"no response {quoted(response_id)} is stored here, or it is gone: {kept}"
 
     def remove(self, response_id: str) -> bool:

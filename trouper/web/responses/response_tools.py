@@ -14,15 +14,26 @@ from trouper.web.http.field_types import Ignored, Text
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, StrictCheck
 from trouper.web.http.request_schema import Refused
-from trouper.web.openai.chat_tools import MAX_TOOLS, FreeText, FunctionDefinition, ToolName, check_plain_name
+from trouper.web.openai.chat_tools import (
+    MAX_TOOLS,
+    FreeText,
+    FunctionDefinition,
+    ToolName,
+    check_plain_name,
+)
 from trouper.web.openai.other_tools import known_tools
 from trouper.web.output.dialect import Json
 from trouper.web.output.tool_calls import Tools
 from trouper.web.output.tool_forms import ToolForm, ToolKind, ToolOffer, custom_offer
 from trouper.web.responses.built_in_tools import BuiltInKind, built_in_offer
 
-ALWAYS_LOADED: Refused = {"defer_loading": (False,), "async": (False,), "allowed_callers": (["direct"],)}
-"""Parameters of tools that may be loaded later, or be called by programs. Here every tool is in the prompt."""
+ALWAYS_LOADED: Refused = {
+    "defer_loading": (False,),
+    "async": (False,),
+    "allowed_callers": (["direct"],),
+}
+"""Parameters of tools that may be loaded later, or be called by programs. Here every tool is in the
+prompt."""
 
 
 class FlatTool(FunctionDefinition, tag="function", frozen=True):
@@ -33,11 +44,13 @@ class FlatTool(FunctionDefinition, tag="function", frozen=True):
 
 
 class FlatGrammar(Body, tag="grammar", frozen=True):
-    """Text that matches a grammar. It is enforced where the tool is the only one that may be called, and described to the
-    model elsewhere."""
+    """Text that matches a grammar. It is enforced where the tool is the only one that may be
+    called, and described to the model elsewhere."""
 
     syntax: Annotated[Literal["lark", "regex"], says("{path} must be lark or regex")]
-    definition: Annotated[str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)]
+    definition: Annotated[
+        str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)
+    ]
 
     @property
     def grammar(self) -> Grammar:
@@ -61,18 +74,27 @@ class FlatCustomTool(Body, tag="custom", frozen=True):
 
 def _inner_adapted(value: Json, skip: Skip) -> Json:
     tools = value.get("tools")
-    return value | {"tools": known_tools(tools, ("function", "custom"), skip)} if isinstance(tools, list) else value
+    return (
+        value | {"tools": known_tools(tools, ("function", "custom"), skip)}
+        if isinstance(tools, list)
+        else value
+    )
 
 
 class NamespaceTool(Body, tag="namespace", frozen=True):
-    """Tools of one origin. The model sees each under the joined name; the description stands before that of the first."""
+    """Tools of one origin. The model sees each under the joined name; the description stands before
+    that of the first."""
 
     unknown_may_be_null: ClassVar[bool] = True
     adapt: ClassVar[Adapt | None] = _inner_adapted
     strict_check: ClassVar[StrictCheck | None] = check_plain_name
     name: ToolName
     tools: Annotated[
-        list[Annotated[FlatTool | FlatCustomTool, says("{path} must be a tool of type function or custom")]],
+        list[
+            Annotated[
+                FlatTool | FlatCustomTool, says("{path} must be a tool of type function or custom")
+            ]
+        ],
         Meta(max_length=MAX_TOOLS),
     ]
     description: Text | None = None
@@ -96,7 +118,10 @@ class LocalShellTool(_BuiltIn, tag="local_shell", frozen=True):
 class ShellTool(_BuiltIn, tag="shell", frozen=True):
     """Commands that the client runs, several at a time."""
 
-    environment: Annotated[LocalEnvironment, says("{path} must be of type local: no container runs here")] | None = None
+    environment: (
+        Annotated[LocalEnvironment, says("{path} must be of type local: no container runs here")]
+        | None
+    ) = None
 
 
 class ApplyPatchTool(_BuiltIn, tag="apply_patch", frozen=True):
@@ -169,7 +194,11 @@ class AllowedTools(Body, tag="allowed_tools", frozen=True):
     mode: Annotated[Literal["auto", "required"], says("{path} must be auto or required")]
     tools: Annotated[
         list[Annotated[Named, explains(explain_named)]],
-        says(f"{{path}} must be an array of 1 to {MAX_TOOLS} tools", min_length=1, max_length=MAX_TOOLS),
+        says(
+            f"{{path}} must be an array of 1 to {MAX_TOOLS} tools",
+            min_length=1,
+            max_length=MAX_TOOLS,
+        ),
     ]
 
 
@@ -178,13 +207,18 @@ def explain_choice(value: Any, path: str) -> None:
     if kind in ("function", "custom"):
         raise bad_request(f"{path} must be of type {kind} and have a name", path, "invalid_value")
     if kind not in ("allowed_tools", *CHOSEN.values()):
-        message = f"{path} must be none, auto, required, or an object of type function or allowed_tools"
+        message = (
+            f"{path} must be none, auto, required, or an object of type function or allowed_tools"
+        )
         raise bad_request(message, path, "invalid_value")
 
 
-NOT_RUN_HERE = "{path}: no tool of type {tag!r} is run here, only the client's own; turn it off in the client"
+NOT_RUN_HERE = (
+    "{path}: no tool of type {tag!r} is run here, only the client's own; turn it off in the client"
+)
 FlatTools = Annotated[
-    list[Annotated[AnyTool, says(NOT_RUN_HERE, "unsupported_tool", ".type")]], Meta(max_length=MAX_TOOLS)
+    list[Annotated[AnyTool, says(NOT_RUN_HERE, "unsupported_tool", ".type")]],
+    Meta(max_length=MAX_TOOLS),
 ]
 FlatToolChoice = Annotated[
     Literal["none", "auto", "required"]
@@ -200,12 +234,17 @@ FlatToolChoice = Annotated[
 
 def is_hosted(tool: object) -> bool:
     """Whether a tool of a known type would run on the server: a shell in a container."""
-    environment = tool.get("environment") if isinstance(tool, dict) and tool.get("type") == "shell" else None
+    environment = (
+        tool.get("environment") if isinstance(tool, dict) and tool.get("type") == "shell" else None
+    )
     return isinstance(environment, dict) and environment.get("type") not in (None, "local")
 
 
-def tools_of(tools: Sequence[AnyTool] | None, choice: str | Named | AllowedTools | None, *, several: bool) -> Tools:
-    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the parameter."""
+def tools_of(
+    tools: Sequence[AnyTool] | None, choice: str | Named | AllowedTools | None, *, several: bool
+) -> Tools:
+    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the
+    parameter."""
     offered = Tools.of([offer for tool in tools or () for offer in _offers(tool)], several=several)
     if choice is None or choice == "auto":
         return offered
@@ -214,7 +253,10 @@ def tools_of(tools: Sequence[AnyTool] | None, choice: str | Named | AllowedTools
     if isinstance(choice, str) or not offered.offered:
         return offered.requiring()
     if isinstance(choice, AllowedTools):
-        named = [_named(tool, offered, f"tool_choice.tools.{index}") for index, tool in enumerate(choice.tools)]
+        named = [
+            _named(tool, offered, f"tool_choice.tools.{index}")
+            for index, tool in enumerate(choice.tools)
+        ]
         return offered.restricted(named) if choice.mode == "auto" else offered.requiring(named)
     return offered.requiring([_named(choice, offered, "tool_choice")])
 
@@ -222,7 +264,11 @@ def tools_of(tools: Sequence[AnyTool] | None, choice: str | Named | AllowedTools
 def _offers(tool: AnyTool) -> list[ToolOffer]:
     if isinstance(tool, NamespaceTool):
         offers = [inner.offer(tool.name) for inner in tool.tools]
-        return offers if tool.description is None or not offers else [offers[0].after(tool.description), *offers[1:]]
+        return (
+            offers
+            if tool.description is None or not offers
+            else [offers[0].after(tool.description), *offers[1:]]
+        )
     if isinstance(tool, FlatTool | FlatCustomTool):
         return [tool.offer()]
     return [built_in_offer(BUILT_IN[type(tool)])]

@@ -78,7 +78,11 @@ class Responses:
                 also=GENERATES,
                 examples={
                     "A question": {"input": "Who was Molière?", "max_output_tokens": 9},
-                    "In the background": {"input": "Who was Molière?", "max_output_tokens": 9, "background": True},
+                    "In the background": {
+                        "input": "Who was Molière?",
+                        "max_output_tokens": 9,
+                        "background": True,
+                    },
                 },
             ),
             endpoint(
@@ -99,7 +103,10 @@ class Responses:
                 path="/v1/responses/<response:response_id>",
                 handler=self.get,
                 summary="A response that is stored or still runs",
-                description="`stream` repeats the events of one that was created with `background` and `stream`.",
+                description=(
+                    "`stream` repeats the events of one that was created with `background` and "
+                    "`stream`."
+                ),
                 query=REPLAY_QUERY,
                 answer=ref("Response"),
                 events=ref("ResponseEvent"),
@@ -109,7 +116,10 @@ class Responses:
                 path="/v1/responses/<response:response_id>",
                 handler=self.delete,
                 summary="Forget a response",
-                description="One that still runs is cancelled. What later responses build on stays with them.",
+                description=(
+                    "One that still runs is cancelled. What later responses build on stays with "
+                    "them."
+                ),
                 answer=DELETED,
             ),
             endpoint(
@@ -129,12 +139,16 @@ class Responses:
             ),
         )
 
-    # -- create ----------------------------------------------------------------------------------------
+    # -- create -----------------------------------------------------------------------------------
 
     async def create(self) -> Response:
         resolved = await self._service.read(parse_response)
         parsed = resolved.request
-        stored = parsed.store and self._service.settings.stored_responses > 0 and self._service.batch_owner is None
+        stored = (
+            parsed.store
+            and self._service.settings.stored_responses > 0
+            and self._service.batch_owner is None
+        )
         self._check_background(parsed, stored)
         before = self._before(parsed.previous_response_id)
         earlier = self._earlier(before)
@@ -148,13 +162,17 @@ class Responses:
         return await self._service.respond(live.dialect, [answer], stream=parsed.stream)
 
     async def count(self) -> Response:
-        """Return the number of input tokens that the same request would be charged when it creates a response."""
+        """Return the number of input tokens that the same request would be charged when it creates
+        a response."""
         resolved = await self._service.read(parse_response)
         before = self._before(resolved.request.previous_response_id)
         earlier = self._earlier(before)
-        served, _, generate = await self._prepare(resolved, (*earlier, *self._input(resolved.request, earlier)))
+        served, _, generate = await self._prepare(
+            resolved, (*earlier, *self._input(resolved.request, earlier))
+        )
         self._service.account(served.name)
-        if generate.max_tokens is not None and self._service.settings.strict:  # No other code checks it here.
+        # No other code checks it here.
+        if generate.max_tokens is not None and self._service.settings.strict:
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
             tokens = await self._service.tokens(served, generate.prompt)
@@ -163,18 +181,26 @@ class Responses:
     async def _prepare(
         self, resolved: ResolvedRequest, items: Sequence[Json]
     ) -> tuple[Served, ResolvedRequest, Generate]:
-        """Lease the model and build the request for it; tools that it cannot call are omitted. Raises `RequestFailed` (400, 404)."""
+        """Lease the model and build the request for it; tools that it cannot call are omitted.
+        Raises `RequestFailed` (400, 404)."""
         served = await self._service.served(resolved.request.model, resolved.request.adapters)
         if self._service.omits_tools(resolved.tools, served):
             resolved = attrs.evolve(resolved, tools=Tools())
         messages = messages_of(resolved.request.instructions, items, resolved.tools)
         tokenizer, seed = served.runtime.tokenizer, served.runtime.settings.seed
         generate = response_to_generate(resolved, messages, self._service.request_id, seed)
-        return served, resolved, with_calls([generate], resolved.tools, tokenizer, self._service.report)[0]
+        return (
+            served,
+            resolved,
+            with_calls([generate], resolved.tools, tokenizer, self._service.report)[0],
+        )
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):
-            message = "this server keeps no responses (--stored-responses), so none can run in the background"
+            message = (
+                "this server keeps no responses (--stored-responses), so none can run in the "
+                "background"
+            )
             raise bad_request(message, "background", "background_not_supported")
 
     def _before(self, response_id: str | None) -> Turn | None:
@@ -183,7 +209,9 @@ class Responses:
             return None
         name = "previous_response_id"
         if self._running(response_id) is not None:
-            raise bad_request(f"response {response_id!r} has not ended yet", name, "previous_response_not_ended")
+            raise bad_request(
+                f"response {response_id!r} has not ended yet", name, "previous_response_not_ended"
+            )
         stored = self._store.get(response_id, name, "previous_response_not_found")
         status = stored.body["status"]
         if status not in CONTINUABLE:
@@ -192,7 +220,8 @@ class Responses:
         return stored.turn
 
     def _earlier(self, before: Turn | None) -> list[Json]:
-        """Return the items of the turns before, which become a prompt again. Raises `RequestFailed` (413, 429, 503)."""
+        """Return the items of the turns before, which become a prompt again. Raises `RequestFailed`
+        (413, 429, 503)."""
         if before is None:
             return []
         self._service.hold(PROMPT_FACTOR * before.conversation_bytes)
@@ -208,7 +237,8 @@ class Responses:
         return items
 
     def _referred(self, item_id: str) -> Json | None:
-        """Return a stored item, which becomes a part of a prompt. Raises `RequestFailed` (413, 429, 503)."""
+        """Return a stored item, which becomes a part of a prompt. Raises `RequestFailed` (413, 429,
+        503)."""
         item = self._store.item(item_id)
         if item is not None:
             self._service.hold(PROMPT_FACTOR * len(msgspec.json.encode(item)))
@@ -259,15 +289,19 @@ class Responses:
         return as_events(Replay(log, position, self._service.settings.heartbeat_s, heartbeat))
 
     def _ended(self, response_id: str, before: Turn | None) -> None:
-        """Move a running response to the store. A response that was deleted meanwhile is dropped."""
+        """Move a running response to the store. A response that was deleted meanwhile is
+        dropped."""
         if (live := self._live.pop(response_id, None)) is not None and live.stored:
-            self._store.add(StoredResponse(live.dialect.response(), live.input, before, live.log, live.owner))
+            self._store.add(
+                StoredResponse(live.dialect.response(), live.input, before, live.log, live.owner)
+            )
 
     def _forget(self, response_id: str) -> None:
-        """Drop a running response whose client disconnected before the end: nobody will ask for it."""
+        """Drop a running response whose client disconnected before the end: nobody will ask for
+        it."""
         self._live.pop(response_id, None)
 
-    # -- the others ------------------------------------------------------------------------------------
+    # -- the others -------------------------------------------------------------------------------
 
     def _running(self, response_id: str) -> Live | None:
         live = self._own(response_id)
@@ -279,13 +313,18 @@ class Responses:
         return live if live is not None and live.owner == self._service.key_identity else None
 
     async def get(self, response_id: str) -> Response:
-        query = Query(request.args, ("stream", "starting_after", "include_obfuscation"), self._service.report)
+        query = Query(
+            request.args, ("stream", "starting_after", "include_obfuscation"), self._service.report
+        )
         query.refuse("include_obfuscation", "false")
         live = self._running(response_id)
         kept = live or self._store.get(response_id)
         if query.flag("stream"):
             if kept.log is None:
-                message = "only a response that was created with background and stream can be streamed later"
+                message = (
+                    "only a response that was created with background and stream can be streamed "
+                    "later"
+                )
                 raise combination(message, "stream")
             start = query.number("starting_after", -1, 0, HUGE) + 1
             return self._replay(kept.log, start, live)
@@ -305,8 +344,8 @@ class Responses:
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
-        """Cancel a running response, in the background or streamed. A background response that has ended stays as it
-        is."""
+        """Cancel a running response, in the background or streamed. A background response that has
+        ended stays as it is."""
         Query(request.args, (), self._service.report)
         live = self._own(response_id)
         if live is not None:
@@ -314,11 +353,16 @@ class Responses:
             return as_json(live.dialect.response())
         body = self._store.get(response_id).body
         if not body["background"]:
-            raise bad_request("the response has ended; only one that runs can be cancelled", None, "response_ended")
+            raise bad_request(
+                "the response has ended; only one that runs can be cancelled",
+                None,
+                "response_ended",
+            )
         return as_json(body)
 
     async def input_items(self, response_id: str) -> Response:
-        # Without `before`, which clients of OpenAI's own server may send, this would be another page.
+        # Without `before`, which clients of OpenAI's own server may send, this would be another
+        # page.
         query = Query(request.args, ("limit", "order", "after"), refuse)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         order, after = query.given("order") or "desc", query.given("after")

@@ -16,7 +16,9 @@ from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.streaming.event_log import EventLog
 from trouper.web.streaming.response_streams import DELTA_BYTES, Hold
 
-STOPPED = Problem(500, "the server could not finish the response", "server_error", None, "internal_error")
+STOPPED = Problem(
+    500, "the server could not finish the response", "server_error", None, "internal_error"
+)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -36,7 +38,8 @@ class Live:
 
 
 def on_loop(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function in the thread of the event loop, from there or from a thread that formats a long answer."""
+    """Call a function in the thread of the event loop, from there or from a thread that formats a
+    long answer."""
     if trio.lowlevel.in_trio_run():
         function(*arguments)
     else:

@@ -1,5 +1,5 @@
-"""JSON Schema of the responses API: what holds between request fields, answers and events. Tests compare the schemas
-with the checks and with the answers that are sent."""
+"""JSON Schema of the responses API: what holds between request fields, answers and events. Tests
+compare the schemas with the checks and with the answers that are sent."""
 
 from __future__ import annotations
 
@@ -24,16 +24,22 @@ from trouper.web.openai.answer_schemas import NUMBER
 STATUSES = ("completed", "incomplete", "in_progress")
 LOGPROBS = "message.output_text.logprobs"
 
-# -- requests ------------------------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------
 
 SOMETHING: Json = {
     "anyOf": [
-        {"properties": {"input": either(TEXT, {"type": "array", "minItems": 1})}, "required": ["input"]},
+        {
+            "properties": {"input": either(TEXT, {"type": "array", "minItems": 1})},
+            "required": ["input"],
+        },
         {"properties": {"previous_response_id": TEXT}, "required": ["previous_response_id"]},
     ]
 }
 TOP_NEEDS_INCLUDE = needs(
-    "top_logprobs", {"type": "integer", "minimum": 1}, "include", {"type": "array", "contains": {"const": LOGPROBS}}
+    "top_logprobs",
+    {"type": "integer", "minimum": 1},
+    "include",
+    {"type": "array", "contains": {"const": LOGPROBS}},
 )
 RULES = (
     SOMETHING,
@@ -54,15 +60,26 @@ PARTS_OF_ROLES = either(
 )
 """Images are input, and refusals are answers."""
 
-# -- answers -------------------------------------------------------------------------------------------------------
+# -- answers --------------------------------------------------------------------------------------
 
 STATUS: Json = {"type": "string", "enum": list(STATUSES)}
-TOKEN = {"token": TEXT, "logprob": NUMBER, "bytes": array({"type": "integer", "minimum": 0, "maximum": 255})}
-TOKEN_LOGPROBS = array(closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOKEN))}, *TOKEN, "top_logprobs"))
+TOKEN = {
+    "token": TEXT,
+    "logprob": NUMBER,
+    "bytes": array({"type": "integer", "minimum": 0, "maximum": 255}),
+}
+TOKEN_LOGPROBS = array(
+    closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOKEN))}, *TOKEN, "top_logprobs")
+)
 
 
 OUTPUT_TEXT = full(
-    {"type": {"const": "output_text"}, "text": TEXT, "annotations": array({}), "logprobs": TOKEN_LOGPROBS}
+    {
+        "type": {"const": "output_text"},
+        "text": TEXT,
+        "annotations": array({}),
+        "logprobs": TOKEN_LOGPROBS,
+    }
 )
 REASONING_TEXT = full({"type": {"const": "reasoning_text"}, "text": TEXT})
 MESSAGE = full(
@@ -85,10 +102,24 @@ REASONING = full(
     }
 )
 CALL = full(
-    {"id": TEXT, "type": {"const": "function_call"}, "status": STATUS, "call_id": TEXT, "name": TEXT, "arguments": TEXT}
+    {
+        "id": TEXT,
+        "type": {"const": "function_call"},
+        "status": STATUS,
+        "call_id": TEXT,
+        "name": TEXT,
+        "arguments": TEXT,
+    }
 )
 CUSTOM_CALL = full(
-    {"id": TEXT, "type": {"const": "custom_tool_call"}, "status": STATUS, "call_id": TEXT, "name": TEXT, "input": TEXT}
+    {
+        "id": TEXT,
+        "type": {"const": "custom_tool_call"},
+        "status": STATUS,
+        "call_id": TEXT,
+        "name": TEXT,
+        "input": TEXT,
+    }
 )
 BUILT_IN_CALL: Json = {
     "type": "object",
@@ -118,7 +149,9 @@ RESPONSE = full(
         "object": {"const": "response"},
         "created_at": COUNT,
         "completed_at": nullable(COUNT),
-        "status": {"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+        "status": {
+            "enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+        },
         "error": either(full({"code": TEXT, "message": TEXT}), NULL),
         "incomplete_details": either(full({"reason": {"const": "max_output_tokens"}}), NULL),
         "model": TEXT,
@@ -167,10 +200,17 @@ def _event(kinds: tuple[str, ...], properties: Json) -> Json:
 _ITEM: Json = {"item_id": TEXT, "output_index": COUNT}
 _PART_LOCATION: Json = {**_ITEM, "content_index": COUNT}
 _EVENTS = (
-    _event(("created", "queued", "in_progress", "completed", "incomplete", "failed"), {"response": ref("Response")}),
-    _event(("output_item.added", "output_item.done"), {"output_index": COUNT, "item": ref("OutputItem")}),
     _event(
-        ("content_part.added", "content_part.done"), {**_PART_LOCATION, "part": either(OUTPUT_TEXT, REASONING_TEXT)}
+        ("created", "queued", "in_progress", "completed", "incomplete", "failed"),
+        {"response": ref("Response")},
+    ),
+    _event(
+        ("output_item.added", "output_item.done"),
+        {"output_index": COUNT, "item": ref("OutputItem")},
+    ),
+    _event(
+        ("content_part.added", "content_part.done"),
+        {**_PART_LOCATION, "part": either(OUTPUT_TEXT, REASONING_TEXT)},
     ),
     _event(("output_text.delta",), {**_PART_LOCATION, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
     _event(("output_text.done",), {**_PART_LOCATION, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),

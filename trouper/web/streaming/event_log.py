@@ -11,7 +11,8 @@ from trouper.web.streaming.step_delivery import MAX_EVENTS
 
 
 class EventLog:
-    """An append-only list of events until it is closed. Any number of readers follow it, each at its own position."""
+    """An append-only list of events until it is closed. Any number of readers follow it, each at
+    its own position."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
@@ -42,7 +43,9 @@ class EventLog:
 class Replay(PassiveBody):
     """The body of a streamed response that replays an event log."""
 
-    def __init__(self, log: EventLog, position: int, heartbeat_s: float, heartbeat: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, log: EventLog, position: int, heartbeat_s: float, heartbeat: Callable[[int], bytes]
+    ) -> None:
         """`heartbeat` formats one behind the event of that number, which may be -1."""
         self._log, self._position = log, position
         self._heartbeat_s, self._heartbeat = heartbeat_s, heartbeat

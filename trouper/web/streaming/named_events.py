@@ -1,4 +1,5 @@
-"""Server-sent events with a name: those of Anthropic's API, of OpenAI's Responses, of models that load, and of the live page."""
+"""Server-sent events with a name: those of Anthropic's API, of OpenAI's Responses, of models that
+load, and of the live page."""
 
 from __future__ import annotations
 

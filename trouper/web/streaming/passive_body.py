@@ -1,4 +1,5 @@
-"""The body of a stream that belongs to others: a reader owns nothing, so closing the body ends only the reading."""
+"""The body of a stream that belongs to others: a reader owns nothing, so closing the body ends only
+the reading."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ class PassiveBody(ResponseBody):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         pass
 

@@ -21,9 +21,11 @@ from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDe
 
 log = logging.getLogger("trouper.web")
 LONG_SCORES = 500
-"""Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
+"""Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to
+20 alternatives."""
 LONG_ANSWER = 5000
-"""Characters of a complete answer beyond which it is parsed in a thread. Parsers take about 3 us for each."""
+"""Characters of a complete answer beyond which it is parsed in a thread. Parsers take about 3 us
+for each."""
 
 
 DELTA_BYTES = 300
@@ -39,8 +41,8 @@ def unbounded(amount: int) -> None:
 
 
 async def collect(answer: Answer, hold: Hold = unbounded) -> Choice:
-    """Collect a complete answer. Raises `RequestFailed`; a partial answer is never returned as if it were complete
-    (F13)."""
+    """Collect a complete answer. Raises `RequestFailed`; a partial answer is never returned as if
+    it were complete (F13)."""
     deltas = list[Delta]()
     async for delta in answer:
         deltas.append(delta)
@@ -67,7 +69,8 @@ def is_long(choices: Sequence[Choice]) -> bool:
 
 
 async def collect_all(answers: Sequence[Answer], hold: Hold = unbounded) -> list[Choice]:
-    """Collect answers concurrently. The first failure ends the others. `hold` is called as they grow."""
+    """Collect answers concurrently. The first failure ends the others. `hold` is called as they
+    grow."""
     choices: dict[int, Choice] = {}
     failures: list[RequestFailed] = []
 
@@ -95,9 +98,10 @@ class AnswerEvent:
 
 
 async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[AnswerEvent]) -> None:
-    """Forward one of several answers into their common stream. A slow reader slows it; the answer's own channel
-    buffers."""
-    # The stream has no reader any more: the client disconnected, or another answer failed. All answers are closed then.
+    """Forward one of several answers into their common stream. A slow reader slows it; the answer's
+    own channel buffers."""
+    # The stream has no reader any more: the client disconnected, or another answer failed. All
+    # answers are closed then.
     with pieces, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         event: Delta | Finished | RequestFailed | None = None
         while not isinstance(event, Finished | RequestFailed):
@@ -109,8 +113,8 @@ async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Answer
 
 
 async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> bytes:
-    """Run `make` on a thread, shielded from cancellation: the dialect has changed its state, so the result must not be
-    lost."""
+    """Run `make` on a thread, shielded from cancellation: the dialect has changed its state, so the
+    result must not be lost."""
     made: list[bytes] = []
     with trio.CancelScope(shield=True):
         made.append(await trio.to_thread.run_sync(make, piece))
@@ -118,9 +122,10 @@ async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> 
 
 
 HEAD_WAIT_S = 0.005
-"""How long the head of a response waits for the first token. To make and send it takes 1 ms of Python's lock, which the engine's thread
-needs now, to build the prompt's pass. A GPU evaluates that pass 5 ms later, without the lock: on an H100 a prompt of 53 tokens has its first
-token after 16 ms in place of 20."""
+"""How long the head of a response waits for the first token. To make and send it takes 1 ms of
+Python's lock, which the engine's thread needs now, to build the prompt's pass. A GPU evaluates that
+pass 5 ms later, without the lock: on an H100 a prompt of 53 tokens has its first token after 16 ms
+in place of 20."""
 
 
 class EventStream(ResponseBody):
@@ -136,8 +141,8 @@ class EventStream(ResponseBody):
         *,
         hold: Hold = unbounded,
     ) -> None:
-        """`direct`: what writes the text of a single answer, once the head of the response was sent. `hold` is called as more of
-        the answers waits for a client that reads slowly."""
+        """`direct`: what writes the text of a single answer, once the head of the response was
+        sent. `hold` is called as more of the answers waits for a client that reads slowly."""
         self._hold, self._max_waiting = hold, MAX_EVENTS
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
@@ -154,8 +159,8 @@ class EventStream(ResponseBody):
         """Indices of answers whose prompt log-probabilities were written."""
 
     async def waited(self) -> Self:
-        """Wait a moment for a single answer, before the response begins (`HEAD_WAIT_S`), unless others are streamed: the engine is in their
-        step, and takes longer. Returns the body."""
+        """Wait a moment for a single answer, before the response begins (`HEAD_WAIT_S`), unless
+        others are streamed: the engine is in their step, and takes longer. Returns the body."""
         if len(self._answers) == 1 and not (self._delivery and self._delivery.running):
             with trio.move_on_after(HEAD_WAIT_S):
                 await self._answers[0].wait_next()
@@ -175,7 +180,10 @@ class EventStream(ResponseBody):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._pieces is not None:
             self._pieces.close()
@@ -186,8 +194,9 @@ class EventStream(ResponseBody):
         return self
 
     async def __anext__(self) -> bytes:
-        """Return the available events as one write, so that a busy server sends fewer, larger writes. An error in formatting them ends
-        the stream as any failure does: its status was sent long ago."""
+        """Return the available events as one write, so that a busy server sends fewer, larger
+        writes. An error in formatting them ends the stream as any failure does: its status was sent
+        long ago."""
         if self._over:
             raise StopAsyncIteration
         try:
@@ -210,7 +219,9 @@ class EventStream(ResponseBody):
     async def _next_write(self) -> bytes:
         if not self._began:
             self._began = True
-            self._opening = b"".join(self._dialect.opening(index, answer) for index, answer in enumerate(self._answers))
+            self._opening = b"".join(
+                self._dialect.opening(index, answer) for index, answer in enumerate(self._answers)
+            )
             text = b"" if self._direct is None else await self._what_waits()
             opening, self._opening = self._opening, b""
             # The head of the response goes out with it, however long the prompt takes.
@@ -257,8 +268,8 @@ class EventStream(ResponseBody):
         return await shielded(self._written, piece)
 
     def _takes_long(self, index: int) -> bool:
-        """Whether the next event of an answer is its first, and carries the log-probabilities of a long prompt, which take a
-        second."""
+        """Whether the next event of an answer is its first, and carries the log-probabilities of a
+        long prompt, which take a second."""
         return index not in self._begun and len(self._answers[index].prompt_logprobs) > LONG_SCORES
 
     def _written(self, piece: AnswerEvent) -> bytes:
@@ -276,7 +287,9 @@ class EventStream(ResponseBody):
     async def _what_waits(self) -> bytes:
         """Format the events that are already available, to be part of the same write."""
         events: list[bytes] = []
-        while not self._over and len(events) < MAX_EVENTS and (piece := self._waiting()) is not None:
+        while (
+            not self._over and len(events) < MAX_EVENTS and (piece := self._waiting()) is not None
+        ):
             events.append(await self._made(piece))
         return b"".join(events)
 

@@ -1,8 +1,9 @@
 """Delivery by the step: one task writes what a step of the engine gave to all streams.
 
-A reply that arrives for a stream notes the stream here, and the first one of a step wakes the task. It runs once the scheduler has
-sent its next plan and waits, so it finds the replies of the whole step, and writes each stream's with one system call. The stream's
-own task sleeps meanwhile, and looks at its deadlines when they could have passed, not with each token. It is woken for everything
+A reply that arrives for a stream notes the stream here, and the first one of a step wakes the task.
+It runs once the scheduler has sent its next plan and waits, so it finds the replies of the whole
+step, and writes each stream's with one system call. The stream's own task sleeps meanwhile, and
+looks at its deadlines when they could have passed, not with each token. It is woken for everything
 else: another reply than text, a socket whose buffer is full, an error.
 """
 
@@ -19,7 +20,8 @@ from trouper.protocol.replies import Delta
 from trouper.web.http.socket_writer import SocketWriter
 
 MAX_EVENTS = 256
-"""Maximum number of deltas or events in one write, so that a client that reads again after a pause gets its text in small pieces."""
+"""Maximum number of deltas or events in one write, so that a client that reads again after a pause
+gets its text in small pieces."""
 STREAMS_AT_ONCE = 64
 """Number of streams after which other tasks run, the scheduler among them."""
 
@@ -34,7 +36,8 @@ class StepDelivery:
         self._idle = trio.lowlevel.ParkingLot()
 
     def note(self, stream: DirectStream) -> None:
-        """Note that the stream has something to write. Called in the task of whoever sends replies: it neither blocks nor raises."""
+        """Note that the stream has something to write. Called in the task of whoever sends replies:
+        it neither blocks nor raises."""
         self._noted.append(stream)
         if len(self._noted) == 1:  # Else an earlier one has woken the task, or it is about to look.
             self._idle.unpark()
@@ -65,10 +68,12 @@ class DirectStream:
         delivery: StepDelivery,
         heartbeat_s: float,
     ) -> None:
-        """`text`: formats the events of a delta of the answer, which is the only one; b"" for none yet."""
+        """`text`: formats the events of a delta of the answer, which is the only one; b"" for none
+        yet."""
         self._answer, self._text = answer, text
         self._context = copy_context()
-        """Context variables of the stream's own task, so that log lines have the id of its request."""
+        """Context variables of the stream's own task, so that log lines have the id of its
+        request."""
         self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
         self._follows = False
         """Whether StepDelivery may write."""
@@ -82,8 +87,8 @@ class DirectStream:
         self._woken, self._sleep = trio.Event(), trio.CancelScope()
 
     async def run(self) -> bool:
-        """Return when something else than text has to be written, or the answer's time is over. False: nothing was written for
-        `heartbeat_s`."""
+        """Return when something else than text has to be written, or the answer's time is over.
+        False: nothing was written for `heartbeat_s`."""
         self._delivery.running += 1
         try:
             self._begin()
@@ -91,7 +96,9 @@ class DirectStream:
                 heartbeat_at, now = self._written_at + self._heartbeat_s, trio.current_time()
                 if now >= min(heartbeat_at, self._answer.deadline):
                     return now < heartbeat_at
-                with trio.CancelScope(deadline=min(heartbeat_at, self._answer.deadline)) as self._sleep:
+                with trio.CancelScope(
+                    deadline=min(heartbeat_at, self._answer.deadline)
+                ) as self._sleep:
                     await self._woken.wait()
             await self._finish_write()
         except BaseException:
@@ -123,7 +130,8 @@ class DirectStream:
             self._delivery.note(self)
 
     def deliver(self, now: float) -> None:
-        """Write what has arrived. An error is raised in the stream's own task, so that it ends this stream alone."""
+        """Write what has arrived. An error is raised in the stream's own task, so that it ends this
+        stream alone."""
         self._noted = False
         if not self._follows:
             return

@@ -25,8 +25,14 @@ from trouper.cli.settings_file import file_read, only_this
 from trouper.cli.streamed_answer import AnswerFailed
 from trouper.protocol.paths import is_directory
 
-PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
-"""Limits that are lifted in the benchmark's own server: a slow machine shall be measured, not refused."""
+PATIENT = (
+    "--queue-timeout-s",
+    "--first-token-timeout-s",
+    "--token-timeout-s",
+    "--request-timeout-s",
+)
+"""Limits that are lifted in the benchmark's own server: a slow machine shall be measured, not
+refused."""
 
 
 class CountList(click.ParamType[tuple[int, ...]]):
@@ -34,7 +40,9 @@ class CountList(click.ParamType[tuple[int, ...]]):
 
     name = "counts"
 
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+    def convert(
+        self, value: object, param: click.Parameter | None, context: click.Context | None
+    ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         try:
@@ -48,22 +56,57 @@ class CountList(click.ParamType[tuple[int, ...]]):
 
 @click.command(short_help="Measure a server, or a model on this machine.")
 @client_of
-@click.option("--model", "own_model", metavar="DIR-OR-HUB-ID", help="Start a server of one's own with this model.")
 @click.option(
-    "--streams", type=CountList(), default="1,2,4,8", show_default=True, help="How many at once, one after another."
+    "--model",
+    "own_model",
+    metavar="DIR-OR-HUB-ID",
+    help="Start a server of one's own with this model.",
 )
-@click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="Of each answer.")
-@click.option("--prompt-words", type=click.IntRange(1), default=50, show_default=True, help="Of each prompt.")
 @click.option(
-    "--long-words", type=click.IntRange(0), default=500, show_default=True, help="Of the prompt for the cache; 0: none."
+    "--streams",
+    type=CountList(),
+    default="1,2,4,8",
+    show_default=True,
+    help="How many at once, one after another.",
 )
-@click.option("--drafts", is_flag=True, help="Let answers be drafted. They repeat themselves more than text does.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Figures are medians of so many.")
-@click.option("--out", type=ReportName("trouper-bench"), default="trouper-bench", show_default=True,
-              help="Writes this name with .json and .html; in a directory, trouper-bench.")  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(2), default=64, show_default=True, help="Of each answer."
+)
+@click.option(
+    "--prompt-words", type=click.IntRange(1), default=50, show_default=True, help="Of each prompt."
+)
+@click.option(
+    "--long-words",
+    type=click.IntRange(0),
+    default=500,
+    show_default=True,
+    help="Of the prompt for the cache; 0: none.",
+)
+@click.option(
+    "--drafts",
+    is_flag=True,
+    help="Let answers be drafted. They repeat themselves more than text does.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Figures are medians of so many.",
+)
+@click.option(
+    "--out",
+    type=ReportName("trouper-bench"),
+    default="trouper-bench",
+    show_default=True,
+    help="Writes this name with .json and .html; in a directory, trouper-bench.",
+)
 @click.pass_context
-def bench(context: click.Context, where: Where, /, *, own_model: str | None, out: Path, **options: Any) -> None:
-    """Measure throughput, time to first token and pauses at several loads, and what the prefix cache spares.
+def bench(
+    context: click.Context, where: Where, /, *, own_model: str | None, out: Path, **options: Any
+) -> None:
+    """Measure throughput, time to first token and pauses at several loads, and what the prefix
+    cache spares.
 
     Every prompt is new, so nothing that was cached before helps.
     """
@@ -72,7 +115,9 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
         if own_model is not None:
             patient = (part for flag in PATIENT for part in (flag, "0"))
             flags = [*patient, *only_this(file_read(context))]
-            url = stack.enter_context(own_server.serving("--model", own_model, "--log-level", "warning", *flags))
+            url = stack.enter_context(
+                own_server.serving("--model", own_model, "--log-level", "warning", *flags)
+            )
             where = attrs.evolve(where, url=url, url_from="")
         stack.enter_context(refused_in_one_line(where))
         where.say()
@@ -83,8 +128,8 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
 
 
 def _require_writable(out: Path) -> None:
-    """Check before minutes of measuring that the file can be written. Existing content stays until there is something
-    to write."""
+    """Check before minutes of measuring that the file can be written. Existing content stays until
+    there is something to write."""
     if not out.name:
         refuse(f"--out {out}: names no file")
     if not is_directory(out.parent):
@@ -109,9 +154,16 @@ def _files(out: Path) -> tuple[Path, Path]:
 
 def _measured(where: Where, options: BenchOptions) -> Report:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     about = _about(where, options)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("", total=options.parts)
 
         def show_progress(what: str) -> None:
@@ -131,8 +183,14 @@ def _about(where: Where, options: BenchOptions) -> dict[str, str]:
     return {
         "model": model,
         "server": f"trouper {version} at {where.url}",
-        "client": f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
-        "load": f"answers of {options.tokens} tokens to new prompts of {options.prompt_words} words, {options.rounds} rounds, {'drafted' if options.drafts else 'no drafts'}",
+        "client": (
+            f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, Python "
+            f"{platform.python_version()}"
+        ),
+        "load": (
+            f"answers of {options.tokens} tokens to new prompts of {options.prompt_words} words, "
+            f"{options.rounds} rounds, {'drafted' if options.drafts else 'no drafts'}"
+        ),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -1,4 +1,5 @@
-"""Figures computed from streams: throughput, time to first token, inter-token latency, and what the prefix cache saved."""
+"""Figures computed from streams: throughput, time to first token, inter-token latency, and what the
+prefix cache saved."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ class LoadFigures:
     streams: int
     rounds: int
     tokens_per_s: float
-    """Tokens per second from the first request to the last token, prefill included; the median of the rounds."""
+    """Tokens per second from the first request to the last token, prefill included; the median of
+    the rounds."""
     decode_tokens_per_s: float
-    """Tokens per second while all streams of a round decode; the median of the rounds. 0: they never all did."""
+    """Tokens per second while all streams of a round decode; the median of the rounds. 0: they
+    never all did."""
     per_stream_tokens_per_s: float
     """Tokens per second of one stream between its first and its last token; the median."""
     ttft_s: dict[int, float]
@@ -65,17 +68,23 @@ def load_of(rounds: Sequence[Sequence[Stream]]) -> LoadFigures:
 
 def throughput(streams: Sequence[Stream]) -> float:
     tokens = sum(stream.tokens for stream in streams)
-    return tokens / (max(stream.times[-1] for stream in streams) - min(stream.sent for stream in streams))
+    return tokens / (
+        max(stream.times[-1] for stream in streams) - min(stream.sent for stream in streams)
+    )
 
 
 def decode_rate(streams: Sequence[Stream]) -> float:
-    """Return the rate from the last first token to the first last token. A piece counts as the average number of tokens
-    of its stream's pieces."""
-    begin, end = max(stream.times[0] for stream in streams), min(stream.times[-1] for stream in streams)
+    """Return the rate from the last first token to the first last token. A piece counts as the
+    average number of tokens of its stream's pieces."""
+    begin, end = (
+        max(stream.times[0] for stream in streams),
+        min(stream.times[-1] for stream in streams),
+    )
     if end <= begin:
         return 0.0
     tokens = sum(
-        sum(begin < at <= end for at in stream.times) * stream.tokens / len(stream.times) for stream in streams
+        sum(begin < at <= end for at in stream.times) * stream.tokens / len(stream.times)
+        for stream in streams
     )
     return tokens / (end - begin)
 
@@ -89,4 +98,8 @@ def percentiles(values: Sequence[float]) -> dict[int, float]:
     """Return percentiles, each a value that occurred (nearest rank); none without values."""
     ordered = sorted(values)
     last = len(ordered) - 1
-    return {percent: ordered[round(percent / 100 * last)] for percent in PERCENTILES} if ordered else {}
+    return (
+        {percent: ordered[round(percent / 100 * last)] for percent in PERCENTILES}
+        if ordered
+        else {}
+    )

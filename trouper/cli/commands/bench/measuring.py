@@ -35,23 +35,37 @@ class BenchOptions:
         return len(self.streams) * (self.rounds + 1) + self.rounds
 
 
-def measure_load(where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback) -> LoadFigures:
-    """Measure one load. A first round is not counted: kernels compile, and the server learns how fast its device is."""
+def measure_load(
+    where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback
+) -> LoadFigures:
+    """Measure one load. A first round is not counted: kernels compile, and the server learns how
+    fast its device is."""
     show_progress(f"{streams} at once, warming up")
-    _ask(where, [Question(random_words(options.prompt_words), WARM_UP_TOKENS, options.drafts) for _ in range(streams)])
+    _ask(
+        where,
+        [
+            Question(random_words(options.prompt_words), WARM_UP_TOKENS, options.drafts)
+            for _ in range(streams)
+        ],
+    )
     rounds = []
     for number in range(options.rounds):
         show_progress(f"{streams} at once, round {number + 1} of {options.rounds}")
         rounds.append(
             _ask(
                 where,
-                [Question(random_words(options.prompt_words), options.tokens, options.drafts) for _ in range(streams)],
+                [
+                    Question(random_words(options.prompt_words), options.tokens, options.drafts)
+                    for _ in range(streams)
+                ],
             )
         )
     return load_of(rounds)
 
 
-def measure_prefix(where: Where, options: BenchOptions, show_progress: ProgressCallback) -> PrefixFigures:
+def measure_prefix(
+    where: Where, options: BenchOptions, show_progress: ProgressCallback
+) -> PrefixFigures:
     """Measure the prefix cache, one request at a time; each round has a prompt of its own."""
     seen: dict[str, list[Stream]] = {"cold": [], "again": [], "extended": [], "short": []}
     for number in range(options.rounds):

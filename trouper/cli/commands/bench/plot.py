@@ -1,5 +1,5 @@
-"""Plots as SVG, written by hand: a few lines and bars need no library of fifty megabytes. Colours are CSS variables, so
-that the page decides between dark and light."""
+"""Plots as SVG, written by hand: a few lines and bars need no library of fifty megabytes. Colours
+are CSS variables, so that the page decides between dark and light."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ def from_zero(highest: float, label: str) -> Axis:
 def _round_step(smallest: float) -> float:
     """Return a step of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(smallest))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest * (1 - 1e-9))
+    return next(
+        factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest * (1 - 1e-9)
+    )
 
 
 def lines(title: str, series: Series, x_label: str, y_label: str, *, doubling: bool = False) -> str:
-    """Draw a line with points for each name. `doubling`: the distance from 1 to 2 is the same as from 2 to 4."""
+    """Draw a line with points for each name. `doubling`: the distance from 1 to 2 is the same as
+    from 2 to 4."""
     xs = sorted({x for points in series.values() for x, _ in points})
     highest = max((y for points in series.values() for _, y in points), default=0.0)
     y_axis = from_zero(highest, y_label)
@@ -89,10 +92,16 @@ def _y(axis: Axis, value: float) -> float:
 def _grid(axis: Axis) -> Iterator[str]:
     for mark in axis.marks:
         y = _y(axis, mark)
-        yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>'
+        yield (
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
+            'stroke="var(--grid)"/>'
+        )
         yield _text(LEFT - 6, y + 4, _number(mark), anchor="end")
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    yield f'<text transform="translate(14 {middle:.1f}) rotate(-90)" text-anchor="middle">{escape(axis.label)}</text>'
+    yield (
+        f'<text transform="translate(14 {middle:.1f}) rotate(-90)" '
+        f'text-anchor="middle">{escape(axis.label)}</text>'
+    )
 
 
 def _x_marks(axis: Axis, labels: Sequence[str]) -> Iterator[str]:
@@ -125,6 +134,7 @@ def _figure(title: str, parts: Sequence[str], names: Sequence[str]) -> str:
     body = "\n".join(parts)
     return (
         f"<figure>\n<figcaption>{escape(title)}</figcaption>\n"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">\n{body}\n</svg>\n'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">\n{body}\n'
+        "</svg>\n"
         f"<ul>{legend}</ul>\n</figure>"
     )

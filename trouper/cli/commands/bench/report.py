@@ -1,4 +1,5 @@
-"""The figures of a run: as a table for the terminal, as JSON, and as one HTML file without external resources."""
+"""The figures of a run: as a table for the terminal, as JSON, and as one HTML file without external
+resources."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ from trouper.cli.commands.bench import plot
 from trouper.cli.commands.bench.figures import LoadFigures, PrefixFigures
 from trouper.cli.html_page import html_page
 
-COLUMNS = ("streams", "tok/s", "decode tok/s", "tok/s a stream", "TTFT p50", "p95", "gap p50", "p99", "longest")
+COLUMNS = (
+    "streams",
+    "tok/s",
+    "decode tok/s",
+    "tok/s a stream",
+    "TTFT p50",
+    "p95",
+    "gap p50",
+    "p99",
+    "longest",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +51,13 @@ def as_table(report: Report) -> Table:
 
 def cells(load: LoadFigures) -> tuple[str, ...]:
     rates = (load.tokens_per_s, load.decode_tokens_per_s, load.per_stream_tokens_per_s)
-    times = (load.ttft_s.get(50), load.ttft_s.get(95), load.gap_s.get(50), load.gap_s.get(99), load.gap_s.get(100))
+    times = (
+        load.ttft_s.get(50),
+        load.ttft_s.get(95),
+        load.gap_s.get(50),
+        load.gap_s.get(99),
+        load.gap_s.get(100),
+    )
     return (str(load.streams), *(f"{rate:,.1f}" for rate in rates), *map(seconds, times))
 
 
@@ -52,16 +69,23 @@ def seconds(value: float | None) -> str:
 
 def prefix_line(prefix: PrefixFigures) -> str:
     return (
-        f"a prompt of {prefix.prompt_tokens} tokens, to its first token: {seconds(prefix.cold_s)} new, {seconds(prefix.again_s)} "
-        f"again ({prefix.cached_tokens} tokens cached), {seconds(prefix.extended_s)} with another question behind it; "
+        f"a prompt of {prefix.prompt_tokens} tokens, to its first token: {seconds(prefix.cold_s)} "
+        f"new, {seconds(prefix.again_s)} "
+        f"again ({prefix.cached_tokens} tokens cached), {seconds(prefix.extended_s)} with another "
+        "question behind it; "
         f"{seconds(prefix.short_s)} for a prompt of a few tokens"
     )
 
 
 def as_html(report: Report) -> str:
-    about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in report.about.items())
+    about = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in report.about.items()
+    )
     head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(load))}</tr>" for load in report.loads)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(load))}</tr>"
+        for load in report.loads
+    )
     below = f"<p>{escape(prefix_line(report.prefix))}</p>" if report.prefix else ""
     figures = "\n".join(_figures(report))
     body = f"""<dl>{about}</dl>
@@ -77,11 +101,16 @@ def _figures(report: Report) -> Iterator[str]:
     loads = report.loads
     rates: dict[str, list[tuple[float, float]]] = {
         "all streams, prefill included": [(load.streams, load.tokens_per_s) for load in loads],
-        "while all decode": [(load.streams, load.decode_tokens_per_s) for load in loads if load.decode_tokens_per_s],
+        "while all decode": [
+            (load.streams, load.decode_tokens_per_s) for load in loads if load.decode_tokens_per_s
+        ],
         "one stream of them": [(load.streams, load.per_stream_tokens_per_s) for load in loads],
     }
     yield plot.lines("Throughput", rates, "streams", "tokens/s", doubling=True)
-    firsts = {f"p{p}": [(load.streams, load.ttft_s[p]) for load in loads if load.ttft_s] for p in (50, 95, 100)}
+    firsts = {
+        f"p{p}": [(load.streams, load.ttft_s[p]) for load in loads if load.ttft_s]
+        for p in (50, 95, 100)
+    }
     yield plot.lines("Time to the first token", firsts, "streams", "seconds", doubling=True)
     gaps = {
         f"{load.streams} stream{'s' * (load.streams > 1)}": [

@@ -1,4 +1,5 @@
-"""`trouper certify`: whether the promises of the documentation hold on this device with this model, in one page and one line."""
+"""`trouper certify`: whether the promises of the documentation hold on this device with this model,
+in one page and one line."""
 
 from __future__ import annotations
 
@@ -39,33 +40,61 @@ class SectionList(click.ParamType[tuple[str, ...]]):
 
     name = "sections"
 
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> tuple[str, ...]:
+    def convert(
+        self, value: object, param: click.Parameter | None, context: click.Context | None
+    ) -> tuple[str, ...]:
         if isinstance(value, tuple):
             return value
         names = [name.strip() for name in str(value).split(",") if name.strip()]
         if not names:
             self.fail(f"no section is named; there are {', '.join(SECTIONS)}", param, context)
         if unknown := [name for name in names if name not in SECTIONS]:
-            self.fail(f"{unknown[0]!r} is no section; there are {', '.join(SECTIONS)}", param, context)
+            self.fail(
+                f"{unknown[0]!r} is no section; there are {', '.join(SECTIONS)}", param, context
+            )
         return tuple(name for name in SECTIONS if name in names)
 
 
 @click.command(short_help="Do the promises hold on this device, with this model?")
-@click.option("--model", metavar="DIR-OR-HUB-ID", help="Default: the embedded SmolLM2-135M-Instruct.")
-@click.option("--only", type=SectionList(), default=tuple(SECTIONS), metavar="SECTIONS",
-              help=f"Parted by commas, of: {', '.join(SECTIONS)}. Default: all.")  # fmt: skip
+@click.option(
+    "--model", metavar="DIR-OR-HUB-ID", help="Default: the embedded SmolLM2-135M-Instruct."
+)
+@click.option(
+    "--only",
+    type=SectionList(),
+    default=tuple(SECTIONS),
+    metavar="SECTIONS",
+    help=f"Parted by commas, of: {', '.join(SECTIONS)}. Default: all.",
+)
 @click.option(
     "--minutes",
     type=Finite(0.1, 600),
-    help="Bound of the whole. Default: 10, or 3 with --quick; three times that where kernels are compiled (CUDA).",
+    help=(
+        "Bound of the whole. Default: 10, or 3 with --quick; three times that where kernels are "
+        "compiled (CUDA)."
+    ),
 )
 @click.option(
-    "--quick", is_flag=True, help="A few requests and families of each section: whether it runs, not how fast."
+    "--quick",
+    is_flag=True,
+    help="A few requests and families of each section: whether it runs, not how fast.",
 )
-@click.option("--out", type=ReportName("trouper-certificate"), default="trouper-certificate", show_default=True,
-              help="Writes this name with .json and .html; in a directory, trouper-certificate.")  # fmt: skip
-@click.option("--compare", nargs=2, type=click.Path(path_type=Path), metavar="A.json B.json",
-              help="Compare two certificates instead; exit code 1 if a promise is newly broken in the second.")  # fmt: skip
+@click.option(
+    "--out",
+    type=ReportName("trouper-certificate"),
+    default="trouper-certificate",
+    show_default=True,
+    help="Writes this name with .json and .html; in a directory, trouper-certificate.",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    type=click.Path(path_type=Path),
+    metavar="A.json B.json",
+    help=(
+        "Compare two certificates instead; exit code 1 if a promise is newly broken in the second."
+    ),
+)
 def certify(
     *,
     model: str | None,
@@ -75,10 +104,12 @@ def certify(
     out: Path,
     compare: tuple[Path, Path] | None,
 ) -> None:
-    """Check on this device what the documentation promises: exact answers, bounds, restarts; and measure speed beside mlx-lm.
+    """Check on this device what the documentation promises: exact answers, bounds, restarts; and
+    measure speed beside mlx-lm.
 
-    About ten minutes; up to thirty on a GPU that compiles kernels. Exit code 1 if a promise is broken. The files may be attached to an issue: they name the device, versions and the
-    model, and no directories, hosts or users.
+    About ten minutes; up to thirty on a GPU that compiles kernels. Exit code 1 if a promise is
+    broken. The files may be attached to an issue: they name the device, versions and the model, and
+    no directories, hosts or users.
     """
     if compare is not None:
         sys.exit(_compare(*compare))
@@ -89,9 +120,18 @@ def certify(
         refuse(str(invalid))
     except NoCertificate as wrong:
         refuse(f"--out: {wrong}")
-    with progress_shown(only) as progress, child_processes() as children, _stopped_by_signals(children) as signals:
+    with (
+        progress_shown(only) as progress,
+        child_processes() as children,
+        _stopped_by_signals(children) as signals,
+    ):
         plan = CertifyPlan(
-            model=model, minutes=minutes, quick=quick, only=only, command=_command(model), show=progress.show
+            model=model,
+            minutes=minutes,
+            quick=quick,
+            only=only,
+            command=_command(model),
+            show=progress.show,
         )
         certificate = make_certificate(plan, children)
     try:
@@ -105,8 +145,9 @@ def certify(
 
 @contextmanager
 def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
-    """On a signal, end the section that runs, and write what is known by then; on a second one, end at once. Yields the signals that
-    came. Nothing is raised here: a handler must not do so in the middle of Trio."""
+    """On a signal, end the section that runs, and write what is known by then; on a second one, end
+    at once. Yields the signals that came. Nothing is raised here: a handler must not do so in the
+    middle of Trio."""
     came: list[int] = []
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -118,7 +159,11 @@ def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
         children.stop("interrupted")
 
     # What is ignored stays so: `nohup` and a shell's `&` ask for that.
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [
+        n
+        for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(n) is not signal.SIG_IGN
+    ]
     before = [(number, signal.signal(number, leave)) for number in numbers]
     try:
         yield came

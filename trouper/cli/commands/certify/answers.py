@@ -1,4 +1,5 @@
-"""Questions that are repeated in other company, and how far two answers to the same question are apart."""
+"""Questions that are repeated in other company, and how far two answers to the same question are
+apart."""
 
 from __future__ import annotations
 
@@ -24,17 +25,28 @@ class ProbeQuestion:
     seed: int | None = None
 
     def body(self, salt: str, **more: Any) -> Json:
-        """Return the request. `salt`: of the prefix cache; a new one starts cold. Two log-probabilities show how sure the model is."""
-        sampling = {"temperature": 0} if self.seed is None else {"temperature": 0.8, "seed": self.seed}
+        """Return the request. `salt`: of the prefix cache; a new one starts cold. Two
+        log-probabilities show how sure the model is."""
+        sampling = (
+            {"temperature": 0} if self.seed is None else {"temperature": 0.8, "seed": self.seed}
+        )
         body: Json = {
-            "prompt": self.prompt, "max_tokens": self.tokens, "ignore_eos": True, "logprobs": 2, "return_token_ids": True, "cache_salt": salt, **sampling, **more,
-        }  # fmt: skip
+            "prompt": self.prompt,
+            "max_tokens": self.tokens,
+            "ignore_eos": True,
+            "logprobs": 2,
+            "return_token_ids": True,
+            "cache_salt": salt,
+            **sampling,
+            **more,
+        }
         return body
 
 
 @attrs.frozen
 class ProbeAnswer:
-    """An answer: ids of its tokens, their log-probabilities, the lead of the best token over the second, and how much was cached."""
+    """An answer: ids of its tokens, their log-probabilities, the lead of the best token over the
+    second, and how much was cached."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -56,14 +68,16 @@ class ProbeAnswer:
 
 
 def _lead(step: dict[str, float]) -> float:
-    """Return the lead of the best over the second; 0 where both have the same text, so that one entry is left."""
+    """Return the lead of the best over the second; 0 where both have the same text, so that one
+    entry is left."""
     best = sorted(step.values(), reverse=True)
     return best[0] - best[1] if len(best) > 1 else 0.0
 
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Answers against the same questions alone. partings: for each answer that departs, the lead of the token that it did not take."""
+    """Answers against the same questions alone. partings: for each answer that departs, the lead of
+    the token that it did not take."""
 
     answers: int
     partings: tuple[float, ...]
@@ -79,10 +93,16 @@ class Comparison:
         return all(lead <= near_tie for lead in self.partings)
 
     def text(self, near_tie: float) -> str:
-        text = f"{self.equal} of {self.answers} answers equal; log-probabilities differ by at most {self.logprob_change:.2g}"
+        text = (
+            f"{self.equal} of {self.answers} answers equal; log-probabilities differ by at most "
+            f"{self.logprob_change:.2g}"
+        )
         if not self.partings:
             return text
-        return f"{text}; others part where the best token leads by at most {max(self.partings):.2g} (a near tie here: {near_tie:.2g})"
+        return (
+            f"{text}; others part where the best token leads by at most {max(self.partings):.2g} "
+            f"(a near tie here: {near_tie:.2g})"
+        )
 
 
 def compared(alone: Sequence[ProbeAnswer], others: Sequence[ProbeAnswer]) -> Comparison:
@@ -96,11 +116,15 @@ def compared(alone: Sequence[ProbeAnswer], others: Sequence[ProbeAnswer]) -> Com
             partings.append(first.leads[parting])
         elif len(first.tokens) != len(other.tokens):
             partings.append(float("inf"))
-        changes += [abs(a - b) for a, b in zip(first.logprobs[:same], other.logprobs[:same], strict=True)]
+        changes += [
+            abs(a - b) for a, b in zip(first.logprobs[:same], other.logprobs[:same], strict=True)
+        ]
     return Comparison(answers=len(alone), partings=tuple(partings), logprob_change=max(changes))
 
 
-def questions(count: int, tokens: int, *, seeded: bool = False, longest: int = LENGTHS[-1]) -> list[ProbeQuestion]:
+def questions(
+    count: int, tokens: int, *, seeded: bool = False, longest: int = LENGTHS[-1]
+) -> list[ProbeQuestion]:
     """Make questions of different lengths, the same in every run."""
     dice = random.Random(11)
     lengths = [min(LENGTHS[index % len(LENGTHS)], longest) for index in range(count)]

@@ -24,7 +24,8 @@ KILL_AFTER_S = (1.5, 0.6)
 
 
 def restoring(run: SectionRun) -> None:
-    """Time to the first token of a long prompt: computed, from memory, and from disk after a restart."""
+    """Time to the first token of a long prompt: computed, from memory, and from disk after a
+    restart."""
     require_cache(run)
     tokens = min(80 if run.quick else 600 if run.on_cpu else 8000, run.model["context_tokens"] // 2)
     rounds = 1 if run.quick else 3
@@ -37,7 +38,9 @@ def restoring(run: SectionRun) -> None:
     disk = ("--ssd-cache-dir", str(run.folder("restoring")))
     try:
         with run.starter.trouper(*disk) as server:
-            first, *prompts = [probe_question(server, index, tokens, 1) for index in range(rounds + 1)]
+            first, *prompts = [
+                probe_question(server, index, tokens, 1) for index in range(rounds + 1)
+            ]
             _timed(server, first)
             for index, prompt in enumerate(prompts):
                 run.show(0.1 + 0.4 * index / rounds, "a long prompt, cold and from memory")
@@ -74,7 +77,9 @@ def _report_restoring(run: SectionRun, found: dict[str, list[tuple[float, ProbeA
     for name in [name for name in answers if name.startswith("from")]:
         comparison = compared(answers["computed"][: len(answers[name])], answers[name])
         result.promise(
-            f"an answer {name} is the computed one", comparison.within(run.near_tie), comparison.text(run.near_tie)
+            f"an answer {name} is the computed one",
+            comparison.within(run.near_tie),
+            comparison.text(run.near_tie),
         )
     seconds = {name: median(s for s, _ in timed) for name, timed in found.items()}
     tokens = answers["computed"][0].prompt_tokens
@@ -90,20 +95,25 @@ def _report_restoring(run: SectionRun, found: dict[str, list[tuple[float, ProbeA
             result.figures[f"{name.replace(' ', '_')}_tokens_per_s"] = round(tokens / beyond)
     result.table(("prompt", "tokens", "of them cached", "first token, ms"), rows)
     result.bars(
-        f"First token of a prompt of {tokens} tokens", {name: 1000 * value for name, value in seconds.items()}, "ms"
+        f"First token of a prompt of {tokens} tokens",
+        {name: 1000 * value for name, value in seconds.items()},
+        "ms",
     )
     result.notes.append(
-        "rates are prompt tokens over the time beyond that of a prompt of a few tokens, through HTTP; there is none where it takes no longer"
+        "rates are prompt tokens over the time beyond that of a prompt of a few tokens, through "
+        "HTTP; there is none where it takes no longer"
     )
 
 
 def killing(run: SectionRun) -> None:
-    """A server with an SSD tier is killed while it answers and writes; the next one answers the same, and finds what was stored."""
+    """A server with an SSD tier is killed while it answers and writes; the next one answers the
+    same, and finds what was stored."""
     require_cache(run)
     directory = run.folder("killing")
     count, rounds = (2, 1) if run.quick else (4, 2)
     known = [
-        attrs.evolve(question, prompt=f"{question.prompt} {random_words(120)}") for question in questions(count, 8)
+        attrs.evolve(question, prompt=f"{question.prompt} {random_words(120)}")
+        for question in questions(count, 8)
     ]
     flags = ("--ssd-cache-dir", str(directory))
     alone: list[ProbeAnswer] = []
@@ -113,7 +123,9 @@ def killing(run: SectionRun) -> None:
             _until_attached(server)
             if not alone:
                 run.show(0.05, "answers that are known, and stored")
-                alone = [ProbeAnswer.of(server.complete(question.body("known"))) for question in known]
+                alone = [
+                    ProbeAnswer.of(server.complete(question.body("known"))) for question in known
+                ]
                 _until_written(server)
             run.show((number + 0.5) / (rounds + 1), f"kill -9, {number + 1} of {rounds}")
             _killed_at_work(server, number)
@@ -124,11 +136,16 @@ def killing(run: SectionRun) -> None:
         again = [ProbeAnswer.of(server.complete(question.body("known"))) for question in known]
         damaged = server.health()["directory"]["damaged"]
     comparison = compared(alone, again)
-    cached, prompts = sum(answer.cached_tokens for answer in again), sum(answer.prompt_tokens for answer in again)
+    cached, prompts = (
+        sum(answer.cached_tokens for answer in again),
+        sum(answer.prompt_tokens for answer in again),
+    )
     run.result.promise(
-        "answers after kill -9 and a restart are the ones before", comparison.within(run.near_tie),
-        f"{comparison.text(run.near_tie)}; {rounds} kills; {cached} of {prompts} prompt tokens came from disk",
-    )  # fmt: skip
+        "answers after kill -9 and a restart are the ones before",
+        comparison.within(run.near_tie),
+        f"{comparison.text(run.near_tie)}; {rounds} kills; {cached} of {prompts} prompt tokens "
+        "came from disk",
+    )
     run.result.promise(
         "no file is torn after kill -9",
         not torn and not damaged,
@@ -160,13 +177,17 @@ def require_cache(run: SectionRun) -> None:
 
 
 def _until_attached(server: ServerRun) -> None:
-    """Wait until the directory was looked through. A server announces its states only in /health."""
-    while not (found := server.health()["directory"])["attached"] or (found["files"] and not found["inspected"]):
+    """Wait until the directory was looked through. A server announces its states only in
+    /health."""
+    while not (found := server.health()["directory"])["attached"] or (
+        found["files"] and not found["inspected"]
+    ):
         time.sleep(POLL_S)
 
 
 def _until_written(server: ServerRun) -> None:
-    """Wait until the written bytes rest. Nothing says that all is written; a server that writes does so within a second or two."""
+    """Wait until the written bytes rest. Nothing says that all is written; a server that writes
+    does so within a second or two."""
     before, since = -1, time.monotonic()
     while time.monotonic() - since < REST_S:
         written = server.health()["directory"]["written_bytes"]

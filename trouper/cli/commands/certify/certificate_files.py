@@ -14,7 +14,12 @@ from trouper.cli.terminal_text import data_shown
 from trouper.protocol.paths import is_directory
 
 NAMES = ("command", "device", "made", "model", "sections", "system", "versions")
-NAMES_WITHIN = {"device": set[str](), "model": {"name"}, "system": {"system", "machine"}, "versions": set[str]()}
+NAMES_WITHIN = {
+    "device": set[str](),
+    "model": {"name"},
+    "system": {"system", "machine"},
+    "versions": set[str](),
+}
 SECTION_NAMES = ("name", "status", "promises", "figures")
 
 
@@ -27,7 +32,8 @@ def paths_of(out: Path) -> list[Path]:
 
 
 def require_writable(out: Path) -> None:
-    """Find out before anything is measured whether the files can be written. Raises `NoCertificate`."""
+    """Find out before anything is measured whether the files can be written. Raises
+    `NoCertificate`."""
     parent = out.absolute().parent
     if not out.name or not is_directory(parent):
         raise NoCertificate(f"{out}: there is no directory {parent}")
@@ -38,7 +44,8 @@ def require_writable(out: Path) -> None:
             pass
     except OSError as error:
         raise NoCertificate(
-            f"{parent} cannot be written to ({error.strerror}); name another one, as in --out ~/certificate"
+            f"{parent} cannot be written to ({error.strerror}); name another one, as in --out "
+            "~/certificate"
         ) from error
 
 
@@ -64,16 +71,21 @@ def read_certificate(path: Path) -> Json:
     except OSError as error:
         raise NoCertificate(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise NoCertificate(f"{path} is no JSON ({error}); give the .json that trouper certify wrote") from error
+        raise NoCertificate(
+            f"{path} is no JSON ({error}); give the .json that trouper certify wrote"
+        ) from error
     name = content.get("format") if isinstance(content, dict) else None
     if not isinstance(name, str) or name.partition("/")[0] != FORMAT.partition("/")[0]:
         raise NoCertificate(f"{path} is no certificate; give the .json that trouper certify wrote")
     if name != FORMAT:
         raise NoCertificate(
-            f"{path} has the format {name}, which another version of trouper wrote; this one reads {FORMAT}: make it again"
+            f"{path} has the format {name}, which another version of trouper wrote; this one reads "
+            f"{FORMAT}: make it again"
         )
     if not _is_complete(content):
-        raise NoCertificate(f"{path} is not complete, or was changed: make it again by trouper certify")
+        raise NoCertificate(
+            f"{path} is not complete, or was changed: make it again by trouper certify"
+        )
     return dict(data_shown(content))
 
 
@@ -82,7 +94,8 @@ def _is_complete(content: Json) -> bool:
     if not all(name in content for name in NAMES) or not isinstance(sections, list):
         return False
     return all(
-        isinstance(content[name], dict) and content[name].keys() >= keys for name, keys in NAMES_WITHIN.items()
+        isinstance(content[name], dict) and content[name].keys() >= keys
+        for name, keys in NAMES_WITHIN.items()
     ) and all(map(_is_section, sections))
 
 

@@ -11,14 +11,18 @@ from trouper.cli.html_page import html_page
 
 MARKS = {True: "held", False: "BROKEN", None: "measured"}
 STYLE = """<style>
-.held { color: var(--c2); } .BROKEN, .broken, .failed, .out-of-time, .interrupted { color: var(--c1); font-weight: 600; } .measured { color: var(--faint); }
-section { margin: 2.5rem 0; } td.text, th.text { text-align: left; white-space: normal; } pre { overflow-x: auto; color: var(--faint); }
+.held { color: var(--c2); } .BROKEN, .broken, .failed, .out-of-time, .interrupted {
+  color: var(--c1); font-weight: 600; } .measured { color: var(--faint); }
+section { margin: 2.5rem 0; } td.text, th.text { text-align: left; white-space: normal; } pre {
+  overflow-x: auto; color: var(--faint); }
 </style>"""
 
 
 def as_html(certificate: Json) -> str:
     """Draw the page. Nothing in it is fetched from anywhere."""
-    about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in _about(certificate))
+    about = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in _about(certificate)
+    )
     sections = "\n".join(map(_section, certificate["sections"]))
     commands = escape("\n".join(certificate["commands"]))
     body = f"""{STYLE}
@@ -34,7 +38,10 @@ def _about(certificate: Json) -> Iterator[tuple[str, str]]:
     device, model, system = certificate["device"], certificate["model"], certificate["system"]
     yield (
         "made",
-        f"{certificate['made']}, in {certificate['seconds']:.0f} s{' (quick)' if certificate['quick'] else ''}",
+        (
+            f"{certificate['made']}, in {certificate['seconds']:.0f} s"
+            f"{' (quick)' if certificate['quick'] else ''}"
+        ),
     )
     yield "system", f"{system['platform']}, {system['cpus']} CPUs, Python {system['python']}"
     yield (
@@ -45,16 +52,29 @@ def _about(certificate: Json) -> Iterator[tuple[str, str]]:
         memory = device["memory_bytes"] / 1e9
         yield (
             "device",
-            f"{device['name']} {device['architecture']}, {device['computes_on']}, {memory:.0f} GB, {device['float32_gflops']} float32 GFLOP/s",
+            (
+                f"{device['name']} {device['architecture']}, {device['computes_on']}, "
+                f"{memory:.0f} GB, {device['float32_gflops']} float32 GFLOP/s"
+            ),
         )
-    yield "versions", ", ".join(f"{name} {number}" for name, number in certificate["versions"].items())
-    yield "model", ", ".join(f"{name}: {value}" for name, value in model.items() if name != "lead_changes")
+    yield (
+        "versions",
+        ", ".join(f"{name} {number}" for name, number in certificate["versions"].items()),
+    )
+    yield (
+        "model",
+        ", ".join(f"{name}: {value}" for name, value in model.items() if name != "lead_changes"),
+    )
     changes = model.get("lead_changes", {})
     if changes:
         shown = ", ".join(
-            f"{name}: {value if isinstance(value, str) else format(value, '.2g')}" for name, value in changes.items()
+            f"{name}: {value if isinstance(value, str) else format(value, '.2g')}"
+            for name, value in changes.items()
         )
-        yield "mlx-lm's own loop against itself", f"the lead of the best token changes by at most: {shown}"
+        yield (
+            "mlx-lm's own loop against itself",
+            f"the lead of the best token changes by at most: {shown}",
+        )
 
 
 def _section(section: Json) -> str:
@@ -65,7 +85,9 @@ def _section(section: Json) -> str:
         f'<p class="{section["status"].replace(" ", "-")}">{_status(section)}</p>',
     ]
     if promises:
-        parts.append(f'<div class="wide"><table><thead>{head}</thead><tbody>{promises}</tbody></table></div>')
+        parts.append(
+            f'<div class="wide"><table><thead>{head}</thead><tbody>{promises}</tbody></table></div>'
+        )
     parts += [f"<p>{escape(note)}</p>" for note in section["notes"]]
     parts += map(_table, section["tables"])
     figures = "\n".join(map(_plot, section["plots"]))
@@ -88,8 +110,11 @@ def _promise(promise: Json) -> str:
 
 def _table(table: Json) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in table["columns"])
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table["rows"])
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table["rows"]
+    )
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<div class="wide">{body}</div>'
 
 
 def _plot(drawn: Json) -> str:

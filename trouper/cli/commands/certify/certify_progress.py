@@ -1,4 +1,5 @@
-"""Progress of `trouper certify` on a terminal: a bar for all sections, and one for the section that runs."""
+"""Progress of `trouper certify` on a terminal: a bar for all sections, and one for the section that
+runs."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class CertifyProgress:
         """Show a section, the part of it that is done (0 to 1), and what comes next."""
         done = self.sections.index(name) if name in self.sections else 0
         self.bars.update(self.total, completed=done + part)
-        self.bars.update(self.current, completed=part, description=f"{name}: {text}" if text else name)
+        self.bars.update(
+            self.current, completed=part, description=f"{name}: {text}" if text else name
+        )
         if not self.console.is_terminal and name not in self.begun:
             self.begun.add(name)
             self.console.print(f"{name}: {text}")
@@ -35,6 +38,8 @@ class CertifyProgress:
 def progress_shown(sections: Sequence[str]) -> Iterator[CertifyProgress]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
         total = bars.add_task("certificate", total=len(sections))
         yield CertifyProgress(console, bars, sections, total, bars.add_task("", total=1.0))

@@ -1,7 +1,9 @@
-"""The processes of a certificate: servers and programs of the engine. None outlives its section, or this process.
+"""The processes of a certificate: servers and programs of the engine. None outlives its section, or
+this process.
 
-A section that has used its time, or a user who interrupts, ends all of them. What waits for one of them, be it an answer through HTTP or
-the next row of a program, then fails at once; so nothing in a section needs a time limit of its own.
+A section that has used its time, or a user who interrupts, ends all of them. What waits for one of
+them, be it an answer through HTTP or the next row of a program, then fails at once; so nothing in a
+section needs a time limit of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import attrs
 from trouper.lifeline import LAUNCHER, lifeline
 
 UNSET = "TROUPER_"
-"""Beginning of variables that would change what is measured: a certificate is about the defaults."""
+"""Beginning of variables that would change what is measured: a certificate is about the
+defaults."""
 Stopped = Literal["", "out of time", "interrupted"]
 
 
@@ -39,7 +42,8 @@ def last_words(errors: str, code: int) -> str:
     line = last_line(errors)
     if code == -signal.SIGKILL:
         return (
-            "the system killed it, as it does when memory is short; a smaller model, or fewer bits a weight, needs less"
+            "the system killed it, as it does when memory is short; a smaller model, or fewer bits "
+            "a weight, needs less"
         )
     if code < 0:
         return f"it crashed ({signal.Signals(-code).name})" + (f": {line}" if line else "")
@@ -48,7 +52,8 @@ def last_words(errors: str, code: int) -> str:
 
 @attrs.define(eq=False)
 class ChildProcesses:
-    """Starts processes, and ends them. end: the descriptor that children watch. stopped: why nothing more may be started."""
+    """Starts processes, and ends them. end: the descriptor that children watch. stopped: why
+    nothing more may be started."""
 
     end: int
     stopped: Stopped = ""
@@ -62,16 +67,25 @@ class ChildProcesses:
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
 
-    def start(self, command: Sequence[str], environment: dict[str, str], **options: Any) -> subprocess.Popen[str]:
-        """Start a process without this one's settings of Trouper, in a session of its own: a terminal's Ctrl-C comes here only. Raises
-        `SectionStopped`."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(UNSET)}
+    def start(
+        self, command: Sequence[str], environment: dict[str, str], **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start a process without this one's settings of Trouper, in a session of its own: a
+        terminal's Ctrl-C comes here only. Raises `SectionStopped`."""
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(UNSET)
+        }
         with self.lock:
             self.check()
             process = subprocess.Popen(  # noqa: S603 - our own programs
-                command, text=True, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=(self.end,),
-                env=inherited | {LAUNCHER: str(self.end)} | environment, **options,
-            )  # fmt: skip
+                command,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(self.end,),
+                env=inherited | {LAUNCHER: str(self.end)} | environment,
+                **options,
+            )
             self.running.add(process)
         if self.stopped:
             process.kill()
@@ -96,7 +110,8 @@ class ChildProcesses:
 
     @contextmanager
     def limited(self, limit_s: float) -> Iterator[None]:
-        """End everything that runs when `limit_s` seconds have passed. Processes may be started again, if that is why none may be."""
+        """End everything that runs when `limit_s` seconds have passed. Processes may be started
+        again, if that is why none may be."""
         with self.lock:
             self.stopped = "interrupted" if self.stopped == "interrupted" else ""
         timer = threading.Timer(max(limit_s, 0.0), self.stop, ("out of time",))

@@ -1,4 +1,5 @@
-"""Runs a measurement of the engine in a process of its own (`trouper.engine.certificate`), and reads its rows."""
+"""Runs a measurement of the engine in a process of its own (`trouper.engine.certificate`), and
+reads its rows."""
 
 from __future__ import annotations
 
@@ -23,9 +24,14 @@ class CutShort(Exception):
 
 
 def program_rows(
-    children: ChildProcesses, name: str, given: Mapping[str, Any], limit_s: float, **environment: str
+    children: ChildProcesses,
+    name: str,
+    given: Mapping[str, Any],
+    limit_s: float,
+    **environment: str,
 ) -> Iterator[Json]:
-    """Yield rows as they come. Raises `CutShort` after `limit_s` seconds, `ProgramFailed`, and `SectionStopped`."""
+    """Yield rows as they come. Raises `CutShort` after `limit_s` seconds, `ProgramFailed`, and
+    `SectionStopped`."""
     command = [sys.executable, "-P", "-m", "trouper.engine.certificate", name, json.dumps(given)]
     with tempfile.TemporaryFile() as errors:
         process = children.start(command, environment, stdout=subprocess.PIPE, stderr=errors)

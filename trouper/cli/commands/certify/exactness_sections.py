@@ -1,4 +1,5 @@
-"""Sections about right answers: the user's model in every company, tiny models of every family, quantized weights."""
+"""Sections about right answers: the user's model in every company, tiny models of every family,
+quantized weights."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from trouper.cli.commands.certify.answers import Comparison, ProbeAnswer, ProbeQuestion, compared, questions
+from trouper.cli.commands.certify.answers import (
+    Comparison,
+    ProbeAnswer,
+    ProbeQuestion,
+    compared,
+    questions,
+)
 from trouper.cli.commands.certify.certificate import Json
 from trouper.cli.commands.certify.section_run import SectionRun
 from trouper.cli.commands.certify.server_runs import ServerRun
@@ -49,15 +56,25 @@ def _through_http(run: SectionRun) -> None:
         alone, alone_seeded = found[:count], found[count:]
         run.show(0.75, "all at once")
         mixed = _all(server, [*greedy, *seeded], "together")
-        _promise(run, "greedy answers in a batch are those of the row alone", compared(alone, mixed[:count]))
+        _promise(
+            run,
+            "greedy answers in a batch are those of the row alone",
+            compared(alone, mixed[:count]),
+        )
         seeded_found = compared(alone_seeded, mixed[count:])
-        _promise(run, "seeded answers in a batch are those of the row alone", seeded_found, seeded=True)
+        _promise(
+            run, "seeded answers in a batch are those of the row alone", seeded_found, seeded=True
+        )
         run.show(0.85, "after a cache hit")
         warm = [ProbeAnswer.of(server.complete(question.body("alone"))) for question in greedy]
         _promise(run, "answers after a cache hit are those of a cold start", compared(alone, warm))
         warm_together = _all(server, [*greedy, *seeded], "alone")
         found_together = compared(alone, warm_together[:count])
-        _promise(run, "answers in a batch after cache hits are those of a cold start alone", found_together)
+        _promise(
+            run,
+            "answers in a batch after cache hits are those of a cold start alone",
+            found_together,
+        )
         run.show(0.95, "with drafts")
         drafted = _all(server, greedy, "drafts", speculation="ngram")
         _promise(run, "answers with drafts are those without", compared(alone, drafted))
@@ -66,7 +83,9 @@ def _through_http(run: SectionRun) -> None:
     run.result.figures["cached_part_of_repeated_prompts"] = round(hit / prompt, 3)
 
 
-def _one_by_one(run: SectionRun, server: ServerRun, requests: list[ProbeQuestion]) -> list[ProbeAnswer]:
+def _one_by_one(
+    run: SectionRun, server: ServerRun, requests: list[ProbeQuestion]
+) -> list[ProbeAnswer]:
     answers = []
     for index, question in enumerate(requests):
         run.show(0.4 + 0.35 * index / len(requests), "each request alone")
@@ -74,15 +93,18 @@ def _one_by_one(run: SectionRun, server: ServerRun, requests: list[ProbeQuestion
     return answers
 
 
-def _all(server: ServerRun, requests: list[ProbeQuestion], salt: str, **more: Any) -> list[ProbeAnswer]:
+def _all(
+    server: ServerRun, requests: list[ProbeQuestion], salt: str, **more: Any
+) -> list[ProbeAnswer]:
     return [
-        ProbeAnswer.of(body) for body in server.complete_all([question.body(salt, **more) for question in requests])
+        ProbeAnswer.of(body)
+        for body in server.complete_all([question.body(salt, **more) for question in requests])
     ]
 
 
 def _promise(run: SectionRun, text: str, found: Comparison, *, seeded: bool = False) -> None:
-    """Tokens are equal in full float32. Elsewhere answers may part at near ties; a draw has no tie that could be seen, so what parts
-    there is only counted."""
+    """Tokens are equal in full float32. Elsewhere answers may part at near ties; a draw has no tie
+    that could be seen, so what parts there is only counted."""
     held: bool | None = found.within(run.near_tie)
     if seeded:
         held = not found.partings if run.exact else None
@@ -98,7 +120,10 @@ def _scenarios(run: SectionRun) -> None:
         run.report(0.05 + 0.03 * len(rows), row["scenario"])
     compared_rows = [row for row in rows if not row["off"]]
     held = all(row["held"] for row in compared_rows)
-    worst = max((row["error"] / row["bound"] for row in compared_rows if row["error"] is not None), default=0.0)
+    worst = max(
+        (row["error"] / row["bound"] for row in compared_rows if row["error"] is not None),
+        default=0.0,
+    )
     differing = [row["scenario"] for row in compared_rows if not row["held"]]
     measured = f"{len(compared_rows)} scenarios, the largest error is {worst:.2g} of its bound"
     if differing:
@@ -106,7 +131,9 @@ def _scenarios(run: SectionRun) -> None:
     if compared_rows:
         known = None if held and run.not_reached else held
         run.result.promise(
-            "rows of the model in every company are within rounding of mlx-lm's own loop", known, measured
+            "rows of the model in every company are within rounding of mlx-lm's own loop",
+            known,
+            measured,
         )
     run.result.table(("scenario", "error", "bound"), [_scenario_row(row) for row in rows])
 
@@ -129,9 +156,14 @@ def families(run: SectionRun) -> None:
 def quantized(run: SectionRun) -> None:
     """Weights that are quantized and stay so, in float32 and as checkpoints come, in bfloat16."""
     if run.quick:
-        jobs = [("qwen3", run.device["formats"][0], "float32"), ("gpt_oss", run.device["formats"][0], "bfloat16")]
+        jobs = [
+            ("qwen3", run.device["formats"][0], "float32"),
+            ("gpt_oss", run.device["formats"][0], "bfloat16"),
+        ]
     else:
-        kinds = [(kind, dtype) for dtype in ("float32", "bfloat16") for kind in run.device["formats"]]
+        kinds = [
+            (kind, dtype) for dtype in ("float32", "bfloat16") for kind in run.device["formats"]
+        ]
         jobs = [(name, kind, dtype) for kind, dtype in kinds for name in QUANTIZED_FAMILIES]
     exact = [job for job in jobs if job[2] == "float32"]
     rounded = [job for job in jobs if job[2] != "float32"]
@@ -145,14 +177,21 @@ def quantized(run: SectionRun) -> None:
     )
 
 
-def _matrix(run: SectionRun, jobs: list[Job], promise: str, *, begin: float = 0.0, share: float = 1.0) -> None:
+def _matrix(
+    run: SectionRun, jobs: list[Job], promise: str, *, begin: float = 0.0, share: float = 1.0
+) -> None:
     rows = _checked(run, jobs, begin, share)
     differing = [row for row in rows if row["differs"]]
     known = [row for row in rows if row["error"] is not None]
     worst = max(known, key=lambda row: row["error"] / row["bound"], default=None)
-    measured = f"{len(known)} of {len(jobs)} models" if len(known) < len(jobs) else f"{len(known)} models"
+    measured = (
+        f"{len(known)} of {len(jobs)} models" if len(known) < len(jobs) else f"{len(known)} models"
+    )
     if worst is not None:
-        measured += f", the largest error is {worst['error']:.2g} where up to {worst['bound']:.2g} is rounding ({worst['family']})"
+        measured += (
+            f", the largest error is {worst['error']:.2g} where up to {worst['bound']:.2g} is "
+            f"rounding ({worst['family']})"
+        )
         run.result.figures[f"largest_error_{jobs[0][2]}"] = worst["error"]
     if differing:
         measured += f"; differ: {', '.join(_name(row) for row in differing)}"
@@ -161,19 +200,24 @@ def _matrix(run: SectionRun, jobs: list[Job], promise: str, *, begin: float = 0.
     reached = {_name(row) for row in rows}
     missing = [name for job in jobs if (name := _job_name(job)) not in reached]
     run.not_reached += missing
-    run.result.promise(promise, False if differing else None if missing or not known else True, measured)
+    run.result.promise(
+        promise, False if differing else None if missing or not known else True, measured
+    )
     columns = ("family", "weights", "error", "bound", "differs", "not allowed by its caches")
     run.result.table(columns, [_family_row(row) for row in rows])
 
 
 def _checked(run: SectionRun, jobs: list[Job], begin: float, share: float) -> list[Json]:
-    """Return the rows that were reached in time, in the order of the jobs. Accelerators compile kernels on the host, one at a time in
-    each process, so there are several; a CPU has no cores to spare."""
+    """Return the rows that were reached in time, in the order of the jobs. Accelerators compile
+    kernels on the host, one at a time in each process, so there are several; a CPU has no cores to
+    spare."""
     workers = 1 if run.on_cpu else max(1, min(MAX_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
     rows: list[Json] = []
 
     def work(part: list[Job]) -> None:
-        for row in run.rows("families", {"jobs": part}, part=0.6 if begin + share < 1 else 1.0, more=FULL_FLOAT32):
+        for row in run.rows(
+            "families", {"jobs": part}, part=0.6 if begin + share < 1 else 1.0, more=FULL_FLOAT32
+        ):
             rows.append(row)
             run.show(begin + share * len(rows) / len(jobs), _name(row))
 
@@ -185,7 +229,9 @@ def _checked(run: SectionRun, jobs: list[Job], begin: float, share: float) -> li
 
 def _job_name(job: Job) -> str:
     family, quantized, dtype = job
-    return _name({"family": family, "weights": " ".join(part for part in (quantized, dtype) if part)})
+    return _name(
+        {"family": family, "weights": " ".join(part for part in (quantized, dtype) if part)}
+    )
 
 
 def _name(row: Json) -> str:
@@ -195,4 +241,11 @@ def _name(row: Json) -> str:
 def _family_row(row: Json) -> tuple[str, ...]:
     error = "" if row["error"] is None else f"{row['error']:.2g}"
     differs = "no kernel" if row.get("no_kernel") else row["differs"]
-    return row["family"], row["weights"], error, f"{row['bound']:.2g}", differs, ", ".join(row["off"])
+    return (
+        row["family"],
+        row["weights"],
+        error,
+        f"{row['bound']:.2g}",
+        differs,
+        ", ".join(row["off"]),
+    )

@@ -1,4 +1,5 @@
-"""Makes a certificate: describes device and model, then runs the sections one after another within the time that was given."""
+"""Makes a certificate: describes device and model, then runs the sections one after another within
+the time that was given."""
 
 from __future__ import annotations
 
@@ -17,12 +18,23 @@ from typing import Any
 import attrs
 
 from trouper import __version__
-from trouper.cli.commands.certify import cache_sections, exactness_sections, memory_section, throughput_section
+from trouper.cli.commands.certify import (
+    cache_sections,
+    exactness_sections,
+    memory_section,
+    throughput_section,
+)
 from trouper.cli.commands.certify.certificate import FORMAT, Json, SectionResult, Status
 from trouper.cli.commands.certify.child_processes import ChildProcesses, SectionStopped, Stopped
 from trouper.cli.commands.certify.engine_programs import CutShort, ProgramFailed, program_rows
 from trouper.cli.commands.certify.private_paths import without_directories
-from trouper.cli.commands.certify.section_run import NotApplicable, NothingShown, Section, SectionRun, first_line
+from trouper.cli.commands.certify.section_run import (
+    NotApplicable,
+    NothingShown,
+    Section,
+    SectionRun,
+    first_line,
+)
 from trouper.cli.commands.certify.server_runs import ServerStarter
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.names import EMBEDDED
@@ -40,21 +52,25 @@ SECTIONS: dict[str, SectionEntry] = {
     "memory": ("Memory under a limit", 1.6, memory_section.memory),
     "killing": ("kill -9 and restart", 1.6, cache_sections.killing),
 }
-"""Sections by name: title, share of the time, and what runs. A section that needs less leaves the rest to those after it."""
+"""Sections by name: title, share of the time, and what runs. A section that needs less leaves the
+rest to those after it."""
 SCRATCH, LOCK = "certify-", "lock"
 """Beginning of names of scratch directories, and the file in each that its process has locked."""
 YOUNG_S = 60.0
 MINUTES, QUICK_MINUTES, PREPARING = 10.0, 3.0, 3.0
-"""Bound of the whole where none is given, and so many times that on devices that prepare kernels for each new shape: on a fresh H100 exactness
-alone took 168 s with a model of 4B, and the tiny models of `quantized` more than 104 s."""
+"""Bound of the whole where none is given, and so many times that on devices that prepare kernels
+for each new shape: on a fresh H100 exactness alone took 168 s with a model of 4B, and the tiny
+models of `quantized` more than 104 s."""
 BORROWED = 0.5
-"""Part of the shares of later sections that those before them may use up: the first server of a device may take minutes to start, and most
-sections need less than their share. So each has half of its share at least."""
+"""Part of the shares of later sections that those before them may use up: the first server of a
+device may take minutes to start, and most sections need less than their share. So each has half of
+its share at least."""
 
 
 @attrs.frozen(kw_only=True)
 class CertifyPlan:
-    """What was asked for. minutes None: what this device needs. show: called with the name of a section, the part of it that is done, and what comes next."""
+    """What was asked for. minutes None: what this device needs. show: called with the name of a
+    section, the part of it that is done, and what comes next."""
 
     model: str | None
     minutes: float | None
@@ -73,9 +89,12 @@ class CertifyPlan:
 
 
 def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
-    """Run everything within the time, and return the certificate. What fails, or is not reached, is in it."""
+    """Run everything within the time, and return the certificate. What fails, or is not reached, is
+    in it."""
     began, load_before = time.monotonic(), _load()
-    model = str(Path(plan.model).resolve()) if plan.model and is_directory(plan.model) else plan.model
+    model = (
+        str(Path(plan.model).resolve()) if plan.model and is_directory(plan.model) else plan.model
+    )
     with scratch_directory() as scratch:
         starter = ServerStarter(model, scratch, children)
         plan.show("device", 0.0, "device and model")
@@ -87,7 +106,9 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
             if not known.problem:
                 left_s = plan.limit_s(known.device) - (time.monotonic() - began)
                 total_s = total_s or left_s
-                limit_s = limit_of([plan.sections[each][1] for each in plan.only], index, total_s, left_s)
+                limit_s = limit_of(
+                    [plan.sections[each][1] for each in plan.only], index, total_s, left_s
+                )
                 run_section(plan, starter, known, result, limit_s=limit_s)
             results.append(result)
     device = dict(known.device)
@@ -99,7 +120,9 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
         "quick": plan.quick,
         "command": plan.command,
         "system": _system() | {"load_before": load_before, "load_after": _load()},
-        "device": {key: value for key, value in device.items() if key not in ("families", "formats")},
+        "device": {
+            key: value for key, value in device.items() if key not in ("families", "formats")
+        },
         "versions": {"trouper": __version__, **packages},
         "model": {"name": _name(plan.model), **known.model},
         "sections": [attrs.asdict(result) for result in results],
@@ -110,26 +133,32 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
 
 def _names(starter: ServerStarter) -> Mapping[str, str]:
     """What stands for the directories that errors may quote."""
-    models = {directory: Path(directory).name for directory in (starter.model or "", starter.directory)}
-    return {os.path.expanduser("~"): "~", **models, str(starter.scratch): "SCRATCH"}  # noqa: PTH111 - Path raises without a home.
+    models = {
+        directory: Path(directory).name for directory in (starter.model or "", starter.directory)
+    }
+    # Path raises without a home.
+    return {os.path.expanduser("~"): "~", **models, str(starter.scratch): "SCRATCH"}  # noqa: PTH111
 
 
 def limit_of(weights: Sequence[float], index: int, total_s: float, left_s: float) -> float:
-    """Longest time of the section of this index, of the time that is left: what later sections may not lose is kept for them. `total_s`: the
-    time of all."""
+    """Longest time of the section of this index, of the time that is left: what later sections may
+    not lose is kept for them. `total_s`: the time of all."""
     kept_s = (1 - BORROWED) * total_s * sum(weights[index + 1 :]) / sum(weights)
     return max(left_s - kept_s, 0.0)
 
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """Make a directory on the disk that the SSD tier would have: /tmp may be memory. It is removed at the end."""
+    """Make a directory on the disk that the SSD tier would have: /tmp may be memory. It is removed
+    at the end."""
     parent = default_cache_dir()
     try:
         make_private(parent)
         folder = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=parent, ignore_cleanup_errors=True)
     except OSError:
-        folder = tempfile.TemporaryDirectory(prefix=f"trouper-{SCRATCH}", ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(
+            prefix=f"trouper-{SCRATCH}", ignore_cleanup_errors=True
+        )
     with folder as name, (Path(name) / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _remove_abandoned(parent)
@@ -148,7 +177,8 @@ def _remove_abandoned(parent: Path) -> None:
 
 @attrs.define
 class Described:
-    """What is known of device and model. problem: why one of them could not be described; the status of all sections then."""
+    """What is known of device and model. problem: why one of them could not be described; the
+    status of all sections then."""
 
     device: Json = attrs.field(factory=dict)
     model: Json = attrs.field(factory=dict)
@@ -173,20 +203,35 @@ def _described(children: ChildProcesses, model: str | None, plan: CertifyPlan) -
         found.status, found.problem = "interrupted", "before it began"
         if children.stopped != "interrupted":
             found.status = "out of time"
-            found.problem = f"the model was not loaded within {limit_s:.0f} s; trouper models pull downloads it before, --minutes gives more"
+            found.problem = (
+                f"the model was not loaded within {limit_s:.0f} s; trouper models pull downloads "
+                "it before, --minutes gives more"
+            )
     found.kv = KvLayout(**found.model.pop("kv", {}))
     return found
 
 
 def run_section(
-    plan: CertifyPlan, starter: ServerStarter, known: Described, result: SectionResult, *, limit_s: float
+    plan: CertifyPlan,
+    starter: ServerStarter,
+    known: Described,
+    result: SectionResult,
+    *,
+    limit_s: float,
 ) -> None:
     """Run a section. Whatever it raises is its result, and the next one runs."""
     name, began, children = result.name, time.monotonic(), starter.children
     run = SectionRun(
-        quick=plan.quick, scratch=starter.scratch, starter=starter, device=known.device, model=known.model, kv=known.kv, result=result,
-        report=lambda part, text: plan.show(name, part, text), current=result.title,
-    )  # fmt: skip
+        quick=plan.quick,
+        scratch=starter.scratch,
+        starter=starter,
+        device=known.device,
+        model=known.model,
+        kv=known.kv,
+        result=result,
+        report=lambda part, text: plan.show(name, part, text),
+        current=result.title,
+    )
     plan.show(name, 0.0, result.title)
     finished = False
     starter.crashes.clear()
@@ -211,7 +256,8 @@ def run_section(
 
 
 def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float) -> None:
-    """What time and interruptions make of the result: what a stopped section raises follows from its processes' end."""
+    """What time and interruptions make of the result: what a stopped section raises follows from
+    its processes' end."""
     result = run.result
     if stopped == "interrupted" and not finished:
         result.status, result.problem = "interrupted", f"at {run.current!r}"
@@ -219,14 +265,19 @@ def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float)
         run.not_reached.append(f"{run.current!r} and what follows")
     if run.not_reached:
         result.status = "out of time"
-        result.problem = f"not reached in {max(limit_s, 0):.0f} s: {', '.join(run.not_reached)}; --minutes gives more"
+        result.problem = (
+            f"not reached in {max(limit_s, 0):.0f} s: {', '.join(run.not_reached)}; --minutes "
+            "gives more"
+        )
     if False in [promise.held for promise in result.promises]:
         result.status = "broken"
 
 
 def _name(model: str | None) -> str:
     """Name the model without the user's directories."""
-    return EMBEDDED if model is None else Path(model).resolve().name if is_directory(model) else model
+    return (
+        EMBEDDED if model is None else Path(model).resolve().name if is_directory(model) else model
+    )
 
 
 def _system() -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Takes the user's directories out of a certificate: an error quotes the path of what it is about, and a certificate is for others to read."""
+"""Takes the user's directories out of a certificate: an error quotes the path of what it is about,
+and a certificate is for others to read."""
 
 from __future__ import annotations
 
@@ -11,14 +12,18 @@ from trouper.cli.commands.certify.certificate import Json
 
 PART = r"/[^\s/\\:;,'\"`()<>\[\]{}]+"
 PATH = re.compile(rf"(?<![\w.:/-])(?:~(?:{PART})+|(?:{PART}){{2,}})")
-"""An absolute path of several parts, or one below a home directory. A path of one part, as /health, is nobody's directory; nor is a URL's."""
+"""An absolute path of several parts, or one below a home directory. A path of one part, as /health,
+is nobody's directory; nor is a URL's."""
 
 
 def without_directories(certificate: Json, names: Mapping[str, str]) -> Json:
-    """Return the certificate with the last part of each path in place of the path. `names`: what stands for directories that are known, which may
-    have spaces in them; those that are no absolute paths stay, as hub ids do."""
+    """Return the certificate with the last part of each path in place of the path. `names`: what
+    stands for directories that are known, which may have spaces in them; those that are no absolute
+    paths stay, as hub ids do."""
     known = {path: name for path, name in names.items() if path.startswith("/") and path != "/"}
-    changed: Json = _changed(certificate, dict(sorted(known.items(), key=lambda item: -len(item[0]))))
+    changed: Json = _changed(
+        certificate, dict(sorted(known.items(), key=lambda item: -len(item[0])))
+    )
     return changed
 
 

@@ -1,4 +1,5 @@
-"""What a section is given: the model, time, a scratch directory, and what is known of device and model."""
+"""What a section is given: the model, time, a scratch directory, and what is known of device and
+model."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from trouper.cli.commands.certify.server_runs import ServerStarter
 from trouper.protocol.kv import KvLayout
 
 NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
-"""A near tie is a lead up to so many times the change that mlx-lm's own loop makes of it on this device, and at least this."""
+"""A near tie is a lead up to so many times the change that mlx-lm's own loop makes of it on this
+device, and at least this."""
 
 NOTHING: Mapping[str, str] = {}
 
@@ -32,8 +34,8 @@ class NothingShown(Exception):
 
 @attrs.define(eq=False, kw_only=True)
 class SectionRun:
-    """A section while it runs. report: called with the part that is done, 0 to 1, and what comes next. current: what runs. not_reached:
-    parts that were left out for lack of time."""
+    """A section while it runs. report: called with the part that is done, 0 to 1, and what comes
+    next. current: what runs. not_reached: parts that were left out for lack of time."""
 
     quick: bool
     scratch: Path
@@ -66,16 +68,29 @@ class SectionRun:
     @property
     def near_tie(self) -> float:
         """Lead, in log-probability, up to which another kernel may prefer another token."""
-        changes = [value for value in self.model.get("lead_changes", {}).values() if isinstance(value, float)]
+        changes = [
+            value
+            for value in self.model.get("lead_changes", {}).values()
+            if isinstance(value, float)
+        ]
         return max([MIN_NEAR_TIE, *(NEAR_TIE_FACTOR * value for value in changes)])
 
     def rows(
-        self, program: str, given: Json, *, part: float = 1.0, rest: str = "", more: Mapping[str, str] = NOTHING
+        self,
+        program: str,
+        given: Json,
+        *,
+        part: float = 1.0,
+        rest: str = "",
+        more: Mapping[str, str] = NOTHING,
     ) -> Iterator[Json]:
-        """Yield rows of a measurement of the engine; ends early when this part of the section's time that is left has passed, and then
-        `rest` is not reached. `more`: variables of its environment."""
+        """Yield rows of a measurement of the engine; ends early when this part of the section's
+        time that is left has passed, and then `rest` is not reached. `more`: variables of its
+        environment."""
         try:
-            yield from program_rows(self.starter.children, program, given, part * self.left_s - MARGIN_S, **more)
+            yield from program_rows(
+                self.starter.children, program, given, part * self.left_s - MARGIN_S, **more
+            )
         except CutShort:
             self.not_reached += [rest] if rest else []
 

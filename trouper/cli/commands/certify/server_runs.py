@@ -1,4 +1,5 @@
-"""Servers that sections measure, each a process: Trouper as `trouper serve` starts it, and mlx_lm.server."""
+"""Servers that sections measure, each a process: Trouper as `trouper serve` starts it, and
+mlx_lm.server."""
 
 from __future__ import annotations
 
@@ -25,8 +26,14 @@ from trouper.cli.commands.certify.child_processes import ChildProcesses, last_li
 GOODBYE_S = 20.0
 READY = " is ready at "
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Nothing here speaks TLS, and each client would read the certificates of this machine: 55 ms of the CPU that is measured."""
-PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
+"""Nothing here speaks TLS, and each client would read the certificates of this machine: 55 ms of
+the CPU that is measured."""
+PATIENT = (
+    "--queue-timeout-s",
+    "--first-token-timeout-s",
+    "--token-timeout-s",
+    "--request-timeout-s",
+)
 """Limits that are lifted: a slow machine shall be measured, not refused."""
 MLX_LM_SERVER = """
 from trouper import connection_queue, lifeline
@@ -36,7 +43,8 @@ import trouper.engine
 from mlx_lm.server import main
 main()
 """
-"""Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same library."""
+"""Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same
+library."""
 
 
 class ServerFailed(Exception):
@@ -54,7 +62,9 @@ class ServerRun:
     killed: bool = False
 
     def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=None, trust_env=False, verify=NO_CERTIFICATES)
+        return httpx2.Client(
+            base_url=self.url, timeout=None, trust_env=False, verify=NO_CERTIFICATES
+        )
 
     def health(self) -> Json:
         with self.client() as client:
@@ -69,7 +79,9 @@ class ServerRun:
         with self.client() as client:
             response = client.post(path, json=body)
         if response.is_error:
-            raise ServerFailed(f"a request was answered {response.status_code}: {response.text[:300]}")
+            raise ServerFailed(
+                f"a request was answered {response.status_code}: {response.text[:300]}"
+            )
         return dict(response.json())
 
     def complete(self, body: Json) -> Json:
@@ -82,7 +94,8 @@ class ServerRun:
             return list(pool.map(self.complete, bodies))
 
     def last_line(self) -> str:
-        """The last line that the process wrote, of at most 300 characters; "" if it wrote nothing."""
+        """The last line that the process wrote, of at most 300 characters; "" if it wrote
+        nothing."""
         return last_line(self.log.read_text(errors="replace"))[:300]
 
     def kill(self) -> None:
@@ -105,8 +118,9 @@ class ServerRun:
 
 @attrs.define(eq=False)
 class ServerStarter:
-    """Starts servers of one model. commands: what was started, to be repeated by others. directory: the model's, also of one that is named
-    by its hub id, and of the embedded one. crashes: why servers ended that nobody had ended."""
+    """Starts servers of one model. commands: what was started, to be repeated by others. directory:
+    the model's, also of one that is named by its hub id, and of the embedded one. crashes: why
+    servers ended that nobody had ended."""
 
     model: str | None
     scratch: Path
@@ -118,7 +132,8 @@ class ServerStarter:
 
     @contextmanager
     def trouper(self, *flags: str) -> Iterator[ServerRun]:
-        """Run `trouper serve` with its defaults and these flags. Settings files and variables of the user do not count."""
+        """Run `trouper serve` with its defaults and these flags. Settings files and variables of
+        the user do not count."""
         named = () if self.model is None else ("--model", self.model)
         patient = [part for flag in PATIENT for part in (flag, "0")]
         arguments = ["serve", *named, *flags]
@@ -142,8 +157,19 @@ class ServerStarter:
         try:
             port = _free_port()
         except OSError as error:
-            raise ServerFailed(f"there is no free port for mlx_lm.server: {error.strerror}") from error
-        flags = ["--model", model, "--port", str(port), "--decode-concurrency", str(streams), "--log-level", "WARNING"]
+            raise ServerFailed(
+                f"there is no free port for mlx_lm.server: {error.strerror}"
+            ) from error
+        flags = [
+            "--model",
+            model,
+            "--port",
+            str(port),
+            "--decode-concurrency",
+            str(streams),
+            "--log-level",
+            "WARNING",
+        ]
         self._note("mlx_lm.server", *flags)
         server = self._started([sys.executable, "-P", "-c", MLX_LM_SERVER, *flags])
         server.url = f"http://127.0.0.1:{port}"
@@ -161,12 +187,20 @@ class ServerStarter:
         with log.open("w") as errors:
             output = subprocess.PIPE if "serve" in command else errors
             environment = {"XDG_CONFIG_HOME": str(configs)}
-            process = self.children.start(command, environment, stdout=output, stderr=errors, cwd=configs)
+            process = self.children.start(
+                command, environment, stdout=output, stderr=errors, cwd=configs
+            )
         return ServerRun(process, "", log, self.children)
 
     def _note_crash(self, server: ServerRun) -> None:
-        """Note why a server is gone that had started: what waited for it only knows that a connection broke."""
-        if server.url and not server.killed and not self.children.stopped and server.process.poll() is not None:
+        """Note why a server is gone that had started: what waited for it only knows that a
+        connection broke."""
+        if (
+            server.url
+            and not server.killed
+            and not self.children.stopped
+            and server.process.poll() is not None
+        ):
             self.crashes.append(f"trouper serve had ended: {_why_ended(server)}")
 
     def _note(self, *command: str) -> None:
@@ -180,8 +214,11 @@ class ServerStarter:
             self.commands.append(shown)
 
 
-def probe_question(server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int) -> ProbeQuestion:
-    """Make a question whose prompt has exactly so many tokens of the model, and begins as that of no other index."""
+def probe_question(
+    server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int
+) -> ProbeQuestion:
+    """Make a question whose prompt has exactly so many tokens of the model, and begins as that of
+    no other index."""
     text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
     tokens = server.post("/tokenize", {"prompt": text})["tokens"]
     return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)

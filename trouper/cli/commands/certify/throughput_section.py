@@ -25,9 +25,11 @@ TROUPER = "Trouper"
 WORDS = 40
 WARM_UP_TOKENS = 8
 ALONGSIDE = 0.25
-"""Two servers are measured in turns if the weights take at most this part of memory; else one after the other."""
+"""Two servers are measured in turns if the weights take at most this part of memory; else one after
+the other."""
 COPY_BYTES = 4_000_000_000
-"""Largest model that is copied for mlx_lm.server on a CPU: it computes with the stored type, which is slow there."""
+"""Largest model that is copied for mlx_lm.server on a CPU: it computes with the stored type, which
+is slow there."""
 
 
 @attrs.define
@@ -70,7 +72,9 @@ def _bare(run: SectionRun, counts: list[int], tokens: int, rounds: int) -> Itera
     yield from run.rows("bare", given, part=0.4, rest="the bare loop at further numbers of streams")
 
 
-def _start(run: SectionRun, stack: ExitStack, servers: dict[str, ServerRun], name: str, streams: int) -> None:
+def _start(
+    run: SectionRun, stack: ExitStack, servers: dict[str, ServerRun], name: str, streams: int
+) -> None:
     if name == TROUPER:
         run.show(0.15, "start of Trouper")
         flags = ("--no-ssd", "--speculation", "off", "--completion-batch-size", str(streams))
@@ -78,14 +82,17 @@ def _start(run: SectionRun, stack: ExitStack, servers: dict[str, ServerRun], nam
         return
     run.show(0.2, "start of mlx_lm.server")
     try:
-        servers[name] = stack.enter_context(run.starter.mlx_lm(_for_mlx_lm(run), streams, 0.6 * run.left_s))
+        servers[name] = stack.enter_context(
+            run.starter.mlx_lm(_for_mlx_lm(run), streams, 0.6 * run.left_s)
+        )
     except (ServerFailed, ProgramFailed) as failed:
         run.starter.children.check()
         run.result.notes.append(f"without mlx_lm.server: {failed}")
 
 
 def _for_mlx_lm(run: SectionRun) -> str:
-    """Return the directory that mlx_lm.server gets: on a CPU a copy in float32, as Trouper computes there, so that both do the same."""
+    """Return the directory that mlx_lm.server gets: on a CPU a copy in float32, as Trouper computes
+    there, so that both do the same."""
     if not run.on_cpu:
         return run.starter.directory
     if run.model["weights_bytes"] > COPY_BYTES:
@@ -97,7 +104,8 @@ def _for_mlx_lm(run: SectionRun) -> str:
     if not (target / "config.json").exists():
         raise ServerFailed("the copy in float32 took too long")
     run.result.notes.append(
-        "mlx_lm.server was given the same weights in float32, which is what Trouper computes with on a CPU"
+        "mlx_lm.server was given the same weights in float32, which is what Trouper computes with "
+        "on a CPU"
     )
     return str(target)
 
@@ -111,8 +119,9 @@ def _measure(
     tokens: int,
     rounds: int,
 ) -> None:
-    """Measure each server in turns, each number of streams once before any of them again. The first answers of each are not counted:
-    kernels compile there. A round that would not end within the section's time is left out."""
+    """Measure each server in turns, each number of streams once before any of them again. The first
+    answers of each are not counted: kernels compile there. A round that would not end within the
+    section's time is left out."""
     for name, server in [*servers.items()]:
         try:
             for streams in counts:
@@ -123,7 +132,9 @@ def _measure(
             if name == TROUPER:
                 raise
             del servers[name]
-            run.result.notes.append(f"without {name}, which did not answer: {_reason(server, failed)}")
+            run.result.notes.append(
+                f"without {name}, which did not answer: {_reason(server, failed)}"
+            )
     longest_s = 0.0
     for number, streams in product(range(rounds), counts):
         if number and longest_s > run.left_s - MARGIN_S:
@@ -138,7 +149,8 @@ def _measure(
 
 
 def _reason(server: ServerRun, failed: BaseException) -> str:
-    """Why a server did not answer: what the client saw, and what the server wrote last, which alone says what went wrong there."""
+    """Why a server did not answer: what the client saw, and what the server wrote last, which alone
+    says what went wrong there."""
     line = server.last_line()
     return first_line(failed) + (f"; it wrote: {line}" if line else "")
 
@@ -148,11 +160,19 @@ def _stream(server: ServerRun, streams: int, tokens: int) -> list[Stream]:
     return trio.run(run_streams, Where(server.url), load)
 
 
-def _report(run: SectionRun, found: dict[str, dict[int, ServerRates]], bare: dict[int, float], tokens: int) -> None:
-    result, rows, rates = run.result, [], {"bare loop": [(float(count), rate) for count, rate in bare.items()]}
+def _report(
+    run: SectionRun, found: dict[str, dict[int, ServerRates]], bare: dict[int, float], tokens: int
+) -> None:
+    result, rows, rates = (
+        run.result,
+        [],
+        {"bare loop": [(float(count), rate) for count, rate in bare.items()]},
+    )
     for name, by_count in found.items():
         for count in [count for count, rate in by_count.items() if not rate.decode]:
-            result.notes.append(f"{name}, {count} streams: no two answers were made at the same time")
+            result.notes.append(
+                f"{name}, {count} streams: no two answers were made at the same time"
+            )
             del by_count[count]
         rates[name] = [(float(count), median(rate.decode)) for count, rate in by_count.items()]
         key = name.lower().replace(".", "_")
@@ -174,10 +194,20 @@ def _report(run: SectionRun, found: dict[str, dict[int, ServerRates]], bare: dic
     for count, alone in bare.items():
         rows.append(("bare loop", count, f"{alone:.1f}", "100%", "", "", "", ""))
         result.figures[f"bare_{count}_streams_tokens_per_s"] = round(alone, 2)
-    columns = ("subject", "streams", "tokens/s", "of the bare loop", "gap p50, ms", "p99", "longest", "first token, ms")
+    columns = (
+        "subject",
+        "streams",
+        "tokens/s",
+        "of the bare loop",
+        "gap p50, ms",
+        "p99",
+        "longest",
+        "first token, ms",
+    )
     result.table(columns, rows)
     drawn = {name: points for name, points in rates.items() if points}
     result.lines("Tokens a second while all streams decode", drawn, "streams", "tokens/s")
     result.notes.append(
-        f"prompts of {WORDS} words that share nothing, answers of {tokens} tokens, no drafts, medians of rounds"
+        f"prompts of {WORDS} words that share nothing, answers of {tokens} tokens, no drafts, "
+        "medians of rounds"
     )

@@ -9,10 +9,13 @@ from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.text_source import END, Steps, TextSource
 
 ParseCalls = Callable[[str], Sequence[tuple[str, str]]]
-"""From the text between a call's markers to names and arguments as JSON. May raise any exception."""
+"""From the text between a call's markers to names and arguments as JSON. May raise any
+exception."""
 
 
-def buffered_section(source: TextSource, sink: CallSink, end: str, parse: ParseCalls) -> Steps[bool]:
+def buffered_section(
+    source: TextSource, sink: CallSink, end: str, parse: ParseCalls
+) -> Steps[bool]:
     """Read one section. Returns whether its end marker was read. Raises `NotACall`."""
     parts: list[str] = []
     while True:

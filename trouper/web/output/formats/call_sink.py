@@ -23,7 +23,8 @@ from trouper.web.output.tool_forms import ToolKind
 
 Kind = Literal["content", "reasoning", "call"]
 Outcome = Literal["repaired", "no_call"]
-"""What became of a call that was not written as its format has it: it was repaired, or it stayed text."""
+"""What became of a call that was not written as its format has it: it was repaired, or it stayed
+text."""
 Report = Callable[[Outcome], None]
 
 
@@ -32,7 +33,8 @@ class NotACall(Exception):
 
 
 class _Offered:
-    """The offered tools by name. What is found of them is kept: an answer may have thousands of calls."""
+    """The offered tools by name. What is found of them is kept: an answer may have thousands of
+    calls."""
 
     def __init__(self, tools: Tools) -> None:
         self.functions: Mapping[str, dict[str, Any]] = {
@@ -66,7 +68,8 @@ class CallSink:
         """Kind of the text that is being generated."""
         self._parts: list[ParsedDelta] = []
         self._pieces: list[str] = []
-        """Text of the part that is being added to; parts of one kind that follow each other are joined."""
+        """Text of the part that is being added to; parts of one kind that follow each other are
+        joined."""
         self._joined: type[Content | Reasoning | CallArguments] = Content
         self._dropped = False
         self._kind: ToolKind = "function"
@@ -74,7 +77,8 @@ class CallSink:
         """Decoder of the input of the open call, if its tool is a custom one."""
 
     def tentative(self) -> CallSink:
-        """Return an empty sink for calls that may stay text. Its calls have the model's names and arguments."""
+        """Return an empty sink for calls that may stay text. Its calls have the model's names and
+        arguments."""
         return CallSink(attrs.evolve(self._tools, forms={}), lambda _outcome: None, self._offered)
 
     def take(self) -> list[ParsedDelta]:
@@ -113,8 +117,9 @@ class CallSink:
         return self.calls - 1 if self._tools.several else 0
 
     def name_of(self, written: str) -> str:
-        """Return the offered tool that is meant. One that differs in upper and lower case alone is meant, too, if it is the only one: models write
-        `bash` for `Bash` and the other way round. Raises `NotACall`."""
+        """Return the offered tool that is meant. One that differs in upper and lower case alone is
+        meant, too, if it is the only one: models write `bash` for `Bash` and the other way round.
+        Raises `NotACall`."""
         plain = written.strip().removeprefix("functions.")
         for name in (written, written.strip(), plain):
             if name in self._offered.functions:
@@ -135,7 +140,10 @@ class CallSink:
         self.calls += 1
         if not self._dropped:
             form = self._tools.form(name)
-            self._kind, self._freeform = form.kind, FreeformInput() if form.kind == "custom" else None
+            self._kind, self._freeform = (
+                form.kind,
+                FreeformInput() if form.kind == "custom" else None,
+            )
             self._parts.append(CallStarted(self._index, form))
 
     def end(self, *, repaired: bool = False) -> None:

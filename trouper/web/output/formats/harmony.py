@@ -1,7 +1,7 @@
 """Harmony, the format of gpt-oss: messages with channels and recipients.
 
-Source: https://github.com/openai/harmony (docs/format.md). `analysis` is reasoning, `final` and a `commentary` without a
-recipient are content, and a message to `functions.NAME` is a call.
+Source: https://github.com/openai/harmony (docs/format.md). `analysis` is reasoning, `final` and a
+`commentary` without a recipient are content, and a message to `functions.NAME` is a call.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _message(source: TextSource, sink: CallSink) -> Steps[None]:
 
 
 def _without_message(source: TextSource, sink: CallSink) -> Steps[None]:
-    """Read a header that never ends in a message: at the end of the answer it is nothing, otherwise text."""
+    """Read a header that never ends in a message: at the end of the answer it is nothing, otherwise
+    text."""
     marker = yield from source.first_of(HEADER_BEGINNINGS)
     if marker not in MARKERS:
         sink.content(marker)
@@ -96,8 +97,11 @@ def _call(source: TextSource, sink: CallSink, recipient: str) -> Steps[None]:
 
 
 def _nothing(source: TextSource) -> Steps[None]:
-    """Read the end of a message without text, as some calls without arguments are. Raises `NotACall` if there is text."""
-    ended = bool((yield from source.first_of(ENDS))) or ((yield from source.peek()) == END and not source.cut)
+    """Read the end of a message without text, as some calls without arguments are. Raises
+    `NotACall` if there is text."""
+    ended = bool((yield from source.first_of(ENDS))) or (
+        (yield from source.peek()) == END and not source.cut
+    )
     if not ended:
         raise NotACall
 

@@ -1,4 +1,5 @@
-"""Calls as a header with the tool's name and then the arguments as JSON: DeepSeek V3, Kimi K2, Mistral."""
+"""Calls as a header with the tool's name and then the arguments as JSON: DeepSeek V3, Kimi K2,
+Mistral."""
 
 from __future__ import annotations
 
@@ -8,13 +9,21 @@ from collections.abc import Callable
 import attrs
 
 from trouper.web.output.formats.call_sink import CallSink, NotACall
-from trouper.web.output.formats.json_calls import LONGEST_NAME, NO_END, Ends, json_section, stream_object
+from trouper.web.output.formats.json_calls import (
+    LONGEST_NAME,
+    NO_END,
+    Ends,
+    json_section,
+    stream_object,
+)
 from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
 
 DEEPSEEK_HEADER = re.compile(
     r"(?:function)?\s*+(?:<｜tool▁sep｜>\s*+)?([^\s<]++)\s*+(?:<｜tool▁sep｜>\s*+)?(?:```(?:json)?\s*+)?"
 )
-MISTRAL_HEADER = re.compile(r"\s*+(?:\[TOOL_CALLS\]\s*+)?([^\s\[\]]++)\s*+(?:\[CALL_ID\][^\[\]]*+)?(?:\[ARGS\]\s*+)?")
+MISTRAL_HEADER = re.compile(
+    r"\s*+(?:\[TOOL_CALLS\]\s*+)?([^\s\[\]]++)\s*+(?:\[CALL_ID\][^\[\]]*+)?(?:\[ARGS\]\s*+)?"
+)
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 
 
@@ -49,9 +58,15 @@ class HeaderLayout:
     """Another form of `section_end`."""
 
 
-DEEPSEEK = HeaderLayout("<｜tool▁call▁begin｜>", _deepseek_name, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK = HeaderLayout(
+    "<｜tool▁call▁begin｜>", _deepseek_name, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+)
 KIMI = HeaderLayout(
-    "<|tool_call_begin|>", _kimi_name, "<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"
+    "<|tool_call_begin|>",
+    _kimi_name,
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_section_end|>",
 )
 MISTRAL = HeaderLayout("", _mistral_name, "", "")
 
@@ -61,9 +76,15 @@ def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> 
     before = sink.calls
     while True:
         yield from source.skip()
-        if sink.calls > before and (yield from source.first_of((layout.section_end, layout.other_end))):
+        if sink.calls > before and (
+            yield from source.first_of((layout.section_end, layout.other_end))
+        ):
             return True
-        if sink.calls > before and not layout.call_start and (yield from source.peek()) in (END, "<"):
+        if (
+            sink.calls > before
+            and not layout.call_start
+            and (yield from source.peek()) in (END, "<")
+        ):
             return False
         if layout.call_start and not (yield from source.matches(layout.call_start)):
             if sink.calls > before:
@@ -83,7 +104,9 @@ def _call(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[Non
     if (name := layout.name_in(header)) is None:
         raise NotACall
     sink.start(sink.name_of(name))
-    repaired = yield from stream_object(source, sink, Ends(layout.call_end, (layout.section_end, layout.other_end)))
+    repaired = yield from stream_object(
+        source, sink, Ends(layout.call_end, (layout.section_end, layout.other_end))
+    )
     yield from source.skip(SPACE + "`")
     if layout.call_end:
         yield from source.matches(layout.call_end)

@@ -1,7 +1,8 @@
-"""Calls as JSON objects, {"name": ..., "arguments": {...}}: Hermes, Qwen, Llama, Mistral, and forced tools.
+"""Calls as JSON objects, {"name": ..., "arguments": {...}}: Hermes, Qwen, Llama, Mistral, and
+forced tools.
 
-The arguments are streamed as soon as the name is known. An object whose first key no call has is text at once, so that
-an answer in JSON is not held back.
+The arguments are streamed as soon as the name is known. An object whose first key no call has is
+text at once, so that an answer in JSON is not held back.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ LONGEST_NAME = 256
 
 @attrs.frozen
 class Ends:
-    """Markers that end calls: `first` comes directly behind the JSON, and between it and the end of the answer there may be
-    all of `rest`. `start`: the marker in front of the next call."""
+    """Markers that end calls: `first` comes directly behind the JSON, and between it and the end of
+    the answer there may be all of `rest`. `start`: the marker in front of the next call."""
 
     first: str = ""
     rest: tuple[str, ...] = ()
@@ -39,8 +40,8 @@ NO_END = Ends()
 
 
 def stream_object(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]:
-    """Read an object as a call's arguments. It ends with its last bracket, or where the call's end marker comes. Returns
-    whether it had to be repaired."""
+    """Read an object as a call's arguments. It ends with its last bracket, or where the call's end
+    marker comes. Returns whether it had to be repaired."""
     value, plain = LenientJson(), _plain_text(ends.first[:1])
     while not value.done:
         if value.in_text and (text := source.take(plain)):
@@ -72,8 +73,8 @@ def _plain_text(marker: str) -> Pattern[str]:
 
 
 def _ends_unclosed(source: TextSource, ends: Ends) -> Steps[bool]:
-    """Whether a call ends in the middle of a string, whose quote is missing: behind its end the answer ends, or another call begins. Reads
-    nothing."""
+    """Whether a call ends in the middle of a string, whose quote is missing: behind its end the
+    answer ends, or another call begins. Reads nothing."""
     if (yield from source.ends_with((ends.first, *ends.rest))):
         return True
     position = source.position
@@ -120,7 +121,8 @@ def read_call(source: TextSource, sink: CallSink, ends: Ends) -> Steps[None]:
 
 
 def _entry(source: TextSource, sink: CallSink, call: _CallObject, ends: Ends) -> Steps[bool]:
-    """Read a key, whose quote was read, and its value. Returns whether the call has begun and its arguments are read."""
+    """Read a key, whose quote was read, and its value. Returns whether the call has begun and its
+    arguments are read."""
     source.rewind(source.position - 1)
     key = yield from _short_string(source)
     yield from source.skip()
@@ -148,7 +150,8 @@ def _entry(source: TextSource, sink: CallSink, call: _CallObject, ends: Ends) ->
 
 
 def _rest(source: TextSource, call: _CallObject) -> Steps[None]:
-    """Read what comes behind the arguments, up to the end of the call; without more than a few short values."""
+    """Read what comes behind the arguments, up to the end of the call; without more than a few
+    short values."""
     while call.depth:
         position = source.position
         yield from source.skip(SPACE + ",")
@@ -209,7 +212,8 @@ def _any_value(source: TextSource, longest: int | None = None) -> Steps[str]:
 
 
 def _decoded(text: str) -> Any:
-    """Decode valid JSON. Raises `NotACall` if it is nested deeper, or has longer numbers, than Python reads."""
+    """Decode valid JSON. Raises `NotACall` if it is nested deeper, or has longer numbers, than
+    Python reads."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -217,7 +221,8 @@ def _decoded(text: str) -> Any:
 
 
 def _as_object(text: str) -> tuple[str, bool]:
-    """Return arguments as the JSON of an object: some models write them as a string that holds JSON. Raises `NotACall`."""
+    """Return arguments as the JSON of an object: some models write them as a string that holds
+    JSON. Raises `NotACall`."""
     value, repaired = _decoded(text), False
     if isinstance(value, str):
         text, repaired = completed(value)
@@ -230,7 +235,8 @@ def _as_object(text: str) -> tuple[str, bool]:
 
 
 def json_section(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]:
-    """Read calls up to the section's end marker: one object, several, or a list. Returns whether the marker was read."""
+    """Read calls up to the section's end marker: one object, several, or a list. Returns whether
+    the marker was read."""
     before = sink.calls
     while True:
         yield from source.skip(SPACE + "[],;")

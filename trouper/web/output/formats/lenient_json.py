@@ -1,7 +1,9 @@
-"""Normalization of JSON that a model writes, character by character: what is plainly meant becomes valid JSON.
+"""Normalization of JSON that a model writes, character by character: what is plainly meant becomes
+valid JSON.
 
-Valid JSON comes out as it came in. Repaired are missing or wrong closing brackets, missing and superfluous commas, single
-quotes, bare keys and words, Python's constants, raw control characters and quotes inside of strings, and wrong escapes.
+Valid JSON comes out as it came in. Repaired are missing or wrong closing brackets, missing and
+superfluous commas, single quotes, bare keys and words, Python's constants, raw control characters
+and quotes inside of strings, and wrong escapes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from trouper.web.output.formats.text_source import SPACE
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS = {"true": "true", "false": "false", "null": "null"}
-MEANT_WORDS = {"True": "true", "False": "false", "None": "null", "NaN": "null", "Infinity": "null", "undefined": "null"}
+MEANT_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "NaN": "null",
+    "Infinity": "null",
+    "undefined": "null",
+}
 OPENERS = {"}": "{", "]": "["}
 CLOSERS = {"{": "}", "[": "]"}
 REPLACEMENT = "\\ufffd"
@@ -33,7 +42,8 @@ class LenientJson:
         self._open: list[str] = []
         self._objects = 0  # How many of `_open` are objects.
         self._state: Callable[[str], None] = self._value
-        self._held: list[str] = []  # A comma or quote with its whitespace, a bare word, digits of an escape.
+        # A comma or quote with its whitespace, a bare word, digits of an escape.
+        self._held: list[str] = []
         self._quote = '"'
         self._in_key = False
         self._high = ""  # The first half of a surrogate pair, as hex digits.
@@ -159,7 +169,8 @@ class LenientJson:
 
     def _close_with(self, char: str) -> None:
         opener, objects = OPENERS[char], self._objects
-        if not (objects if opener == "{" else len(self._open) - objects):  # A search would be for each bracket.
+        # A search would be for each bracket.
+        if not (objects if opener == "{" else len(self._open) - objects):
             self.repaired = True
             if self._state != self._first:
                 self._state = self._after
@@ -275,7 +286,8 @@ class LenientJson:
             self._write(REPLACEMENT)
 
     def _after_quote(self, char: str) -> None:
-        """A quote ends its string if what follows may follow a string. Otherwise it was meant to be in the string."""
+        """A quote ends its string if what follows may follow a string. Otherwise it was meant to be
+        in the string."""
         if char in SPACE:
             self._held.append(char)
         elif char in (":=" if self._in_key else ",}]") or char == self._quote:
@@ -297,7 +309,8 @@ class LenientJson:
 
 
 def completed(text: str) -> tuple[str, bool]:
-    """Normalize a text that should be one JSON value. Returns the JSON, and whether it had to be repaired."""
+    """Normalize a text that should be one JSON value. Returns the JSON, and whether it had to be
+    repaired."""
     value, out = LenientJson(), list[str]()
     for char in text.strip():
         if value.done:

@@ -1,8 +1,10 @@
-"""Answers in which markers separate reasoning and calls from the content: the formats of all families but harmony.
+"""Answers in which markers separate reasoning and calls from the content: the formats of all
+families but harmony.
 
-A section of calls that holds none stays text. A call inside of reasoning is one only if the answer ends with it: a model
-that forgot to close its reasoning means the call (vLLM #35687), one that goes on to think was only considering it.
-Whitespace in front of reasoning and calls, and newlines behind them, belong to no text: templates write their own there.
+A section of calls that holds none stays text. A call inside of reasoning is one only if the answer
+ends with it: a model that forgot to close its reasoning means the call (vLLM #35687), one that goes
+on to think was only considering it. Whitespace in front of reasoning and calls, and newlines behind
+them, belong to no text: templates write their own there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
 from trouper.web.output.parsed_delta import gathered
 
 ReadSection = Callable[[TextSource, CallSink], Steps[bool]]
-"""Reads calls behind a start marker. Returns whether their end marker was read. Raises `NotACall` unless a call has begun."""
+"""Reads calls behind a start marker. Returns whether their end marker was read. Raises `NotACall`
+unless a call has begun."""
 
 
 @attrs.frozen
@@ -34,7 +37,8 @@ class CallFormat:
     opening: str = ""
     """Characters that begin calls, without a marker, at the beginning of the content."""
     bare: tuple[str, ...] = ()
-    """What a call begins with where a model has left out the marker in front of it, as Qwen3-Coder does now and then."""
+    """What a call begins with where a model has left out the marker in front of it, as Qwen3-Coder
+    does now and then."""
 
 
 def _no_section(_source: TextSource, _sink: CallSink) -> Steps[bool]:
@@ -49,7 +53,13 @@ NO_CALLS = CallFormat((), _no_section)
 class MarkedAnswer:
     """Reads one answer. `thinking`: the markers around reasoning."""
 
-    def __init__(self, source: TextSource, sink: CallSink, thinking: tuple[str, str] | None, calls: CallFormat) -> None:
+    def __init__(
+        self,
+        source: TextSource,
+        sink: CallSink,
+        thinking: tuple[str, str] | None,
+        calls: CallFormat,
+    ) -> None:
         self._source, self._sink, self._thinking, self._format = source, sink, thinking, calls
         self._space: list[str] = []
         """Whitespace that is content only if content follows it."""
@@ -68,7 +78,9 @@ class MarkedAnswer:
     def _firsts(self) -> str:
         """Characters that may begin something else than text."""
         thinking, calls = self._thinking or (), self._format
-        first = {marker[0] for marker in (*thinking, *calls.starts, *calls.bare, calls.end) if marker}
+        first = {
+            marker[0] for marker in (*thinking, *calls.starts, *calls.bare, calls.end) if marker
+        }
         return "".join(first) + calls.opening
 
     @cached_property
@@ -77,7 +89,8 @@ class MarkedAnswer:
 
     @cached_property
     def _words(self) -> Pattern[str]:
-        """Words and the space between them: behind other text, what most tokens are. Space behind the last word may belong to no text."""
+        """Words and the space between them: behind other text, what most tokens are. Space behind
+        the last word may belong to no text."""
         text = f"[^{re.escape(self._firsts)}]" if self._firsts else r"[\s\S]"
         return re.compile(f"{text}*[^{re.escape(self._firsts + SPACE)}]")
 
@@ -107,7 +120,11 @@ class MarkedAnswer:
         if char == END:
             self._flush()
             return False
-        if self._thinking and self._may_open(self._thinking[0]) and (yield from source.matches(self._thinking[0])):
+        if (
+            self._thinking
+            and self._may_open(self._thinking[0])
+            and (yield from source.matches(self._thinking[0]))
+        ):
             yield from self._reasoning(self._thinking[1])
         elif self._fresh and char in self._format.opening:
             yield from self._section(marked=False)
@@ -124,12 +141,13 @@ class MarkedAnswer:
         return True
 
     def _may_open(self, marker: str) -> bool:
-        """Whether the marker opens reasoning here: at the beginning of a line, since within one an answer only says what `<think>` is; of special
-        tokens, which nobody writes, anywhere."""
+        """Whether the marker opens reasoning here: at the beginning of a line, since within one an
+        answer only says what `<think>` is; of special tokens, which nobody writes, anywhere."""
         return self._fresh or self._broken or "|" in marker
 
     def _calls_begin(self) -> Steps[bool]:
-        """Whether calls come next. Their marker is read; where a model has left it out, nothing is."""
+        """Whether calls come next. Their marker is read; where a model has left it out, nothing
+        is."""
         if (yield from self._source.first_of(self._format.starts)):
             return True
         position = self._source.position
@@ -173,7 +191,8 @@ class MarkedAnswer:
         self._unclosed = not closed and bool(self._format.end)
 
     def _not_called(self, before: int) -> None:
-        """Give back what was read since the last call. The last character is read again, since it may begin a marker."""
+        """Give back what was read since the last call. The last character is read again, since it
+        may begin a marker."""
         source = self._source
         if self._sink.calls > before:
             self._taken_space()
@@ -188,7 +207,8 @@ class MarkedAnswer:
     # -- reasoning -------------------------------------------------------------------------------
 
     def _opened_again(self, start: str) -> Steps[None]:
-        """Read the marker of a model that opens the reasoning itself although the prompt has done so."""
+        """Read the marker of a model that opens the reasoning itself although the prompt has done
+        so."""
         self._sink.kind = "reasoning"
         yield from self._source.skip()
         if not (yield from self._source.matches(start)):
@@ -198,7 +218,8 @@ class MarkedAnswer:
         source, sink = self._source, self._sink
         sink.kind, fresh, before = "reasoning", True, ""
         space: list[str] = []
-        if self._reasoned:  # Two parts of reasoning are given as one: what is between them separates them.
+        # Two parts of reasoning are given as one: what is between them separates them.
+        if self._reasoned:
             space, fresh = [self._taken_space()], False
         elif self._space and not self._fresh:
             self._flush()
@@ -230,7 +251,8 @@ class MarkedAnswer:
         self._reasoned = True
 
     def _reasoning_ends(self, end: str, before: str) -> Steps[bool]:
-        """Read the marker behind reasoning, if it comes next. In backquotes it is a word that the reasoning is about."""
+        """Read the marker behind reasoning, if it comes next. In backquotes it is a word that the
+        reasoning is about."""
         if not (yield from self._source.matches(end)):
             return False
         if before == "`" and (yield from self._source.peek()) == "`":
@@ -239,8 +261,8 @@ class MarkedAnswer:
         return True
 
     def _called_in_reasoning(self, end: str) -> Steps[bool]:
-        """Read sections of calls. If the answer ends behind them, they are calls, and True is returned. Otherwise they stay
-        read, as text."""
+        """Read sections of calls. If the answer ends behind them, they are calls, and True is
+        returned. Otherwise they stay read, as text."""
         source, sink = self._source, self._sink
         source.pinned = True
         considered = sink.tentative()

@@ -14,13 +14,23 @@ ANY: SchemaTypes = frozenset()
 """Types of a parameter of which the schema says nothing."""
 TEXT: SchemaTypes = frozenset({"string"})
 KINDS = (
-    (bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"), (dict, "object"),
-)  # fmt: skip
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (list, "array"),
+    (dict, "object"),
+)
 LONGEST_LITERAL = 10_000
 """Maximum number of characters that Python's own parser reads, which takes 30 ms for so many."""
 DEPTH = 8
 """References and alternatives that are followed into each other."""
-WORDS = {"true": ("boolean", "true"), "false": ("boolean", "false"), "null": ("null", "null"), "none": ("null", "null")}
+WORDS = {
+    "true": ("boolean", "true"),
+    "false": ("boolean", "false"),
+    "null": ("null", "null"),
+    "none": ("null", "null"),
+}
 
 
 def parameter_types(function: Mapping[str, Any]) -> dict[str, SchemaTypes]:
@@ -39,7 +49,11 @@ def _types(schema: Any, root: Any, depth: int) -> SchemaTypes:
         return _types(_at(root, reference), root, depth - 1)
     named = schema.get("type")
     if named is not None:
-        return frozenset(map(str, named)) if isinstance(named, list | tuple) else frozenset({str(named)})
+        return (
+            frozenset(map(str, named))
+            if isinstance(named, list | tuple)
+            else frozenset({str(named)})
+        )
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(parts := schema.get(key), list) and parts:
             found = [_types(part, root, depth - 1) for part in parts]
@@ -51,7 +65,11 @@ def _types(schema: Any, root: Any, depth: int) -> SchemaTypes:
 def _at(root: Any, reference: str) -> Any:
     found = root
     for key in reference.removeprefix("#").strip("/").split("/"):
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        found = (
+            found.get(key.replace("~1", "/").replace("~0", "~"))
+            if isinstance(found, Mapping)
+            else None
+        )
     return found
 
 
@@ -60,13 +78,15 @@ def _type_of(value: Any) -> str:
 
 
 def converted(text: str, types: SchemaTypes) -> str:
-    """Return the JSON of a value: of a type that the schema has, otherwise the text as a string. Without a schema only
-    objects and arrays are more than text."""
+    """Return the JSON of a value: of a type that the schema has, otherwise the text as a string.
+    Without a schema only objects and arrays are more than text."""
     stripped = text.strip()
     kind, found = WORDS.get(stripped.lower(), ("", ""))
     if kind in types and kind:
         return found
-    if {"integer", "number"} & types and (number := _number(stripped, integral="number" not in types)):
+    if {"integer", "number"} & types and (
+        number := _number(stripped, integral="number" not in types)
+    ):
         return number
     if ({"object", "array"} & types or not types) and (container := _container(stripped, types)):
         return container

@@ -10,7 +10,13 @@ from trouper.protocol.model import Tokenizer
 from trouper.web.output.formats.buffered_calls import buffered_section
 from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.harmony import harmony_answer
-from trouper.web.output.formats.header_calls import DEEPSEEK, KIMI, HeaderLayout, header_section, mistral_section
+from trouper.web.output.formats.header_calls import (
+    DEEPSEEK,
+    KIMI,
+    HeaderLayout,
+    header_section,
+    mistral_section,
+)
 from trouper.web.output.formats.json_calls import NO_END, Ends, json_section
 from trouper.web.output.formats.marked_answer import NO_CALLS, CallFormat, MarkedAnswer
 from trouper.web.output.formats.tagged_calls import TagLayout, tagged_section
@@ -61,7 +67,8 @@ TOOL_CALL = Ends(QWEN3_CODER.section_end, start=QWEN3_CODER.section_start)
 
 
 def _tool_call_section(source: TextSource, sink: CallSink) -> Steps[bool]:
-    """Read calls behind `<tool_call>`: objects, or Qwen3-Coder's tags. Models of either format write the other one now and then."""
+    """Read calls behind `<tool_call>`: objects, or Qwen3-Coder's tags. Models of either format
+    write the other one now and then."""
     yield from source.skip()
     if (yield from source.peek()) == QWEN3_CODER.call[0][0]:
         return (yield from tagged_section(source, sink, QWEN3_CODER))
@@ -73,17 +80,26 @@ def _json(start: str, end: str) -> CallFormat:
 
 
 def _tagged(layout: TagLayout) -> CallFormat:
-    return CallFormat((layout.section_start,), partial(tagged_section, layout=layout), layout.section_end)
+    return CallFormat(
+        (layout.section_start,), partial(tagged_section, layout=layout), layout.section_end
+    )
 
 
 def _header(layout: HeaderLayout, *starts: str) -> CallFormat:
-    return CallFormat(starts, partial(header_section, layout=layout), layout.section_end, bare=(layout.call_start,))
+    return CallFormat(
+        starts,
+        partial(header_section, layout=layout),
+        layout.section_end,
+        bare=(layout.call_start,),
+    )
 
 
 FORMATS: dict[str, CallFormat] = {
     "hermes": CallFormat(("<tool_call>",), _tool_call_section, TOOL_CALL.first),
     "longcat": _json("<longcat_tool_call>", "</longcat_tool_call>"),
-    "qwen3_coder": CallFormat(("<tool_call>",), _tool_call_section, TOOL_CALL.first, bare=QWEN3_CODER.call[:1]),
+    "qwen3_coder": CallFormat(
+        ("<tool_call>",), _tool_call_section, TOOL_CALL.first, bare=QWEN3_CODER.call[:1]
+    ),
     "glm": _tagged(GLM),
     "laguna": _tagged(GLM),
     "minimax_m2": _tagged(MINIMAX),
@@ -111,7 +127,8 @@ def answer_steps(
 
 
 def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
-    """Return how the tokenizer's model writes calls. A format that is not in `FORMATS` is read once its calls are complete."""
+    """Return how the tokenizer's model writes calls. A format that is not in `FORMATS` is read once
+    its calls are complete."""
     name, markers = tokenizer.tool_parser, tokenizer.calling
     if name is None or (name not in FORMATS and markers is None):
         return NO_CALLS

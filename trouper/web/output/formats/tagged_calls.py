@@ -1,7 +1,7 @@
 """Calls as tags around names and values: Qwen3-Coder and Qwen3.5, GLM, MiniMax, DeepSeek V3.2.
 
-A value has no quotes: it is text, or what the tool's schema makes of the text. Values that can only be strings are
-streamed as they come.
+A value has no quotes: it is text, or what the tool's schema makes of the text. Values that can only
+be strings are streamed as they come.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class TagLayout:
     section_start: str
     section_end: str
     lines: bool = False
-    """Whether values stand on lines of their own: the line breaks around them do not belong to them."""
+    """Whether values stand on lines of their own: the line breaks around them do not belong to
+    them."""
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -93,7 +94,9 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         sink.arguments((", " if given else "") + as_json(key) + ": ")
         given.add(key)
         declared = TEXT if 'string="true"' in header else types.get(key, ANY)
-        closed = yield from _value(source, sink, layout, declared, lambda key: key in types and key not in given)
+        closed = yield from _value(
+            source, sink, layout, declared, lambda key: key in types and key not in given
+        )
         repaired = repaired or not closed
     if not source.cut or ended:
         sink.arguments("}")
@@ -103,7 +106,8 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
 
 
 def _object(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
-    """Read arguments that a model has written as an object in place of tags, and the end of the call."""
+    """Read arguments that a model has written as an object in place of tags, and the end of the
+    call."""
     yield from stream_object(source, sink, Ends(layout.ends[0], layout.ends))
     yield from source.skip()
     yield from source.matches(layout.call_end)
@@ -111,7 +115,8 @@ def _object(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None
 
 
 def _call_end(source: TextSource, layout: TagLayout) -> Steps[bool]:
-    """Read the end of a call. Returns whether it has one: without an end tag, all but the end of an answer that was cut."""
+    """Read the end of a call. Returns whether it has one: without an end tag, all but the end of an
+    answer that was cut."""
     if layout.call_end:
         return (yield from source.matches(layout.call_end))
     return (yield from source.peek()) != END or not source.cut
@@ -134,11 +139,16 @@ def _first_word(source: TextSource) -> Steps[str]:
     raise NotACall
 
 
-def _value(source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaTypes, others: Others) -> Steps[bool]:
-    """Read a value and its end. Returns whether it had one. `others`: parameters that may yet come."""
+def _value(
+    source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaTypes, others: Others
+) -> Steps[bool]:
+    """Read a value and its end. Returns whether it had one. `others`: parameters that may yet
+    come."""
     if types == TEXT:
         sink.arguments('"')
-        closed = yield from _text(source, sink, layout, others, lambda text: sink.arguments(as_json(text)[1:-1]))
+        closed = yield from _text(
+            source, sink, layout, others, lambda text: sink.arguments(as_json(text)[1:-1])
+        )
         sink.arguments('"' if closed or not source.cut else "")
         return closed
     parts: list[str] = []
@@ -149,7 +159,8 @@ def _value(source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaT
 
 
 def _next_begins(source: TextSource, layout: TagLayout, others: Others) -> Steps[bool]:
-    """Whether the tag of one of these parameters comes next, on a line of its own or not. Reads nothing."""
+    """Whether the tag of one of these parameters comes next, on a line of its own or not. Reads
+    nothing."""
     position = source.position
     header: str | None = None
     if (yield from source.first_of((f"\n{layout.key[0]}", layout.key[0]))):
@@ -171,8 +182,8 @@ def _next_call_begins(source: TextSource, sink: CallSink, layout: TagLayout) -> 
 
 
 def _another_call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
-    """Read the ends of a call and the beginning of another one. Returns whether both are there. Raises `NotACall` for a tool that is not
-    offered."""
+    """Read the ends of a call and the beginning of another one. Returns whether both are there.
+    Raises `NotACall` for a tool that is not offered."""
     if layout.lines:
         yield from source.matches("\n")
     ended = bool(layout.call_end) and (yield from source.matches(layout.call_end))
@@ -187,18 +198,29 @@ def _another_call(source: TextSource, sink: CallSink, layout: TagLayout) -> Step
         return False
     if not (yield from source.matches(layout.call[0])):
         return False
-    header = yield from source.until(layout.call[1], LONGEST_NAME, STOPS) if layout.call[1] else _first_word(source)
+    header = (
+        yield from source.until(layout.call[1], LONGEST_NAME, STOPS)
+        if layout.call[1]
+        else _first_word(source)
+    )
     return header is not None and bool(sink.name_of(_name_in(header)))
 
 
 def _text(
-    source: TextSource, sink: CallSink, layout: TagLayout, others: Others, write: Callable[[str], None]
+    source: TextSource,
+    sink: CallSink,
+    layout: TagLayout,
+    others: Others,
+    write: Callable[[str], None],
 ) -> Steps[bool]:
-    """Read the text of a value, and its end. A value also ends, with `False`, where another parameter or another call begins, and where only
-    ends of calls are between it and the end of the answer."""
+    """Read the text of a value, and its end. A value also ends, with `False`, where another
+    parameter or another call begins, and where only ends of calls are between it and the end of the
+    answer."""
     if layout.lines:
         yield from source.matches("\n")
-    value_ends = (f"\n{layout.value_end}", layout.value_end) if layout.lines else (layout.value_end,)
+    value_ends = (
+        (f"\n{layout.value_end}", layout.value_end) if layout.lines else (layout.value_end,)
+    )
     while True:
         source.keep()
         write(source.run(STOPS))
@@ -208,7 +230,9 @@ def _text(
             continue
         if (yield from source.first_of(value_ends)):
             return True
-        if (yield from _next_begins(source, layout, others)) or (yield from _next_call_begins(source, sink, layout)):
+        if (yield from _next_begins(source, layout, others)) or (
+            yield from _next_call_begins(source, sink, layout)
+        ):
             return False
         char = yield from source.peek()
         if char == END or (yield from source.ends_with(layout.ends)):

@@ -1,7 +1,9 @@
-"""The text of an answer as a coroutine reads it: while the text is generated, character by character.
+"""The text of an answer as a coroutine reads it: while the text is generated, character by
+character.
 
-Parsers of answers are generators that yield when they need more text. They see single characters and never where the text
-was cut, so a streamed answer and a complete one give the same result by construction.
+Parsers of answers are generators that yield when they need more text. They see single characters
+and never where the text was cut, so a streamed answer and a complete one give the same result by
+construction.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ SPACE = " \t\r\n"
 
 
 class TextSource:
-    """Text that was generated and is not yet read. What was read since the last `keep` can be read again.
+    """Text that was generated and is not yet read. What was read since the last `keep` can be read
+    again.
 
-    Positions count from the beginning of the answer. Each character that comes is copied a bounded number of times, however
-    much was read and may be read again."""
+    Positions count from the beginning of the answer. Each character that comes is copied a bounded
+    number of times, however much was read and may be read again."""
 
     def __init__(self) -> None:
         self._text, self._at, self._begin, self._kept = "", 0, 0, 0
-        """The newest text, what was read of it, and the positions of its beginning and of the last `keep`."""
+        """The newest text, what was read of it, and the positions of its beginning and of the last
+        `keep`."""
         self._earlier: list[str] = []
         """What is between the last `keep` and the newest text, if anything."""
         self.pinned = False
@@ -36,9 +40,11 @@ class TextSource:
         self.ended = False
         """Whether no more text will come."""
         self.cut = False
-        """Whether the answer ended in the middle, at its length or by an abort: then nothing is completed."""
+        """Whether the answer ended in the middle, at its length or by an abort: then nothing is
+        completed."""
         self._goes_on: tuple[tuple[str, ...], int] = (), 0
-        """What `ends_with` has searched, and up to where it was in vain: each place in between would give the same answer."""
+        """What `ends_with` has searched, and up to where it was in vain: each place in between
+        would give the same answer."""
 
     def feed(self, text: str) -> None:
         at, first = self._at, max(0, self._kept - self._begin)
@@ -69,7 +75,8 @@ class TextSource:
         while target < self._begin:
             piece = self._earlier.pop()
             self._begin -= len(piece)
-            if (before := target - self._begin) > 0:  # A long piece is not copied at each step back.
+            # A long piece is not copied at each step back.
+            if (before := target - self._begin) > 0:
                 self._earlier.append(piece[:before])
                 self._begin, piece = target, piece[before:]
             again.append(piece)
@@ -144,7 +151,8 @@ class TextSource:
         return ""
 
     def ends_with(self, texts: tuple[str, ...]) -> Steps[bool]:
-        """Whether only whitespace and `texts` are between here and the end of the answer. Reads nothing."""
+        """Whether only whitespace and `texts` are between here and the end of the answer. Reads
+        nothing."""
         if self._goes_on[0] == texts and self._begin + self._at < self._goes_on[1]:
             return False
         position = self.position
@@ -159,9 +167,11 @@ class TextSource:
         self.rewind(position)
         return False
 
-    def until(self, text: str, longest: int, stops: Pattern[str] | None = None) -> Steps[str | None]:
-        """Read up to and with `text`. Returns what is before it; None, with nothing read, if it does not come within
-        `longest` characters, or if what is before it matches `stops`."""
+    def until(
+        self, text: str, longest: int, stops: Pattern[str] | None = None
+    ) -> Steps[str | None]:
+        """Read up to and with `text`. Returns what is before it; None, with nothing read, if it
+        does not come within `longest` characters, or if what is before it matches `stops`."""
         while True:
             last, come = self._at + longest, len(self._text)
             found = self._text.find(text, self._at, last + len(text))
