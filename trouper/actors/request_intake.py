@@ -228,6 +228,12 @@ def check_model(request: Generate, model: LoadedModel) -> None:
     """Check that the model supports the request. Raises `RequestFailed` (400)."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
+    if model.card.no_generation and not request.embed:
+        raise bad_request(
+            f"this model gives embeddings alone: {model.card.no_generation}",
+            "model",
+            "generation_not_supported",
+        )
     if unknown := sorted(set(request.logits_processors) - set(model.card.logits_processors)):
         raise bad_request(
             f"logits processor {unknown[0]!r} is unknown: give it to run_runtime",

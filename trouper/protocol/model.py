@@ -192,6 +192,8 @@ class ModelCard:
     """Form of the embeddings; None if the model gives none."""
     no_embedding: str = ""
     """Why the model gives no embeddings, if that is its files' affair."""
+    no_generation: str = ""
+    """Why the model generates nothing; "" if it does."""
     ranks: int = 1
     """Number of processes that compute the model together."""
     chunk_step: int = 1

@@ -37,6 +37,7 @@ DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "BOOL": 1} | {
 """Bytes of a value of the dtypes that MLX reads as they are."""
 LFS_POINTER = b"version https://git-lfs"
 """How the file begins that a clone without Git LFS has in the place of a large one."""
+LONGEST_OPENING = 256
 PACKED_BITS = 4
 """Bits of a packed value where the config does not say."""
 PACKED_WITH_SCALES = (
@@ -85,23 +86,90 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """List the files that mlx-lm loads. Raises `ModelUnusable` if one that the index of a sharded
-    checkpoint names is missing."""
+    """List the files that mlx-lm loads. Raises `ModelUnusable` if there are none, or one that the
+    index of a sharded checkpoint names is missing. An index whose files are all missing is that of
+    the model from which this one was converted, and is read past."""
     present = sorted(directory.glob("model*.safetensors"))
-    index = directory / "model.safetensors.index.json"
-    promised = (
-        {str(name) for name in section(read_json(index), "weight_map").values()}
-        if exists(index)
-        else set()
-    )
+    promised = _indexed(directory)
     missing = sorted(promised - {path.name for path in present})
-    if missing or not present:
+    if not present:
+        raise ModelUnusable(_no_weights(directory))
+    if missing and len(missing) < len(promised):
         more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
-        what = ", ".join(missing[:MAX_NAMED]) + more or "weights (model*.safetensors)"
         raise ModelUnusable(
-            f"{directory} has no {what}: download it again, or convert it by `mlx_lm.convert`"
+            f"{directory} has no {', '.join(missing[:MAX_NAMED])}{more}: download it again, or "
+            "convert it by `mlx_lm.convert`"
         )
     return present
+
+
+def _indexed(directory: Path) -> set[str]:
+    """Names of the files of the index."""
+    index = directory / "model.safetensors.index.json"
+    if not exists(index):
+        return set()
+    return {str(name) for name in section(read_json(index), "weight_map").values()}
+
+
+def unnamed_files(directory: Path) -> list[str]:
+    """Names of files of weights beside those of an index, all of which are there."""
+    present = {path.name for path in directory.glob("model*.safetensors")}
+    promised = _indexed(directory)
+    return sorted(present - promised) if promised and promised <= present else []
+
+
+OTHER_VERSION = "use a version with config.json and model*.safetensors"
+OTHER_WEIGHTS = {
+    "*.gguf": f"GGUF, which is not read here; {OTHER_VERSION}",
+    "pytorch_model*.bin": f"weights of PyTorch, which are not read here; {OTHER_VERSION}",
+    "*.pth": f"weights of PyTorch, which are not read here; {OTHER_VERSION}",
+    "consolidated*.safetensors": f"Mistral's own format, which is not read here; {OTHER_VERSION}",
+    "*.onnx": f"ONNX, which is not read here; {OTHER_VERSION}",
+    "weights*.npz": f"MLX's former format, which is not read here; {OTHER_VERSION}",
+    "adapter_model.safetensors": "an adapter: name its base by --model, and it by --adapter",
+    "adapters.safetensors": "an adapter: name its base by --model, and it by --adapter",
+}
+"""What files are that stand where weights should, and what to do."""
+
+
+def _no_weights(directory: Path) -> str:
+    return _other_files(directory) or (
+        f"{directory} has no weights (model*.safetensors): download it again"
+    )
+
+
+def _other_files(directory: Path) -> str:
+    """Say what a directory without weights or config has; "" for nothing that is known."""
+    for pattern, meaning in OTHER_WEIGHTS.items():
+        if others := sorted(directory.glob(pattern)):
+            return f"{directory} has {others[0].name}: {meaning}"
+    return ""
+
+
+def require_config(directory: Path) -> None:
+    """Raise `ModelUnusable`, which says what the directory is, if it has no config.json."""
+    if exists(directory / "config.json"):
+        return
+    if snapshots := sorted(directory.glob("snapshots/*/config.json")):
+        raise ModelUnusable(
+            f"{directory} is a directory of the hub's cache: name the snapshot, --model "
+            f"{snapshots[-1].parent}"
+        )
+    below = sorted(directory.glob("*/config.json"))[:MAX_NAMED]
+    models = [path.parent.name for path in below if any(path.parent.glob("model*.safetensors"))]
+    if models:
+        raise ModelUnusable(
+            f"{directory} has no config.json; models are below it: {', '.join(models)}"
+        )
+    raise ModelUnusable(
+        _other_files(directory) or f"{directory} has no config.json: it is not a model directory"
+    )
+
+
+def quantized_by(config: Mapping[str, Any]) -> str:
+    """Name of the method by which a checkpoint of others is quantized; "" for none."""
+    quantization = section(config, "quantization_config") or _of_text(config)
+    return str(quantization.get("quant_method", ""))
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -160,9 +228,15 @@ def _require_sound(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_content(path: Path) -> None:
-    """Raise `ModelUnusable` if the file is only Git LFS's pointer to its content."""
+    """Raise `ModelUnusable` if the file is only Git LFS's pointer to its content, or a web page."""
     with suppress(OSError), path.open("rb") as file:
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+        begin = file.read(LONGEST_OPENING)
+        if begin.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+            raise ModelUnusable(
+                f"{path} is a web page, as a site gives where a login or a licence is missing: "
+                "download it again"
+            )
+        if begin.startswith(LFS_POINTER):
             raise ModelUnusable(
                 f"{path} is a pointer of Git LFS: get its content by `git lfs pull` in "
                 f"{path.parent}"

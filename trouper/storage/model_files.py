@@ -26,13 +26,7 @@ EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Poolin
 """Files that sentence-transformers writes beside a model of embeddings."""
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
 """How classes of transformers end that generate."""
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "*.tiktoken",
-    "vocab.json",
-)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 DTYPES = {
     "F64": "float64",
@@ -109,7 +103,7 @@ def _described(name: str, directory: Path) -> ModelFiles:
         if not isinstance(config.get("model_type"), str):
             problem = f"{directory}/config.json names no model_type"
         elif not any(next(directory.glob(pattern), None) for pattern in TOKENIZER_FILES):
-            problem = f"{directory} has no tokenizer: download it again"
+            problem = f"{directory} has no tokenizer.json: download it again"
     except (ModelUnusable, OSError) as error:
         problem = str(error)
     return ModelFiles(

@@ -23,6 +23,7 @@ from trouper.storage.checkpoint_files import (
     float32_bytes,
     header_of,
     read_json,
+    require_config,
     require_regular,
     stored_bytes,
     tensors_of,
@@ -67,6 +68,7 @@ def inspect(directory: Path) -> Checkpoint:
     """Check a directory. Raises `ModelUnusable`, naming what is missing, truncated or not
     supported."""
     _require_files(directory)
+    require_config(directory)
     config = read_json(directory / "config.json")
     _require_counts(directory, config)
     source = _supported(directory, config)

@@ -30,6 +30,7 @@ from trouper.engine.loading.head_loading import Drafters, load_head
 from trouper.engine.loading.head_weights import HeadWeights
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
+from trouper.engine.loading.opening import NO_OUTPUT_HEAD, lacks_head
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, opened
 from trouper.engine.lora.lora_layers import adapter_bytes
@@ -48,6 +49,9 @@ from trouper.protocol.settings import Settings
 from trouper.storage.checkpoint_files import read_json
 from trouper.storage.context import context_length
 from trouper.storage.model_files import created_at
+
+MIN_VOCABULARY = 0.25
+"""Minimum part of a model's vocabulary that its tokenizer has: embeddings are padded a little."""
 
 
 @attrs.frozen(eq=False)
@@ -106,6 +110,7 @@ def load(
         _require_same(found, group)
     adapters = load_adapters(found_adapters, matrices, model, report)
     candidate = candidate_of(model, config, found, settings)
+    _require_vocabulary(hub_tokenizer, candidate, report)
     capabilities, check = self_check(
         candidate, settings, group, report, stage(watch, name, STAGE, "steps")
     )
@@ -153,6 +158,21 @@ def _loaded_draft(
     if group.size > 1:
         _require_same(found.checkpoint, group)
     return draft
+
+
+def _require_vocabulary(
+    tokenizer: HubTokenizer, candidate: Candidate, report: Callable[[str], None]
+) -> None:
+    """Hold the tokenizer's vocabulary against the model's. Raises `ModelUnusable` if it is of
+    another model."""
+    tokens, logits = max(tokenizer.vocabulary.values(), default=-1) + 1, candidate.vocabulary
+    if tokens < MIN_VOCABULARY * logits:
+        raise ModelUnusable(
+            f"{candidate.directory}: tokenizer.json has {tokens} tokens, and the model {logits}: "
+            "it is of another model, or damaged; download it again"
+        )
+    if tokens > logits:
+        report(f"{tokens - logits} tokens of the tokenizer are none of the model's {logits}")
 
 
 def candidate_of(
@@ -217,7 +237,7 @@ def _checked(
             report(f"other users may change {path}, by its mode; chmod go-w closes it")
     parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
     hub_tokenizer = tokenizer.load(
-        directory, found.config, _generation_config(directory), **parsers
+        directory, found.config, _generation_config(directory, report), **parsers
     )
     output_format = hub_tokenizer.output_format
     report(
@@ -271,9 +291,15 @@ def measured(settings: Settings) -> Measured:
     )
 
 
-def _generation_config(directory: Path) -> dict[str, Any]:
+def _generation_config(directory: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """Read further tokens that end a turn. A file that cannot be read is read past, as mlx-lm
+    does."""
     path = directory / "generation_config.json"
-    return read_json(path) if path.exists() else {}
+    try:
+        return read_json(path) if path.exists() else {}
+    except ModelUnusable as error:
+        report(f"{error.message}: read past")
+        return {}
 
 
 def _shard(
@@ -338,6 +364,7 @@ def _card(
         draft_model=None if drafters.draft is None else drafters.draft.name,
         draft_context=None if drafters.draft is None else drafters.draft.limits.context,
         no_mtp=drafters.head.reason,
+        no_generation=NO_OUTPUT_HEAD if lacks_head(found.config, candidate.config) else "",
     )
 
 

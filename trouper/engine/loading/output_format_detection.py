@@ -17,6 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from trouper.engine.loading.call_parsers import PARSERS, ParseTool
 from trouper.engine.loading.message_adaptation import Message
 from trouper.engine.loading.template_probe import TOOL, Render, TemplateReport, call_conversation
+from trouper.engine.loading.tokenizer_files import NAMED_PARSER
 from trouper.protocol.output_formats import (
     AUTO,
     BUFFERED_TOOL_PARSERS,
@@ -26,6 +27,7 @@ from trouper.protocol.output_formats import (
     REASONING_PARSER_ALIASES,
     THINKING,
     TOOL_PARSER_ALIASES,
+    TOOL_PARSERS,
 )
 
 RENDERED = {
@@ -138,8 +140,9 @@ def _source_format(wrapped: TokenizerWrapper) -> str | None:
             if marker in source:
                 return name
     settings: Mapping[str, Any] = wrapped.init_kwargs
-    named = settings.get("tool_parser_type")
-    return TOOL_PARSER_ALIASES.get(named, named) if isinstance(named, str) else None
+    named = settings.get("tool_parser_type") or settings.get(NAMED_PARSER)
+    parser = TOOL_PARSER_ALIASES.get(named, named) if isinstance(named, str) else None
+    return parser if parser in TOOL_PARSERS else None
 
 
 def _reasoning_format(wrapped: TokenizerWrapper) -> str | None:

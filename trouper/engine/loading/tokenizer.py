@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast
 import attrs
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from trouper import heap
@@ -25,6 +24,12 @@ from trouper.engine.loading.output_format_detection import OutputFormat, detect,
 from trouper.engine.loading.sequence_breakers import breakers_of
 from trouper.engine.loading.template_probe import TemplateReport, probe
 from trouper.engine.loading.token_bytes import TokenTable, token_table
+from trouper.engine.loading.tokenizer_files import (
+    apply_template,
+    inner_tokenizer,
+    open_tokenizer,
+    own_code,
+)
 from trouper.engine.loading.tokenizer_trial import try_tokenizer
 from trouper.engine.platform.error_text import is_of_library, line_of
 from trouper.protocol.grammar import Grammar
@@ -32,7 +37,7 @@ from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
 from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import ModelUnusable, bad_request
-from trouper.storage.checkpoint_files import read_json, require_content
+from trouper.storage.checkpoint_files import require_content
 
 TEMPLATE_FAULTS = (
     TemplateError,
@@ -95,7 +100,7 @@ class HubTokenizer:
         """The tokenizers library itself, where the tokenizer adds nothing to its tokenizer.json.
         `encode_batch_fast` releases the GIL, which `encode` does not, and makes no offsets, which
         take ten times the memory of the ids."""
-        wrapped = self._wrapped._tokenizer
+        wrapped = inner_tokenizer(self._wrapped)
         plain = (
             isinstance(wrapped, PreTrainedTokenizerFast) and type(wrapped)._encode_plus is ENCODE
         )
@@ -125,7 +130,10 @@ class HubTokenizer:
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
     ) -> str | None:
-        if self._fast is None or type(self._wrapped._tokenizer).apply_chat_template is not TEMPLATE:
+        if (
+            self._fast is None
+            or type(inner_tokenizer(self._wrapped)).apply_chat_template is not TEMPLATE
+        ):
             return None
         return str(self._templated(messages, {**kwargs, "tokenize": False}))
 
@@ -134,9 +142,7 @@ class HubTokenizer:
             adapted = self.template.adaptation.adapted(messages)
             _require_default(self._wrapped, options)
             with _panics_refused():
-                return self._wrapped.apply_chat_template(
-                    adapted, **{"add_generation_prompt": True, **options}
-                )
+                return apply_template(self._wrapped, adapted, options)
         except TEMPLATE_FAULTS as error:
             also = (
                 ""
@@ -252,11 +258,10 @@ def _visible(table: TokenTable, markers: AbstractSet[str]) -> TokenTable:
 
 
 def wrapped_tokenizer(directory: Path) -> TokenizerWrapper:
-    """Open the directory's tokenizer, after a trial of it, and never run code of its own: unless
-    told so, transformers asks on stdin, and runs it after a "y". Raises `ModelUnusable`, and
-    whatever the libraries raise."""
+    """Open the directory's tokenizer, after a trial of it. Raises `ModelUnusable`, and whatever the
+    libraries raise."""
     try_tokenizer(directory)
-    return load_tokenizer(directory, {"trust_remote_code": False, **_processor_template(directory)})
+    return open_tokenizer(directory)
 
 
 def load(
@@ -294,30 +299,12 @@ def load(
 
 def _why(directory: Path, error: BaseException) -> str:
     """Say why a tokenizer cannot be loaded, in a line."""
-    with suppress(ModelUnusable, AttributeError):
-        config = read_json(directory / "tokenizer_config.json")
-        if code := config.get("auto_map", {}).get("AutoTokenizer"):
-            names = ", ".join(filter(None, code if isinstance(code, list) else [code]))
-            return (
-                f"it is Python code of the model ({names}), which is not run here; use a "
-                "conversion with a tokenizer.json alone"
-            )
-    return (
-        line_of(error)
-        if (directory / "tokenizer.json").exists()
-        else "it has no tokenizer.json; download it again"
-    )
-
-
-def _processor_template(directory: Path) -> dict[str, str]:
-    """Return the chat template of older checkpoints of models that see: it is in their processor's
-    file, which tokenizers do not read."""
-    file, own = directory / "chat_template.json", directory / "tokenizer_config.json"
-    if not file.exists() or (directory / "chat_template.jinja").exists():
-        return {}
-    if own.exists() and read_json(own).get("chat_template"):
-        return {}
-    return {"chat_template": str(read_json(file)["chat_template"])}
+    if names := own_code(directory):
+        return (
+            f"it is Python code of the model ({names}), which is not run here; use a "
+            "conversion with a tokenizer.json alone"
+        )
+    return line_of(error)
 
 
 def _rendered(
@@ -326,9 +313,7 @@ def _rendered(
     """Render messages for the probe. Raises whatever a template raises, and `TypeError` if the
     result is no text."""
     _require_default(wrapped, options)
-    rendered = wrapped.apply_chat_template(
-        [*messages], add_generation_prompt=True, tokenize=False, **options
-    )
+    rendered = apply_template(wrapped, messages, {"tokenize": False, **options})
     if not isinstance(rendered, str):
         raise TypeError("the template gives no text")
     return rendered

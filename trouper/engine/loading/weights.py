@@ -10,9 +10,9 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
 
 from trouper.engine.loading.head_weights import HeadWeights, classes_without_head
+from trouper.engine.loading.opening import Opening, plain_path
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.products import linear_layers
@@ -26,16 +26,15 @@ of all."""
 def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """Open a model and its config lazily: only shapes are read. `found` gets the weights of its MTP
     head, which mlx-lm's models do not have. Raises `ModelUnusable`."""
+    opening = Opening(classes_without_head(found if found is not None else HeadWeights()))
     try:
-        classes = classes_without_head(found if found is not None else HeadWeights())
-        model, config = load_model(directory, lazy=True, get_model_classes=classes)
+        with plain_path(directory) as path:
+            model, config = opening.open(path)
     except ModelUnusable as error:
         raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error
     except Exception as error:
         # Any architecture's code over any file: whatever it raises, the model is unusable.
-        raise ModelUnusable(
-            f"{directory}: the weights and config.json do not make a model: {line_of(error)}"
-        ) from error
+        raise opening.explain(directory, line_of(error)) from error
     # Modules draw initial weights, which the checkpoint replaces. Each draw splits MLX's random key
     # lazily: unless the key is evaluated, every load would leave its splits behind, some 70 kB for
     # a model of two layers.

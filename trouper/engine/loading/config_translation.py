@@ -1,0 +1,85 @@
+"""Keys of config.json that mlx-lm's modules read under other names, or not at all.
+
+transformers 5 writes rope's base and scaling into `rope_parameters`, one for each type of layer if
+these differ. Of mlx-lm's modules 17 read that; 49 would fall back to the base of their own default
+and give wrong tokens, and 33 would refuse the config.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+Config = Mapping[str, Any]
+PACKAGES = ("mlx_lm.models", "mlx_vlm.models")
+FULL_ATTENTION = ("full_attention", "global_attention", "attention")
+"""Names of the type of layer whose rope a config without types describes."""
+SLIDING_ATTENTION = ("sliding_attention", "local_attention", "chunked_attention")
+SLIDING_BASES = ("rope_local_base_freq", "local_rope_theta")
+"""Names of the base of layers with a window: of Gemma 3, of ModernBERT."""
+FULL_BASES = ("rope_theta", "global_rope_theta")
+BESIDE_SCALING = ("rope_theta", "partial_rotary_factor")
+
+
+def translate(config: Config, arguments: type) -> dict[str, Any]:
+    """Return the entries of a config that change, for `load_model(model_config=...)`.
+    `arguments`: the architecture's ModelArgs."""
+    by_type = not _reads_rope_parameters(arguments)
+    changed = _translate_rope(config, by_type=by_type)
+    for key, part in config.items():
+        if isinstance(part, dict) and (nested := _translate_rope(part, by_type=by_type)):
+            changed[key] = part | nested
+    return changed
+
+
+def _reads_rope_parameters(arguments: type) -> bool:
+    """Whether the module of these arguments, or one that it imports a class or module of, has
+    `rope_parameters` among its arguments."""
+    own = sys.modules[arguments.__module__]
+    modules = {own} | {
+        sys.modules[value.__module__] if isinstance(value, type) else value
+        for value in vars(own).values()
+        if isinstance(value, type | ModuleType)
+    }
+    return any(
+        "rope_parameters" in getattr(value, "__dataclass_fields__", ())
+        for module in modules
+        if module.__name__.startswith(PACKAGES)
+        for value in vars(module).values()
+    )
+
+
+def _translate_rope(config: Config, *, by_type: bool) -> dict[str, Any]:
+    """`by_type`: whether parameters for each type of layer are translated, too."""
+    parameters = config.get("rope_parameters")
+    if not isinstance(parameters, dict):
+        return {}
+    full = _of_layers(parameters, FULL_ATTENTION)
+    sliding = _of_layers(parameters, SLIDING_ATTENTION)
+    if full is None and sliding is None:
+        return _of_one(parameters)
+    if not by_type:
+        return {}
+    changed = _of_one(full or {})
+    base = (sliding or {}).get("rope_theta")
+    return changed | ({} if base is None else dict.fromkeys(SLIDING_BASES, base))
+
+
+def _of_layers(parameters: Config, names: Iterable[str]) -> Config | None:
+    found = (parameters.get(name) for name in names)
+    return next((each for each in found if isinstance(each, dict)), None)
+
+
+def _of_one(parameters: Config) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    if (base := parameters.get("rope_theta")) is not None:
+        changed |= dict.fromkeys(FULL_BASES, base)
+    if (part := parameters.get("partial_rotary_factor")) is not None:
+        changed["partial_rotary_factor"] = part
+    kind = parameters.get("rope_type", parameters.get("type"))
+    if kind not in (None, "default"):
+        scaling = {key: value for key, value in parameters.items() if key not in BESIDE_SCALING}
+        changed["rope_scaling"] = scaling | {"rope_type": kind, "type": kind}
+    return changed
