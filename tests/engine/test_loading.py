@@ -281,7 +281,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "more layers": (lambda d: edit_config(d, num_hidden_layers=5), "do not make a model"),
     "no tokenizer": (
         lambda d: (d / "tokenizer.json").unlink(),
-        "no usable tokenizer: it has no tokenizer.json; download it",
+        "has no tokenizer.json: download it again",
     ),
     "model code": (lambda d: edit_config(d, model_file="evil.py"), "do not make a model"),
 }

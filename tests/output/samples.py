@@ -67,6 +67,22 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
         "deepseek_v32": f'<{BAR}DSML{BAR}function_calls>\n<{BAR}DSML{BAR}invoke name="edit">\n'
         + tagged(f'<{BAR}DSML{BAR}parameter name="NAME">', f"</{BAR}DSML{BAR}parameter>\n")
         + f"</{BAR}DSML{BAR}invoke>\n</{BAR}DSML{BAR}function_calls>",
+        "deepseek_v4": f'<{BAR}DSML{BAR}tool_calls>\n<{BAR}DSML{BAR}invoke name="edit">\n'
+        + tagged(f'<{BAR}DSML{BAR}parameter name="NAME">', f"</{BAR}DSML{BAR}parameter>\n")
+        + f"</{BAR}DSML{BAR}invoke>\n</{BAR}DSML{BAR}tool_calls>",
+        "seed_oss": "<seed:tool_call>\n<function=edit>\n"
+        + tagged("<parameter=NAME>", "</parameter>\n")
+        + "</function>\n</seed:tool_call>",
+        "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "edit", "parameters": '
+        + as_json
+        + "}\n]<|END_ACTION|>",
+        "gigachat3": f"<|function_call|>{call}",
+        "granite": f"<|tool_call|>[{call}]",
+        "granite_20b_fc": f"<function_call> {call}",
+        "internlm": f"<|action_start|><|plugin|>\n{call}<|action_end|>",
+        "jamba": f"<tool_calls>[{call}]</tool_calls>",
+        "nemotron_v2": f"<TOOLCALL>[{call}]</TOOLCALL>",
+        "phi4_mini_json": f"functools[{call}]",
         "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>edit\n"
         f"```json\n{as_json}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.edit:0<|tool_call_argument_begin|>"
@@ -80,6 +96,9 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
 
 CALLS = written(ARGUMENTS) | {
     "gemma4": '<|tool_call>call:edit{path:<|"|>ä "q" <b>\n  x<|"|>,line:7,options:{deep:[1,null,true]}}<tool_call|>',
+    "apertus": f'<|tools_prefix|>[{{"edit": {json.dumps(ARGUMENTS)}}}]<|tools_suffix|>',
+    "olmo3": "<function_calls>\nedit(path='ä \"q\" <b>\\n  x', line=7, "
+    'options={"deep": [1, null, true]})\n</function_calls>',
 }
 """One call of `edit` with `ARGUMENTS`, as each format has it."""
 
@@ -96,7 +115,7 @@ class FormatTokenizer(ByteTokenizer):
 
     @classmethod
     def of(cls, name: str) -> FormatTokenizer:
-        reasoning = HARMONY if name == HARMONY else "gemma4" if name == "gemma4" else "think"
+        reasoning = name if name in (HARMONY, "gemma4", "cohere", "seed_oss") else "think"
         found = of_names(name, reasoning)
         return cls(name, reasoning, THINKING[reasoning], found.calling, found.parse)
 

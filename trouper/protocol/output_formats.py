@@ -12,30 +12,59 @@ from trouper.protocol.problems import SettingsInvalid
 AUTO, NONE = "auto", "none"
 HARMONY = "harmony"
 STREAMED_TOOL_PARSERS = (
+    "cohere",
     "deepseek_v3",
     "deepseek_v32",
+    "deepseek_v4",
+    "gigachat3",
     "glm",
+    "granite",
+    "granite_20b_fc",
     HARMONY,
     "hermes",
+    "internlm",
+    "jamba",
     "kimi_k2",
     "laguna",
     "llama3_json",
     "longcat",
     "minimax_m2",
     "mistral",
+    "nemotron_v2",
+    "phi4_mini_json",
     "qwen3_coder",
+    "seed_oss",
 )
 """Formats whose arguments are streamed while they are generated."""
 BUFFERED_TOOL_PARSERS = (
+    "apertus",
     "function_gemma",
     "gemma4",
     "kimi_k3",
     "minicpm5",
     "muse_spark",
+    "olmo3",
     "pythonic",
 )
 """Formats that are read once a call is complete."""
+OWN_MARKERS = {
+    "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
+    "olmo3": ("<function_calls>", "</function_calls>"),
+}
+"""Markers around calls of buffered formats that mlx-lm does not have."""
 TOOL_PARSER_ALIASES = {
+    "apriel": "jamba",
+    "cohere_command": "cohere",
+    "cohere_command3": "cohere",
+    "command_a": "cohere",
+    "ernie45": "hermes",
+    "exaone4": "hermes",
+    "hunyuan_a13b": "jamba",
+    "minimax_m1": "jamba",
+    "mimo": "qwen3_coder",
+    "nemotron_json": "nemotron_v2",
+    "smollm3": "hermes",
+    "step3p5": "qwen3_coder",
     "deepseek_v31": "deepseek_v3",
     "glm45": "glm",
     "glm47": "glm",
@@ -53,18 +82,56 @@ THINKING = {
     "gemma4": ("<|channel>thought", "<channel|>"),
     "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     "mistral": ("[THINK]", "[/THINK]"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "apriel": ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    "hunyuan_a13b": ("<think>", "</think>"),
     HARMONY: ("<|channel|>analysis<|message|>", "<|end|>"),
 }
 """Markers around reasoning, by format."""
+ANSWERING = {
+    "apriel": ("[END FINAL RESPONSE]",),
+    "cohere": ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    "hunyuan_a13b": ("<answer>", "</answer>"),
+}
+"""Markers around the answer behind reasoning, which belong to no text."""
 REASONING_PARSER_ALIASES = {
     **dict.fromkeys(
-        ("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "qwen3"), "think"
+        (
+            "deepseek_r1",
+            "deepseek_v3",
+            "ernie45",
+            "exaone4",
+            "glm45",
+            "kimi_k2",
+            "minimax_m2",
+            "nemotron",
+            "olmo3",
+            "qwen3",
+            "smollm3",
+            "step3",
+        ),
+        "think",
     ),
+    "cohere_command": "cohere",
+    "command_a": "cohere",
     "gpt_oss": HARMONY,
     "openai": HARMONY,
     "openai_gptoss": HARMONY,
 }
 CALL_MARKERS = {
+    "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "function_gemma": ("<escape>",),
+    "gemma4": ('<|"|>',),
+    "gigachat3": ("<|function_call|>",),
+    "granite": ("<|tool_call|>", "<|/tool_call|>"),
+    "granite_20b_fc": ("<function_call>",),
+    "internlm": ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    "jamba": ("<tool_calls>", "</tool_calls>"),
+    "nemotron_v2": ("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini_json": ("functools",),
+    "seed_oss": ("<seed:tool_call>", "</seed:tool_call>"),
     "deepseek_v3": (
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>",
@@ -73,6 +140,7 @@ CALL_MARKERS = {
         "<｜tool▁calls▁end｜>",
     ),
     "deepseek_v32": ("｜DSML｜",),
+    "deepseek_v4": ("｜DSML｜",),
     "glm": (
         "<tool_call>",
         "</tool_call>",
@@ -112,8 +180,7 @@ CALL_MARKERS = {
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
 }
-"""Markers of streamed formats that may be special tokens, which are then visible text for their
-parsers."""
+"""Texts in calls that may be special tokens, which are then visible text for their parsers."""
 TOOL_PARSERS = (
     AUTO,
     NONE,

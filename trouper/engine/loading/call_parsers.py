@@ -249,7 +249,25 @@ def _literal_or_text(value: str) -> Any:
     return value
 
 
+def olmo3(text: str, _tools: Any = None) -> list[Call]:
+    """Read calls `NAME(KEY=VALUE)`, one in each line."""
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    if sum(map(text.count, ",([{")) > MAX_SIGNS:
+        raise NoCall
+    return _python_calls(f"[{','.join(lines)}]")
+
+
+def apertus(text: str, _tools: Any = None) -> list[Call]:
+    """Read a list of objects `{NAME: ARGUMENTS}`."""
+    found = json.loads(text)
+    objects = found if isinstance(found, list) else [found]
+    calls = [(name, value) for each in objects for name, value in each.items()]
+    return _some([{"name": name, "arguments": value} for name, value in calls])
+
+
 PARSERS: Mapping[str, ParseTool] = {
+    "apertus": apertus,
+    "olmo3": olmo3,
     "function_gemma": function_gemma,
     "gemma4": gemma4,
     "kimi_k3": kimi_k3,

@@ -19,11 +19,13 @@ from trouper.engine.loading.message_adaptation import Message
 from trouper.engine.loading.template_probe import TOOL, Render, TemplateReport, call_conversation
 from trouper.engine.loading.tokenizer_files import NAMED_PARSER
 from trouper.protocol.output_formats import (
+    ANSWERING,
     AUTO,
     BUFFERED_TOOL_PARSERS,
     CALL_MARKERS,
     HARMONY,
     NONE,
+    OWN_MARKERS,
     REASONING_PARSER_ALIASES,
     THINKING,
     TOOL_PARSER_ALIASES,
@@ -32,10 +34,22 @@ from trouper.protocol.output_formats import (
 
 RENDERED = {
     HARMONY: r"to=functions\.probe_tool",
-    "qwen3_coder": r"<function=probe_tool>",
     "glm": r"<tool_call>\s*probe_tool\s*<arg_key>",
     "minimax_m2": r'<minimax:tool_call>\s*<invoke name="probe_tool">',
+    "deepseek_v4": r'<｜DSML｜tool_calls>\s*<｜DSML｜invoke name="probe_tool">',
     "deepseek_v32": r'<｜DSML｜invoke name="probe_tool">',
+    "seed_oss": r"<seed:tool_call>\s*<function=probe_tool>",
+    "qwen3_coder": r"<function=probe_tool>",
+    "cohere": r"<\|START_ACTION\|>",
+    "nemotron_v2": r"<TOOLCALL>",
+    "apertus": r'<\|tools_prefix\|>\s*\[?\s*\{"probe_tool"',
+    "gigachat3": r"<\|function_call\|>",
+    "granite": r'<\|tool_call\|>\s*\[?\s*\{"name": ?"probe_tool"',
+    "granite_20b_fc": r'<function_call>\s*\{"name": ?"probe_tool"',
+    "internlm": r"<\|action_start\|>\s*<\|plugin\|>",
+    "jamba": r'<tool_calls>\s*\[?\s*\{"name": ?"probe_tool"',
+    "phi4_mini_json": r'functools\s*\[\s*\{"name": ?"probe_tool"',
+    "olmo3": r"<function_calls>\s*probe_tool\(",
     "deepseek_v3": r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?probe_tool",
     "kimi_k2": r"<\|tool_call_begin\|>(?:functions\.)?probe_tool",
     "mistral": r"\[TOOL_CALLS\]",
@@ -51,11 +65,22 @@ RENDERED = {
 """Calls of `probe_tool` as templates render them."""
 IN_SOURCE = {
     HARMONY: "<|channel|>",
+    "deepseek_v4": "｜DSML｜tool_calls",
     "deepseek_v32": "｜DSML｜",
     "deepseek_v3": "<｜tool▁calls▁begin｜>",
     "llama3_json": "<|python_tag|>",
+    "cohere": "<|START_ACTION|>",
+    "nemotron_v2": "<TOOLCALL>",
+    "apertus": "<|tools_prefix|>",
+    "gigachat3": "<|function_call|>",
+    "granite": "<|tool_call|>",
+    "internlm": "<|action_start|>",
+    "seed_oss": "<seed:tool_call>",
+    "jamba": "<tool_calls>",
+    "olmo3": "<function_calls>",
+    "hermes": "<tool_call>",
 }
-"""Markers in the source of templates, of formats that mlx-lm does not detect."""
+"""Markers in the source of templates that render no call, as SmolLM3's for `tools`."""
 
 
 @attrs.frozen
@@ -81,6 +106,7 @@ class OutputFormat:
                 *(self.thinking or ()),
                 *(self.calling or ()),
                 *CALL_MARKERS.get(self.tool_parser or "", ()),
+                *ANSWERING.get(self.reasoning_parser or "", ()),
             )
         )
 
@@ -95,9 +121,13 @@ def detect(wrapped: TokenizerWrapper, render: Render, report: TemplateReport) ->
 def of_names(tool_parser: str | None, reasoning_parser: str | None) -> OutputFormat:
     if tool_parser not in BUFFERED_TOOL_PARSERS:
         return OutputFormat(tool_parser, reasoning_parser)
-    module = import_module(f"mlx_lm.tool_parsers.{tool_parser}")
-    markers = (str(module.tool_call_start), str(module.tool_call_end or ""))
+    markers = OWN_MARKERS.get(tool_parser) or _markers_of_mlx_lm(tool_parser)
     return OutputFormat(tool_parser, reasoning_parser, markers, PARSERS[tool_parser])
+
+
+def _markers_of_mlx_lm(tool_parser: str) -> tuple[str, str]:
+    module = import_module(f"mlx_lm.tool_parsers.{tool_parser}")
+    return str(module.tool_call_start), str(module.tool_call_end or "")
 
 
 def overridden(detected: OutputFormat, tool_parser: str, reasoning_parser: str) -> OutputFormat:
@@ -152,7 +182,7 @@ def _reasoning_format(wrapped: TokenizerWrapper) -> str | None:
     if wrapped.has_thinking:
         found = (wrapped.think_start, wrapped.think_end)
         return next((name for name, markers in THINKING.items() if markers == found), None)
-    for name in ("think", "mistral"):
+    for name in ("cohere", "seed_oss", "apriel", "granite", "think", "mistral"):
         markers = THINKING[name]
         if all(marker in vocabulary for marker in markers) or (
             isinstance(source, str) and _all_in(markers, source)

@@ -246,9 +246,13 @@ def _call(call: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _visible(table: TokenTable, markers: AbstractSet[str]) -> TokenTable:
-    """Make markers of thinking and tool calls visible text, even if they are special tokens:
-    parsers search them in the text."""
-    shown = {token: text for token, text in table.specials.items() if text in markers}
+    """Make markers of thinking and tool calls visible text, even if they, or parts of them, are
+    special tokens: parsers search them in the text."""
+    shown = {
+        token: text
+        for token, text in table.specials.items()
+        if text and any(text in marker for marker in markers)
+    }
     pieces = list(table.pieces)
     for token, text in shown.items():
         pieces[token] = text.encode()

@@ -21,7 +21,7 @@ from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
 
 NAME_KEYS = {"name", "function", "tool_name"}
 ARGUMENT_KEYS = {"arguments", "parameters", "args"}
-OTHER_KEYS = {"id", "type", "index"}
+OTHER_KEYS = {"id", "type", "index", "tool_call_id"}
 LONGEST_NAME = 256
 """Characters of a name or a key. A longer one belongs to no call."""
 

@@ -51,7 +51,8 @@ NO_CALLS = CallFormat((), _no_section)
 
 
 class MarkedAnswer:
-    """Reads one answer. `thinking`: the markers around reasoning."""
+    """Reads one answer. `thinking`: the markers around reasoning; `answering`: markers around the
+    answer behind it, which are dropped."""
 
     def __init__(
         self,
@@ -59,8 +60,10 @@ class MarkedAnswer:
         sink: CallSink,
         thinking: tuple[str, str] | None,
         calls: CallFormat,
+        answering: tuple[str, ...] = (),
     ) -> None:
         self._source, self._sink, self._thinking, self._format = source, sink, thinking, calls
+        self._answering = answering
         self._space: list[str] = []
         """Whitespace that is content only if content follows it."""
         self._broken = False
@@ -79,7 +82,15 @@ class MarkedAnswer:
         """Characters that may begin something else than text."""
         thinking, calls = self._thinking or (), self._format
         first = {
-            marker[0] for marker in (*thinking, *calls.starts, *calls.bare, calls.end) if marker
+            marker[0]
+            for marker in (
+                *thinking,
+                *self._answering,
+                *calls.starts,
+                *calls.bare,
+                calls.end,
+            )
+            if marker
         }
         return "".join(first) + calls.opening
 
@@ -126,6 +137,8 @@ class MarkedAnswer:
             and (yield from source.matches(self._thinking[0]))
         ):
             yield from self._reasoning(self._thinking[1])
+        elif self._answering and (yield from source.first_of(self._answering)):
+            self._begin_content()
         elif self._fresh and char in self._format.opening:
             yield from self._section(marked=False)
         elif (yield from self._calls_begin()):

@@ -6,7 +6,10 @@ import json
 import re
 from functools import partial
 
+import attrs
+
 from trouper.protocol.model import Tokenizer
+from trouper.protocol.output_formats import ANSWERING
 from trouper.web.output.formats.buffered_calls import buffered_section
 from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.harmony import harmony_answer
@@ -61,6 +64,10 @@ DSML = TagLayout(
     section_start="<｜DSML｜function_calls>",
     section_end="</｜DSML｜function_calls>",
 )
+DSML_4 = attrs.evolve(
+    DSML, section_start="<｜DSML｜tool_calls>", section_end="</｜DSML｜tool_calls>"
+)
+SEED = attrs.evolve(QWEN3_CODER, section_start="<seed:tool_call>", section_end="</seed:tool_call>")
 
 
 TOOL_CALL = Ends(QWEN3_CODER.section_end, start=QWEN3_CODER.section_start)
@@ -104,6 +111,16 @@ FORMATS: dict[str, CallFormat] = {
     "laguna": _tagged(GLM),
     "minimax_m2": _tagged(MINIMAX),
     "deepseek_v32": _tagged(DSML),
+    "deepseek_v4": _tagged(DSML_4),
+    "seed_oss": _tagged(SEED),
+    "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>"),
+    "gigachat3": _json("<|function_call|>", ""),
+    "granite": _json("<|tool_call|>", "<|/tool_call|>"),
+    "granite_20b_fc": _json("<function_call>", ""),
+    "internlm": _json("<|action_start|><|plugin|>", "<|action_end|>"),
+    "jamba": _json("<tool_calls>", "</tool_calls>"),
+    "nemotron_v2": _json("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini_json": _json("functools", ""),
     "deepseek_v3": _header(DEEPSEEK, "<｜tool▁calls▁begin｜>"),
     "kimi_k2": _header(KIMI, "<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
     "mistral": CallFormat(("[TOOL_CALLS]",), mistral_section),
@@ -123,7 +140,8 @@ def answer_steps(
     if tokenizer.tool_parser == "harmony":
         return harmony_answer(source, sink, thinks=thinks)
     calls = call_format(tools, tokenizer) if tools.offered else NO_CALLS
-    return MarkedAnswer(source, sink, tokenizer.thinking, calls).read(thinks=thinks)
+    answering = ANSWERING.get(tokenizer.reasoning_parser or "", ())
+    return MarkedAnswer(source, sink, tokenizer.thinking, calls, answering).read(thinks=thinks)
 
 
 def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
