@@ -35,7 +35,7 @@ def probe_for_agents(settings: Settings) -> AgentProbe:
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
     )
-    length = context_length(found.config)
+    length = settings.context_length or context_length(found.config)
     return AgentProbe(
         context_length=min(length, settings.max_kv_size or length),
         tokenizer=loaded,

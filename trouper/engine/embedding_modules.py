@@ -49,6 +49,8 @@ class EmbeddingModules:
     pooling: str = "1_Pooling"
     steps: tuple[Step, ...] = ()
     """What a pooled vector passes, in order."""
+    encode: Callable[[list[int]], mx.array] | None = None
+    """For a model whose prompts run in one pass: from all tokens to hidden states (tokens, dim)."""
 
     def applied(self, vector: mx.array) -> mx.array:
         for step in self.steps:

@@ -3,9 +3,10 @@ without their head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import sqrt
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from trouper.engine.bidirectional import encoder_of, is_bidirectional
 from trouper.engine.embedding_modules import (
     NO_MODULES,
     EmbeddingModules,
@@ -84,12 +86,18 @@ class Embedder:
 
 
 def embedder_of(
-    model: nn.Module, directory: Path, report: Callable[[str], None] = lambda _: None
+    model: nn.Module,
+    directory: Path,
+    report: Callable[[str], None] = lambda _: None,
+    config: Mapping[str, Any] = MappingProxyType({}),
 ) -> Embedder:
     """Read the model's files, with the weights of modules behind the pooling. `report` gets a line
     if they make the model one without embeddings."""
     body = body_of(model)
     found = Embedder() if body is None else _embedder(model, body, directory)
+    if body is not None and found.layout is not None and is_bidirectional(config):
+        encode = encoder_of(body, config)
+        found = attrs.evolve(found, modules=attrs.evolve(found.modules, encode=encode))
     if found.reason:
         report(f"no embeddings: {found.reason}")
     return found

@@ -96,9 +96,13 @@ def _embed(
         if state.pool is None:
             continue
         end = state.prefilled + chunk.tokens
-        state.pool.add(rows.hidden(chunk.row, state.prompt[state.prefilled : end].tolist()))
+        if modules.encode is None:
+            state.pool.add(rows.hidden(chunk.row, state.prompt[state.prefilled : end].tolist()))
+        elif end == len(state.prompt):
+            state.pool.add(modules.encode(state.prompt.tolist()))
         state.prefilled = end
-        mx.async_eval(state.pool.kept)
+        if state.pool.kept is not None:
+            mx.async_eval(state.pool.kept)
         if end == len(state.prompt):
             done.append((chunk.row, state.pool.vector(modules)))
     mx.async_eval([vector for _, vector in done])

@@ -106,6 +106,18 @@ class Settings:
     max_prompt_tokens: int | None = setting(
         None, "Longer prompts are refused. Default: what the context, or --max-kv-size, holds.", 1
     )
+    context_length: int | None = setting(
+        None,
+        "Tokens of a sequence, in place of what config.json says, as its makers allow with other "
+        "rope. Default: config.json's.",
+        32,
+    )
+    unread_config: str = setting(
+        "refuse",
+        "What becomes of a model whose config.json asks for what its code does not compute: refuse "
+        "it, or name it in the log.",
+        choices=("refuse", "name"),
+    )
     max_kv_size: int | None = setting(
         None, "Most tokens (prompt and answer) of one row. Default: the model's context.", 32
     )

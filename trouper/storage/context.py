@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trouper.storage.checkpoint_files import LARGEST_DIMENSION, section
@@ -20,16 +20,52 @@ CONTEXT_KEYS = (
 )
 UNBOUNDED_CONTEXT = 32768
 """Context length for configs that name no limit: those of recurrent models, which have none."""
+DEFAULTS = {
+    "gemma2": 8192,
+    "gemma3": 131072,
+    "gemma3_text": 131072,
+    "gemma3n": 32768,
+    "gemma3n_text": 32768,
+    "gemma4": 131072,
+    "gemma4_text": 131072,
+    "qwen3_5": 262144,
+    "qwen3_5_text": 262144,
+    "qwen3_vl": 128000,
+    "qwen3_vl_text": 128000,
+}
+"""Context lengths that transformers has for types whose makers leave it out of the config
+(`max_position_embeddings` of their configuration classes)."""
+EXTENDING = ("yarn", "deepseek_yarn")
+"""Kinds of rope whose factor is on top of what the config names, as vLLM reads it, too."""
 
 
 def context_length(config: Mapping[str, Any]) -> int:
     """Read the maximum number of tokens of a sequence from a model's config."""
-    return _nested(config, CONTEXT_KEYS) or UNBOUNDED_CONTEXT
+    return max(
+        (_named(level) for level in (config, section(config, "text_config")) if _named(level)),
+        default=_default(config),
+    )
 
 
-def _nested(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
-    for level in (config, section(config, "text_config")):
-        for key in keys:
-            if isinstance(value := level.get(key), int) and 0 < value <= LARGEST_DIMENSION:
-                return value
-    return None
+def _default(config: Mapping[str, Any]) -> int:
+    kinds = (section(config, "text_config").get("model_type"), config.get("model_type"))
+    return next((DEFAULTS[kind] for kind in kinds if kind in DEFAULTS), UNBOUNDED_CONTEXT)
+
+
+def _named(level: Mapping[str, Any]) -> int:
+    """Read what one level of a config names; 0 for nothing."""
+    named = next((value for key in CONTEXT_KEYS if (value := _count(level.get(key)))), 0)
+    rope = section(level, "rope_scaling") or section(level, "rope_parameters")
+    if rope.get("rope_type", rope.get("type")) in EXTENDING:
+        factor, original = rope.get("factor"), _count(rope.get("original_max_position_embeddings"))
+        if isinstance(factor, int | float) and factor >= 1:
+            return max(named, _count(int(original * factor)))
+    return named
+
+
+def _count(value: object) -> int:
+    """Return a number of tokens that may be one, or 0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    sound = isinstance(value, int) and 0 < value <= LARGEST_DIMENSION
+    return value if sound and isinstance(value, int) else 0

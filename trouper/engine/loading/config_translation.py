@@ -54,15 +54,17 @@ def _reads_rope_parameters(arguments: type) -> bool:
 def _translate_rope(config: Config, *, by_type: bool) -> dict[str, Any]:
     """`by_type`: whether parameters for each type of layer are translated, too."""
     parameters = config.get("rope_parameters")
+    part = config.get("partial_rotary_factor")
+    renamed = {} if part is None else {"rotary_pct": part}  # Of GPT-NeoX, since transformers 5.
     if not isinstance(parameters, dict):
-        return {}
+        return renamed
     full = _of_layers(parameters, FULL_ATTENTION)
     sliding = _of_layers(parameters, SLIDING_ATTENTION)
     if full is None and sliding is None:
-        return _of_one(parameters)
+        return renamed | _of_one(parameters)
     if not by_type:
-        return {}
-    changed = _of_one(full or {})
+        return renamed
+    changed = renamed | _of_one(full or {})
     base = (sliding or {}).get("rope_theta")
     return changed | ({} if base is None else dict.fromkeys(SLIDING_BASES, base))
 
@@ -77,7 +79,7 @@ def _of_one(parameters: Config) -> dict[str, Any]:
     if (base := parameters.get("rope_theta")) is not None:
         changed |= dict.fromkeys(FULL_BASES, base)
     if (part := parameters.get("partial_rotary_factor")) is not None:
-        changed["partial_rotary_factor"] = part
+        changed |= {"partial_rotary_factor": part, "rotary_pct": part}
     kind = parameters.get("rope_type", parameters.get("type"))
     if kind not in (None, "default"):
         scaling = {key: value for key, value in parameters.items() if key not in BESIDE_SCALING}

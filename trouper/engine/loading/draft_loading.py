@@ -79,7 +79,8 @@ def find_draft(
     report(
         f"drafting with {found.architecture} from {directory}: {found.loaded_bytes / 2**20:.0f} MiB"
     )
-    has, needed = context_length(found.config), context_length(target.config)
+    has = context_length(found.config)
+    needed = settings.context_length or context_length(target.config)
     if has < min(needed, settings.max_kv_size or needed):
         report(
             f"{DRAFT_FLAG} {name} has a context of {has} tokens: rows have no drafts of it beyond"

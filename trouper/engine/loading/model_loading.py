@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from trouper.engine.bidirectional import NO_GENERATION
 from trouper.engine.distributed import sharding
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.kv_layout import kv_layout
@@ -32,6 +33,7 @@ from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.opening import NO_OUTPUT_HEAD, lacks_head
 from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.engine.loading.unread_keys import list_unread
 from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, opened
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform import device
@@ -39,6 +41,7 @@ from trouper.engine.pooling import Embedder, embedder_of
 from trouper.engine.self_check.starting import STAGE, Candidate, self_check
 from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.model import Measured, ModelCard
 from trouper.protocol.names import adapters_of
@@ -117,7 +120,7 @@ def load(
     head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
-    embedder = embedder_of(model, directory, report)
+    embedder = embedder_of(model, directory, report, found.config)
     card = attrs.evolve(
         _card(settings, found, candidate, capabilities, drafters),
         ranks=group.size,
@@ -126,6 +129,12 @@ def load(
         self_check=check,
         **_found_in_files(hub_tokenizer, embedder),
     )
+    if embedder.modules.encode is not None:
+        card = attrs.evolve(
+            card,
+            kv=KvLayout(cached=False, description=NO_GENERATION),
+            no_generation=NO_GENERATION,
+        )
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
         content = _fingerprint(found, drafters, settings, group, report=report, progress=progress)
@@ -246,6 +255,7 @@ def _checked(
     )
     if (summary := hub_tokenizer.template.summary) is not None:
         report(summary)
+    _require_read(found, settings, report)
     checkpoint.require_memory(found.loaded_bytes, directory, group)
     code = "" if found.source.native else f", by {found.source.provider}"
     report(
@@ -253,6 +263,24 @@ def _checked(
         f"MiB on {device.name()}"
     )
     return found, hub_tokenizer
+
+
+def _require_read(
+    found: checkpoint.Checkpoint, settings: Settings, report: Callable[[str], None]
+) -> None:
+    """Name keys of the config that nobody reads. Raises `ModelUnusable` for one without which
+    tokens are wrong, unless --unread-config allows it."""
+    arguments = found.source.get_classes()[1]
+    unread = list_unread(found.config, arguments)
+    wrong = [each for each in unread if each.wrong]
+    if wrong and settings.unread_config == "refuse":
+        raise ModelUnusable(
+            f"{found.directory}/config.json has what {found.source.provider} does not compute for "
+            f"{found.architecture}: {'; '.join(each.line for each in wrong)}",
+            "use another version of the model, or --unread-config name for wrong answers",
+        )
+    if unread:
+        report(f"config.json, read by nobody here: {'; '.join(each.line for each in unread)}")
 
 
 def _prepared(
@@ -342,7 +370,7 @@ def _card(
     return ModelCard(
         id=settings.model or bundled_model.NAME,
         created=created_at(found.directory),
-        context_length=context_length(candidate.config),
+        context_length=settings.context_length or context_length(candidate.config),
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,
         architecture_source=found.source.provider,

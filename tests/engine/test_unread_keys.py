@@ -1,0 +1,121 @@
+"""Keys of config.json that nobody reads: planted ones are seen, and none of a sound config is
+refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from tests.family_configs import EVERY, FAMILIES
+from tests.zoo.catalogue import CONFIGS
+from trouper.engine.architectures.architecture_lookup import find_architecture
+from trouper.engine.loading.unread_keys import list_unread
+from trouper.protocol.problems import ModelUnusable
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+}
+STARCODER: dict[str, Any] = LLAMA | {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh"}
+WRONG = {
+    "partial_rotary_factor": 0.25,
+    "rotary_pct": 0.25,
+    "rope_interleave": True,
+    "no_rope_layers": [1, 1, 0, 1],
+    "no_rope_layer_interval": 3,
+    "alibi": True,
+    "use_alibi": True,
+    "hidden_act": "gelu",
+    "activation_function": "relu2",
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0078125,
+    "query_pre_attn_scalar": 224,
+    "logits_scaling": 8.0,
+    "logit_scale": 0.0625,
+    "lm_head_multiplier": 0.4,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "swiglu_limit": 7.0,
+    "use_parallel_residual": True,
+}
+"""Planted in a config of llama, whose code reads none of them: rope, attention, activation and
+scaling."""
+NAMED = {
+    "attention_chunk_size": 8192,
+    "attn_temperature_tuning": 4,
+    "router_bias_rate": 0.5,
+    "prefix_mask_type": "bidirectional_prefix",
+    "norm_position": "post",
+}
+
+
+def unread(config: dict[str, Any]) -> dict[str, bool]:
+    arguments = find_architecture(config).get_classes()[1]
+    return {each.key: each.wrong for each in list_unread(config, arguments)}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_what_changes_tokens_and_is_not_read_is_wrong(key: str) -> None:
+    assert unread(LLAMA) == {}
+    assert unread(LLAMA | {key: WRONG[key]})[key]
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_what_may_matter_is_named(key: str) -> None:
+    assert unread(LLAMA | {key: NAMED[key]}) == {key: False}
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
+        (
+            {"rope_scaling": None, "rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+            "rope_scaling",
+        ),
+        ({"hidden_act": "silu"}, "hidden_act"),
+    ],
+)
+def test_scaling_of_rope_needs_somebody_who_scales(change: dict[str, Any], key: str) -> None:
+    assert unread(STARCODER) == {}
+    assert unread(STARCODER | change)[key]
+
+
+def test_a_part_for_text_is_looked_at_and_one_for_images_is_not() -> None:
+    planted = {"final_logit_softcapping": 30.0}
+    assert unread(LLAMA | {"vision_config": planted}) == {}
+    assert unread(LLAMA | {"text_config": planted}) == {"final_logit_softcapping": True}
+
+
+@pytest.mark.parametrize("name", CONFIGS | FAMILIES)
+def test_no_config_of_a_tiny_model_is_refused(name: str) -> None:
+    assert not any(unread((CONFIGS | FAMILIES)[name]).values())
+
+
+MISSING_HERE = {"glm"}
+"""mlx-lm rotates whole heads of GLM-4, and their makers half of each."""
+
+
+@pytest.mark.skipif(not EVERY, reason="all configs: just test-long")
+def test_no_default_config_of_transformers_is_refused() -> None:
+    refused, compared = set(), 0
+    for kind in CONFIG_MAPPING_NAMES:
+        try:
+            config = AutoConfig.for_model(kind).to_dict() | {"model_type": kind}
+            keys = unread(config)
+        except (ModelUnusable, ImportError, KeyError, TypeError, ValueError):
+            continue  # No architecture of mlx-lm, or no defaults.
+        compared += 1
+        refused |= {kind} if any(keys.values()) else set()
+    assert refused == MISSING_HERE
+    assert compared > 80

@@ -1,0 +1,273 @@
+"""Keys of config.json that no code of the architecture reads.
+
+The self-check compares mlx-lm with itself, and cannot see that mlx-lm leaves out what a config
+asks for. A key that changes tokens and is read by nobody is a reason to refuse the model; others
+that look as if they might are named.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import attrs
+
+from trouper.engine.loading.config_translation import translate
+
+Config = Mapping[str, Any]
+PACKAGES = ("mlx_lm.models", "mlx_vlm.models")
+ROTATED = frozenset(("partial_rotary_factor", "rotary_pct"))
+WORD = re.compile(r"\w+")
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
+"""Parts of the configs of models that see, which describe what is loaded of them."""
+
+
+@attrs.frozen
+class Unread:
+    """A key that nobody reads. `wrong`: whether tokens would be wrong without it."""
+
+    key: str
+    value: Any
+    effect: str
+    wrong: bool
+
+    @property
+    def line(self) -> str:
+        value = str(self.value)
+        return f"{self.key} ({value if len(value) <= 60 else value[:60] + '...'}): {self.effect}"
+
+
+def list_unread(config: dict[str, Any], arguments: type) -> list[Unread]:
+    """List keys of a config, and of its part for text, that the module of `arguments`, or a module
+    that it uses, does not read, and that may matter."""
+    source = _source_of(arguments.__module__)
+    words = frozenset(WORD.findall(source))
+    if "rope_parameters" not in words:
+        config = config | translate(config, arguments)
+    if words & ROTATED:  # Two names of one number.
+        words |= ROTATED
+    parts = [config, *(config[key] for key in TEXT_PARTS if isinstance(config.get(key), dict))]
+    return [unread for part in parts for unread in _of_part(part, source, words)]
+
+
+def _of_part(config: Config, source: str, words: frozenset[str]) -> Iterator[Unread]:
+    named = []
+    for key, value in config.items():
+        if key in words or key in HARMLESS or key in TEXT_PARTS or _is_neutral(value):
+            continue
+        if (rule := RULES.get(key)) is not None:
+            if effect := rule.effect(value, config, source):
+                yield Unread(key, value, effect, rule.wrong)
+        elif MAY_MATTER.search(key) and not isinstance(value, dict):
+            named.append(key)
+    for key in named:
+        yield Unread(key, config[key], "it may change answers", wrong=False)
+
+
+def _is_neutral(value: object) -> bool:
+    return value is None or value is False or value in ("", 0, "default", "none") or value == []
+
+
+@cache
+def _source_of(name: str) -> str:
+    """Return the text of a module and of the architectures' modules whose classes it uses."""
+    module = sys.modules[name]
+    used = {module} | {
+        sys.modules[value.__module__] if isinstance(value, type) else value
+        for value in vars(module).values()
+        if isinstance(value, type | ModuleType)
+    }
+    return "\n".join(inspect.getsource(each) for each in used if each.__name__.startswith(PACKAGES))
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+Effect = Callable[[Any, Config, str], str]
+"""From a value, the config and the source to what is wrong; "" for nothing."""
+
+
+@attrs.frozen
+class Rule:
+    """What it means that a key is not read."""
+
+    effect: Effect
+    wrong: bool = True
+
+
+def _differs(text: str, *neutral: object) -> Rule:
+    """A number that changes results unless it is one of `neutral`, or written in the code."""
+    return Rule(
+        lambda value, _config, source: (
+            "" if value in neutral or _is_written(value, source) else text
+        )
+    )
+
+
+def _is_written(value: object, source: str) -> bool:
+    return not isinstance(value, bool) and bool(
+        re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w.])", source)
+    )
+
+
+def _rope(text: str, *neutral: object) -> Rule:
+    """As `_differs`, where the architecture has rope at all."""
+    return Rule(
+        lambda value, _config, source: "" if value in neutral or "rope" not in source else text
+    )
+
+
+def _scaling(value: Any, _config: Config, source: str) -> str:
+    if not isinstance(value, dict) or "rope" not in source:
+        return ""
+    kind = value.get("rope_type", value.get("type"))
+    return "" if kind in (None, "default", "mrope") else f"positions are not scaled by {kind}"
+
+
+ACTIVATIONS = {
+    "silu": ("silu", "swiglu"),
+    "swish": ("silu", "swiglu"),
+    "gelu": ("gelu",),
+    "relu": ("relu",),
+    "tanh": ("tanh",),
+}
+"""How code may call the functions that configs name, whose names begin so."""
+
+
+def _activation(value: Any, _config: Config, source: str) -> str:
+    written = source.lower()
+    for begin, names in ACTIVATIONS.items():
+        if str(value).lower().startswith(begin):
+            used = any(name in written for name in names)
+            return "" if used else "another activation is computed"
+    return "" if str(value).lower() in written else "another activation is computed"
+
+
+def _window(value: Any, config: Config, source: str) -> str:
+    if config.get("use_sliding_window") is False or "sliding_window" in source:
+        return ""
+    context = config.get("max_position_embeddings") or 0
+    within = isinstance(value, int) and isinstance(context, int) and value >= context
+    return "" if within else f"tokens attend beyond {value} others"
+
+
+def _no_rope(value: Any, _config: Config, source: str) -> str:
+    """Layers without rope: a list with a number for each layer, or every how many they come."""
+    if re.search(r"use_rope|no_?rope|nope", source, re.IGNORECASE) or "rope" not in source:
+        return ""
+    return "all layers are rotated" if not isinstance(value, list) or not all(value) else ""
+
+
+def _rotated(value: Any, config: Config, source: str) -> str:
+    """A part of each head is rotated; MLA has a number of dimensions in its place."""
+    if value in (1, 1.0) or "rope" not in source or "qk_rope_head_dim" in config:
+        return ""
+    return "" if re.search(r"head_dim // 2|0\.5 \*|\* 0\.5", source) else "all of a head is rotated"
+
+
+def _position(value: Any, _config: Config, source: str) -> str:
+    kinds = {"alibi": "alibi", "nope": "nope", "relative": "relative"}
+    wanted = next((word for kind, word in kinds.items() if kind in str(value).lower()), "")
+    return "positions are computed in another way" if wanted and wanted not in source else ""
+
+
+def _scoring(value: Any, _config: Config, source: str) -> str:
+    return "" if str(value) in source else "experts are scored by another function"
+
+
+RULES: Mapping[str, Rule] = {
+    "rope_theta": _rope("another base of rope is computed", 10000, 10000.0),
+    "rotary_emb_base": _rope("another base of rope is computed", 10000, 10000.0),
+    "rope_scaling": Rule(_scaling),
+    "partial_rotary_factor": Rule(_rotated),
+    "rotary_pct": Rule(_rotated),
+    "rope_interleave": Rule(
+        lambda value, _config, source: (
+            "pairs of rope are others" if value and "traditional=True" not in source else ""
+        )
+    ),
+    "no_rope_layers": Rule(_no_rope),
+    "no_rope_layer_interval": Rule(_no_rope),
+    "nope_layer_interval": Rule(_no_rope),
+    "alibi": _differs("positions are computed in another way"),
+    "use_alibi": _differs("positions are computed in another way"),
+    "position_embedding_type": Rule(_position),
+    "hidden_act": Rule(_activation),
+    "hidden_activation": Rule(_activation),
+    "activation_function": Rule(_activation),
+    "attn_logit_softcapping": _differs("logits of attention have no cap"),
+    "final_logit_softcapping": _differs("logits have no cap"),
+    "logits_soft_cap": _differs("logits have no cap"),
+    "embedding_multiplier": _differs("embeddings are not scaled", 1, 1.0),
+    "scale_emb": _differs("embeddings are not scaled", 1, 1.0),
+    "residual_multiplier": _differs("layers are not scaled", 1, 1.0),
+    "scale_depth": _differs("layers are not scaled", 1, 1.0),
+    "attention_multiplier": _differs("attention has another scale"),
+    "attention_scale": _differs("attention has another scale"),
+    "query_pre_attn_scalar": Rule(
+        lambda value, config, _source: (
+            "" if value == config.get("head_dim") else "attention has another scale"
+        )
+    ),
+    "logits_scaling": _differs("logits are not scaled", 1, 1.0),
+    "logit_scale": _differs("logits are not scaled", 1, 1.0),
+    "lm_head_multiplier": _differs("logits are not scaled", 1, 1.0),
+    "routed_scaling_factor": _differs("experts are not scaled", 1, 1.0),
+    "scoring_func": Rule(_scoring),
+    "score_function": Rule(_scoring),
+    "swiglu_limit": _differs("the activation has no limit"),
+    "use_parallel_residual": _differs("attention and MLP are computed one after the other"),
+    "parallel_attn": _differs("attention and MLP are computed one after the other"),
+    "attention_chunk_size": Rule(
+        lambda value, _config, _source: f"tokens attend beyond chunks of {value}", wrong=False
+    ),
+    "sliding_window": Rule(_window, wrong=False),
+    "norm_topk_prob": Rule(
+        lambda _value, _config, _source: "weights of experts are not normalized", wrong=False
+    ),
+}
+"""Keys that change tokens, and what is computed where nobody reads them."""
+
+MAY_MATTER = re.compile(
+    r"rope|rotary|attn|attention|mask|norm|softcap|scal(?:e|ing)|window|multiplier|position|"
+    r"router|expert_|activation"
+)
+TRAINING = """
+    attention_dropout attn_dropout attn_pdrop attention_probs_dropout_prob embd_pdrop resid_pdrop
+    hidden_dropout hidden_dropout_prob residual_dropout classifier_dropout initializer_range
+    initializer_factor router_aux_loss_coef router_z_loss_coef output_router_logits router_dtype
+    router_jitter_noise aux_loss_alpha seq_aux num_nextn_predict_layers pretraining_tp
+"""
+OF_TRANSFORMERS = """
+    use_cache attn_implementation _attn_implementation attn_implementation_autoset
+    _attn_implementation_autoset output_attentions experts_implementation cache_implementation
+    scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn moe_router_dtype
+    attention_softmax_in_fp32 fused_rms_norm use_flash_attn flash_attention rms_norm_fused
+"""
+OF_WEIGHTS = """
+    attention_bias attention_out_bias attn_bias use_qk_norm qk_norm qk_layernorm use_qkv_bias bias
+    qkv_bias mlp_bias use_bias sandwich_norm post_norm use_post_norm tie_word_embeddings
+"""
+"""Weights that nobody reads are refused when they are loaded."""
+READ_HERE = """
+    max_position_embeddings original_max_position_embeddings max_sequence_length n_positions
+    rope_parameters global_rope_theta local_rope_theta rope_local_base_freq
+    use_bidirectional_attention is_causal use_sliding_window max_window_layers
+"""
+"""By the context, by `config_translation`, by `bidirectional`, and above."""
+SAID_AGAIN = """
+    num_attention_heads num_key_value_heads head_dim attn_head_dim attention_head_dim layer_types
+    sliding_window_pattern rms_norm_eps norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon
+    num_experts_per_tok n_group topk_group position_embedding_size rope_ratio mm_token_type
+"""
+"""By another key, or by the shapes of the weights."""
+HARMLESS = frozenset(
+    word
+    for text in (TRAINING, OF_TRANSFORMERS, OF_WEIGHTS, READ_HERE, SAID_AGAIN)
+    for word in text.split()
+)
+"""Keys that nobody has to read."""
