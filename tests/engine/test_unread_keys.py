@@ -13,7 +13,6 @@ from tests.family_configs import EVERY, FAMILIES
 from tests.zoo.catalogue import CONFIGS
 from trouper.engine.architectures.architecture_lookup import find_architecture
 from trouper.engine.loading.unread_keys import list_unread
-from trouper.protocol.problems import ModelUnusable
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -111,10 +110,9 @@ def test_no_default_config_of_transformers_is_refused() -> None:
     refused, compared = set(), 0
     for kind in CONFIG_MAPPING_NAMES:
         try:
-            config = AutoConfig.for_model(kind).to_dict() | {"model_type": kind}
-            keys = unread(config)
-        except (ModelUnusable, ImportError, KeyError, TypeError, ValueError):
-            continue  # No architecture of mlx-lm, or no defaults.
+            keys = unread(AutoConfig.for_model(kind).to_dict() | {"model_type": kind})
+        except (Exception, SystemExit):  # noqa: BLE001 - no architecture of mlx-lm, or no sound defaults
+            continue
         compared += 1
         refused |= {kind} if any(keys.values()) else set()
     assert refused == MISSING_HERE

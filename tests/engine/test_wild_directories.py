@@ -230,6 +230,13 @@ def test_the_context_may_be_set(directory: Path) -> None:
     assert load(Settings(model=str(directory), context_length=77), print).card.context_length == 77
 
 
+def test_an_architecture_that_ends_the_process_is_refused(directory: Path) -> None:
+    """mlx-lm's OLMo calls `exit` where ai2-olmo is not installed: other models go on."""
+    edit_config(directory, model_type="olmo")
+    with pytest.raises(ModelUnusable, match="do not make a model"):
+        load(Settings(model=str(directory)), lambda _: None)
+
+
 # -- an encoder ------------------------------------------------------------------------------------
 
 GEMMA: dict[str, Any] = {

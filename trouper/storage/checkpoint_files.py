@@ -243,6 +243,26 @@ def require_content(path: Path) -> None:
             )
 
 
+OTHER_TOKENIZERS = {
+    "tekken.json": "Mistral's tekken.json",
+    "tiktoken.model": "tiktoken.model",
+    "*.tiktoken": "a file of tiktoken",
+    "tokenizer.model": "tokenizer.model of SentencePiece",
+}
+"""Files of tokenizers that are read by nobody here."""
+
+
+def no_tokenizer(directory: Path) -> str:
+    """Say that tokenizer.json is missing, and what to do."""
+    for pattern, meaning in OTHER_TOKENIZERS.items():
+        if next(directory.glob(pattern), None) is not None:
+            return (
+                f"{directory} has no tokenizer.json, and {meaning}, which is not read here: use a "
+                "conversion with tokenizer.json"
+            )
+    return f"{directory} has no tokenizer.json: download it again"
+
+
 def tensors_of(headers: Iterable[Header]) -> dict[str, Any]:
     """All tensors of a checkpoint, by name."""
     return {name: tensor for header in headers for name, tensor in header.items()}

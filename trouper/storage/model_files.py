@@ -13,6 +13,7 @@ from trouper.protocol.problems import ModelUnusable, printable
 from trouper.storage.checkpoint_files import (
     float32_bytes,
     header_of,
+    no_tokenizer,
     read_json,
     stored_bytes,
     tensors_of,
@@ -103,7 +104,7 @@ def _described(name: str, directory: Path) -> ModelFiles:
         if not isinstance(config.get("model_type"), str):
             problem = f"{directory}/config.json names no model_type"
         elif not any(next(directory.glob(pattern), None) for pattern in TOKENIZER_FILES):
-            problem = f"{directory} has no tokenizer.json: download it again"
+            problem = no_tokenizer(directory)
     except (ModelUnusable, OSError) as error:
         problem = str(error)
     return ModelFiles(

@@ -270,7 +270,10 @@ def _require_read(
 ) -> None:
     """Name keys of the config that nobody reads. Raises `ModelUnusable` for one without which
     tokens are wrong, unless --unread-config allows it."""
-    arguments = found.source.get_classes()[1]
+    try:
+        arguments = found.source.get_classes()[1]
+    except (Exception, SystemExit):  # noqa: BLE001 - loading meets the same, and says it
+        return
     unread = list_unread(found.config, arguments)
     wrong = [each for each in unread if each.wrong]
     if wrong and settings.unread_config == "refuse":

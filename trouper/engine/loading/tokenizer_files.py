@@ -21,16 +21,9 @@ from transformers import PreTrainedTokenizerFast
 from trouper.engine.loading.message_adaptation import Message
 from trouper.engine.platform.error_text import is_of_library
 from trouper.protocol.problems import ModelUnusable
-from trouper.storage.checkpoint_files import read_json, require_content
+from trouper.storage.checkpoint_files import no_tokenizer, read_json, require_content
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
-OTHER_FILES = {
-    "tekken.json": "Mistral's tekken.json",
-    "tiktoken.model": "tiktoken.model",
-    "*.tiktoken": "a file of tiktoken",
-    "tokenizer.model": "tokenizer.model of SentencePiece",
-}
-"""Files of tokenizers that are read by nobody here."""
 NAMED_PARSER = "named_tool_parser"
 """Under which name a tokenizer's settings have the tool parser that its files name."""
 SAMPLE = 'The  cat\'s 12345 mats:\n\n\tnaïve café, 東京 🙂! {"a": [1, 2.50]}'
@@ -63,20 +56,10 @@ def _open_without_file(directory: Path, options: Mapping[str, Any]) -> Tokenizer
     except BaseException as error:
         if not is_of_library(error) or own_code(directory):
             raise
-        raise _missing(directory) from error
+        raise ModelUnusable(no_tokenizer(directory)) from error
     if opened.decode(opened.encode(SAMPLE, add_special_tokens=False)).strip() != SAMPLE:
-        raise _missing(directory)
+        raise ModelUnusable(no_tokenizer(directory))
     return opened
-
-
-def _missing(directory: Path) -> ModelUnusable:
-    for pattern, meaning in OTHER_FILES.items():
-        if next(directory.glob(pattern), None) is not None:
-            return ModelUnusable(
-                f"{directory} has no {TOKENIZER}, and {meaning}, which is not read here: use a "
-                f"conversion with {TOKENIZER}"
-            )
-    return ModelUnusable(f"{directory} has no {TOKENIZER}: download it again")
 
 
 def _open_file(directory: Path, options: Mapping[str, Any]) -> TokenizerWrapper:

@@ -32,8 +32,9 @@ def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module
             model, config = opening.open(path)
     except ModelUnusable as error:
         raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error
-    except Exception as error:
-        # Any architecture's code over any file: whatever it raises, the model is unusable.
+    except (Exception, SystemExit) as error:
+        # Any architecture's code over any file: whatever it raises, the model is unusable. That of
+        # OLMo ends the process where a package is missing.
         raise opening.explain(directory, line_of(error)) from error
     # Modules draw initial weights, which the checkpoint replaces. Each draw splits MLX's random key
     # lazily: unless the key is evaluated, every load would leave its splits behind, some 70 kB for
