@@ -41,7 +41,8 @@ def open_tokenizer(directory: Path) -> TokenizerWrapper:
     try:
         opened = load_tokenizer(directory, options)
     except BaseException as error:
-        if not is_of_library(error):
+        # mlx-lm asks the architecture's module, too, and OLMo's ends the process.
+        if not is_of_library(error) and not isinstance(error, SystemExit):
             raise
         require_content(path)
         return _open_file(directory, options)
