@@ -24,9 +24,10 @@ from trouper_lab.certify.section_run import (
     ProbeQuestion,
     SectionRun,
     compared,
+    probe_question,
     questions,
 )
-from trouper_lab.certify.server_runs import ServerFailed, ServerRun, probe_question
+from trouper_lab.certify.server_runs import ServerFailed, ServerRun
 from trouper_lab.load import random_words
 
 POLL_S, REST_S = 0.05, 3.0

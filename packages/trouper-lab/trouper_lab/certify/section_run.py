@@ -13,8 +13,8 @@ import attrs
 from trouper.protocol.kv import KvLayout
 from trouper_lab.certify.certificate import Json, SectionResult
 from trouper_lab.certify.processes import CutShort, program_rows
-from trouper_lab.certify.server_runs import ServerStarter
-from trouper_lab.load import VOCABULARY
+from trouper_lab.certify.server_runs import ServerRun, ServerStarter
+from trouper_lab.load import VOCABULARY, random_words
 
 NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
 """A near tie is a lead up to so many times the change that mlx-lm's own loop makes of it on this
@@ -237,3 +237,13 @@ def questions(
         )
         for index, length in enumerate(lengths)
     ]
+
+
+def probe_question(
+    server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int
+) -> ProbeQuestion:
+    """Make a question whose prompt has exactly so many tokens of the model, and begins as that of
+    no other index."""
+    text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
+    tokens = server.post("/tokenize", {"prompt": text})["tokens"]
+    return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)

@@ -20,8 +20,7 @@ import httpx2
 
 from trouper_lab.certify.certificate import Json
 from trouper_lab.certify.processes import ChildProcesses, last_line, last_words
-from trouper_lab.certify.section_run import ProbeQuestion
-from trouper_lab.load import PATIENT, random_words
+from trouper_lab.load import PATIENT
 
 GOODBYE_S = 20.0
 READY = " is ready at "
@@ -207,16 +206,6 @@ class ServerStarter:
         shown = shlex.join(_without(part, names) for part in command)
         if shown not in self.commands:
             self.commands.append(shown)
-
-
-def probe_question(
-    server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int
-) -> ProbeQuestion:
-    """Make a question whose prompt has exactly so many tokens of the model, and begins as that of
-    no other index."""
-    text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
-    tokens = server.post("/tokenize", {"prompt": text})["tokens"]
-    return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)
 
 
 def _without(text: str, names: Mapping[str, str]) -> str:
