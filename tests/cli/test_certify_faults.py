@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from tests.families import save
 from trouper import cli
-from trouper.cli.commands import certify
 from trouper.cli.exits import USAGE_ERROR
+from trouper_lab import certify
 from trouper_lab.certify import throughput_section
 from trouper_lab.certify.certificate import FORMAT, CertificatePair, line_of, without_directories
 from trouper_lab.certify.certificate_files import NoCertificate, write_certificate
