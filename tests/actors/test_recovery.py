@@ -14,6 +14,7 @@ from tests.actors.bench import Opened, code, generate, heard, running, schedulin
 from tests.fakes import PROOF, UNCUTTABLE, Dies, FakeEngine, FakeRow
 from trouper import Answer, RequestFailed, Runtime, Settings, TokenPrompt, run_runtime
 from trouper.protocol.health import RecoveryStats
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan
 
 pytestmark = pytest.mark.usefixtures("opened")
@@ -33,6 +34,10 @@ async def problem_of(answer: Answer) -> str | None:
     with pytest.raises(RequestFailed) as failed:
         await tokens_of(answer)
     return failed.value.problem.code
+
+
+def has_long_row(rows: Sequence[FakeRow], *, embed: bool) -> bool:
+    return any(row.embed == embed and len(row.kv) > 30 for row in rows)
 
 
 def once(at: Callable[[Sequence[FakeRow]], bool]) -> Dies:
@@ -159,11 +164,7 @@ async def test_embeddings_and_scores_start_again(autojump_clock: MockClock) -> N
     async with running(FakeEngine(before_step=slow), prefill_step_size=8) as runtime:
         wanted = [await whole(await runtime.submit(wish)) for wish in wishes]
     for kind in ("embed", "scores"):
-        dies = once(
-            lambda rows, kind=kind: any(  # type: ignore[misc]
-                row.embed == (kind == "embed") and len(row.kv) > 30 for row in rows
-            )
-        )
+        dies = once(partial(has_long_row, embed=kind == "embed"))
         async with running(FakeEngine(before_step=slow, dies=dies), prefill_step_size=8) as runtime:
             answers = [await runtime.submit(wish) for wish in wishes]
             assert [await whole(answer) for answer in answers] == wanted
@@ -182,14 +183,14 @@ async def test_scores_that_were_delivered_are_not_computed_again(autojump_clock:
 
 @pytest.mark.parametrize("kv", [FakeEngine().kv, UNCUTTABLE])
 async def test_a_row_that_makes_room_for_a_trial_resumes_from_its_own_blocks(
-    kv: object, autojump_clock: MockClock
+    kv: KvLayout, autojump_clock: MockClock
 ) -> None:
     """Both rows were in the crash: the first leaves the engine after its trial, and comes back with
     what it has."""
     engine = FakeEngine(
         before_step=slow,
         kv=kv,
-        dies=once(lambda rows: sum(row.position > 20 for row in rows) > 1),  # type: ignore[arg-type]
+        dies=once(lambda rows: sum(row.position > 20 for row in rows) > 1),
     )
     async with running(engine, block_size=4) as runtime:
         answers = [

@@ -124,10 +124,7 @@ def check_linear(work: Callable[[int], object], sizes: tuple[int, ...] = SIZES) 
     """`work` is done with a text of so many characters."""
     work(8)  # What is made once is made here.
     fixed = steps(lambda: work(8))
-    counts = [
-        max(1, steps(lambda length=length: work(length)) - fixed) / length
-        for length in sizes  # type: ignore[misc]
-    ]
+    counts = [max(1, steps(partial(work, length)) - fixed) / length for length in sizes]
     assert counts[-1] <= MORE * max(counts[0], 0.1), counts
 
 
