@@ -129,8 +129,8 @@ def bench(
 
 
 def _require_writable(out: Path) -> None:
-    """Check before minutes of measuring that the file can be written. Existing content stays until
-    there is something to write."""
+    """Refuse an --out that cannot be written before minutes of measuring. Existing content
+    stays."""
     if not out.name:
         refuse(f"--out {out}: names no file")
     if not is_directory(out.parent):
@@ -224,7 +224,7 @@ COLUMNS = (
 @attrs.frozen(kw_only=True)
 class Report:
     about: dict[str, str]
-    """What was measured, where and when."""
+    """Subject, place and time of the measurement, by name."""
     loads: Sequence[LoadFigures]
     prefix: PrefixFigures | None
 

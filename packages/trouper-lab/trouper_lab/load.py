@@ -75,11 +75,11 @@ class Question:
     prompt: str
     max_tokens: int
     drafts: bool = False
-    """Whether drafts are allowed. Random words and their continuations repeat themselves as no text
-    does, so with drafts the figures would be too good."""
+    """Whether drafts are allowed. Random words and their continuations repeat more than text does:
+    with drafts the figures would be too good."""
     salt: str = attrs.field(factory=lambda: secrets.token_hex(8))
-    """Salt of the prefix cache. By default each question has its own, so that nothing is cached,
-    not even on a disk of an earlier run."""
+    """Salt of the prefix cache. By default each question has its own: nothing is cached, not even
+    on disk."""
 
 
 def random_words(count: int) -> str:
@@ -102,8 +102,8 @@ async def run_streams(where: Where, questions: Sequence[Question]) -> list[Strea
 
 
 async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -> None:
-    """Return a request's body. An answer always has as many tokens as were requested: one that ends
-    early would make the others look faster."""
+    """Stream one answer. Each answer has all requested tokens: an early end would make others look
+    faster."""
     body = {
         "prompt": question.prompt,
         "max_tokens": question.max_tokens,
@@ -269,8 +269,8 @@ class BenchOptions:
 def measure_load(
     where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback
 ) -> LoadFigures:
-    """Measure one load. A first round is not counted: kernels compile, and the server learns how
-    fast its device is."""
+    """Measure one load. A first round is not counted: kernels compile, and the server learns the
+    device's speed."""
     show_progress(f"{streams} at once, warming up")
     run_load(
         where,

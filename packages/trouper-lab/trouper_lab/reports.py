@@ -21,8 +21,8 @@ SUFFIXES = (".json", ".html")
 
 
 class ReportName(click.ParamType[Path]):
-    """A path without suffix. For a directory, the command's own name in it; a suffix that the
-    command appends itself is taken off."""
+    """A path without suffix: .json and .html are taken off. For a directory, the command's own name
+    in it."""
 
     name = "path"
 
@@ -97,7 +97,7 @@ Series: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
 
 @attrs.frozen
 class Axis:
-    """A scale from values to coordinates. `marks`: values that have a line and a label."""
+    """A scale from values to coordinates. `marks`: values with a line and a label."""
 
     low: float
     high: float
@@ -109,7 +109,7 @@ class Axis:
 
 
 def from_zero(highest: float, label: str) -> Axis:
-    """Return an axis with about five marks at round numbers, the last one at or above `highest`."""
+    """Return an axis with about five marks at round numbers, the last at or above `highest`."""
     step = _round_step(highest / 5) if highest > 0 else 0.2
     count = max(1, math.ceil(highest / step - 1e-9))
     return Axis(0.0, step * count, tuple(step * k for k in range(count + 1)), label)

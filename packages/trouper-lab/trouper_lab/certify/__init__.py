@@ -145,9 +145,8 @@ def certify(
 
 @contextmanager
 def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
-    """On a signal, end the section that runs, and write what is known by then; on a second one, end
-    at once. Yields the signals that came. Nothing is raised here: a handler must not do so in the
-    middle of Trio."""
+    """On a signal, end the section that runs; on a second signal, end at once. Yields the signals
+    that came. A handler must not raise in the middle of Trio."""
     came: list[int] = []
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -219,7 +218,7 @@ class CertifyProgress:
     begun: set[str] = attrs.field(factory=set)
 
     def show(self, name: str, part: float, text: str) -> None:
-        """Show a section, the part of it that is done (0 to 1), and what comes next."""
+        """`part`: done of the section, 0 to 1. `text`: the next measurement."""
         done = self.sections.index(name) if name in self.sections else 0
         self.bars.update(self.total, completed=done + part)
         self.bars.update(

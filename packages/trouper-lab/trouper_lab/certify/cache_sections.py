@@ -190,8 +190,7 @@ def require_cache(run: SectionRun) -> None:
 
 
 def _until_attached(server: ServerRun) -> None:
-    """Wait until the directory was looked through. A server announces its states only in
-    /health."""
+    """Wait until /health says that the directory was inspected."""
     while not (found := server.health()["directory"])["attached"] or (
         found["files"] and not found["inspected"]
     ):
@@ -199,8 +198,7 @@ def _until_attached(server: ServerRun) -> None:
 
 
 def _until_written(server: ServerRun) -> None:
-    """Wait until the written bytes rest. Nothing says that all is written; a server that writes
-    does so within a second or two."""
+    """Wait until the written bytes rest: the server does not announce the last write."""
     before, since = -1, time.monotonic()
     while time.monotonic() - since < REST_S:
         written = server.health()["directory"]["written_bytes"]
@@ -212,18 +210,18 @@ def _until_written(server: ServerRun) -> None:
 SAMPLE_S = 0.05
 MAX_PROMPT_TOKENS, PROMPT_STEP = 4096, 16
 MIN_ROOM = 32
-"""The limit exceeds what the rows hold when they enter by this part at least: a row enters only if
-a 64th of the limit stays free."""
+"""The limit exceeds the bytes of the entering rows by this part at least: a row enters only if a
+64th of the limit stays free."""
 MAX_TRIES = 3
-"""Number of times that the requests are sent until a row was preempted: on a fast device one may
-end before another arrives."""
+"""Attempts until a row was preempted: on a fast device one request may end before another
+arrives."""
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 @attrs.frozen(kw_only=True)
 class GrowingRows:
-    """Requests of one length: all of their rows fit the limit when they enter, and not half of an
-    answer later."""
+    """Requests of one length. All rows fit the limit when they enter, but not half of an answer
+    later."""
 
     count: int
     prompt_tokens: int
@@ -234,9 +232,8 @@ class GrowingRows:
 def growing_rows(
     kv: KvLayout, context_tokens: int, count: int, answer_tokens: int
 ) -> GrowingRows | None:
-    """Find the shortest prompts whose rows outgrow a limit. Buffers of rows grow in steps, so most
-    lengths would not do. None: rows of this model hold nearly the same bytes whatever their
-    length."""
+    """Find the shortest prompts whose rows outgrow a limit; buffers grow in steps, and most lengths
+    do not. None: rows of this model hold nearly the same bytes at any length."""
     longest = min(MAX_PROMPT_TOKENS, context_tokens - answer_tokens)
     for tokens in range(PROMPT_STEP, longest + 1, PROMPT_STEP):
         begin = kv.batch_bytes([(tokens, tokens + 1)] * count)
@@ -327,8 +324,7 @@ def memory(run: SectionRun) -> None:
 
 
 def _until_preempted(server: ServerRun, requests: list[ProbeQuestion]) -> list[ProbeAnswer]:
-    """Send all at once, again with another salt if no row was preempted. Drafts would make bytes of
-    rows depend on what they guess."""
+    """Send all requests at once, again with another salt if no row was preempted."""
     answers: list[ProbeAnswer] = []
     for number in range(MAX_TRIES):
         bodies = [question.body(f"limit {number}", speculation="off") for question in requests]
@@ -339,8 +335,6 @@ def _until_preempted(server: ServerRun, requests: list[ProbeQuestion]) -> list[P
 
 
 def _preemptions(server: ServerRun) -> int:
-    """Number of rows that were preempted since the start of the server, as Prometheus would read
-    it."""
     lines = [line for line in server.text("/metrics").splitlines() if line.startswith(PREEMPTIONS)]
     return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 

@@ -26,8 +26,8 @@ Json = dict[str, Any]
 
 @attrs.frozen
 class PromiseResult:
-    """One promise of the documentation, and what was found. held: None where nothing is promised,
-    and only measured."""
+    """One promise of the documentation, and its measurement. held: None where nothing is
+    promised."""
 
     text: str
     held: bool | None
@@ -141,14 +141,13 @@ def unfinished_of(certificate: Json) -> dict[str, list[str]]:
 
 PART = r"/[^\s/\\:;,'\"`()<>\[\]{}]+"
 PATH = re.compile(rf"(?<![\w.:/-])(?:~(?:{PART})+|(?:{PART}){{2,}})")
-"""An absolute path of several parts, or one below a home directory. A path of one part, as /health,
-is nobody's directory; nor is a URL's."""
+"""An absolute path of several parts, or a path below a home directory; neither /health nor a
+URL."""
 
 
 def without_directories(certificate: Json, names: Mapping[str, str]) -> Json:
-    """Return the certificate with the last part of each path in place of the path. `names`: what
-    stands for directories that are known, which may have spaces in them; those that are no absolute
-    paths stay, as hub ids do."""
+    """Replace each absolute path by its last part: errors quote paths, and others read the
+    certificate. `names`: replacements of known directories, which may contain spaces."""
     known = {path: name for path, name in names.items() if path.startswith("/") and path != "/"}
     changed: Json = _changed(
         certificate, dict(sorted(known.items(), key=lambda item: -len(item[0])))
@@ -182,9 +181,9 @@ class CertificatePair:
 
     @property
     def newly_broken(self) -> list[str]:
-        """Promises that held in the first and do not in the second, and sections that held in the
-        first and failed in the second, or are broken there by a promise that the first, of another
-        version, does not have."""
+        """Promises that held in the first and are broken in the second. Also sections that held in
+        the first and failed in the second, or are broken by a promise that the first does not
+        have."""
         before, after = (
             {key: promise["held"] for key, promise in _keyed(each)}
             for each in (self.first, self.second)
@@ -198,13 +197,12 @@ class CertificatePair:
 
     @property
     def not_shown(self) -> list[str]:
-        """Sections that held in the first, and of which the second shows nothing: they ran out of
-        time, were interrupted or left out."""
+        """Sections that held in the first and are unfinished or absent in the second."""
         return self._held_before("out of time", "interrupted", "not run", "")
 
     def _held_before(self, *statuses: str) -> list[str]:
-        """Sections that held in the first, and have one of these statuses in the second; "": it
-        does not have them."""
+        """Sections that held in the first and have one of these statuses in the second; "":
+        absent."""
         after = {section["name"]: section["status"] for section in self.second["sections"]}
         held = [
             section["name"] for section in self.first["sections"] if section["status"] == "held"
@@ -212,7 +210,7 @@ class CertificatePair:
         return [name for name in held if after.get(name, "") in statuses]
 
     def tables(self) -> Iterator[Table]:
-        """Yield a table of what differs about the two, one of promises, and one of figures."""
+        """Yield tables of differences (versions, devices), of promises, and of figures."""
         about = Table("", "first", "second", box=None, header_style="bold", pad_edge=False)
         for name, *pair in self._about():
             about.add_row(name, *pair)

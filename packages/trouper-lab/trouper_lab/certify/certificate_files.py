@@ -26,7 +26,7 @@ SECTION_NAMES = ("name", "status", "promises", "figures")
 
 
 class NoCertificate(Exception):
-    """A file that is no certificate, or cannot be read or written. The message names it."""
+    """A file that is no certificate, or cannot be read or written. The message names the file."""
 
 
 def paths_of(out: Path) -> list[Path]:

@@ -103,8 +103,8 @@ def _all(
 
 
 def _promise(run: SectionRun, text: str, found: Comparison, *, seeded: bool = False) -> None:
-    """Tokens are equal in full float32. Elsewhere answers may part at near ties; a draw has no tie
-    that could be seen, so what parts there is only counted."""
+    """Tokens are equal in full float32. Elsewhere answers may part at near ties. A seeded draw
+    shows no tie: answers that part are counted, not judged."""
     held: bool | None = found.within(run.near_tie)
     if seeded:
         held = not found.partings if run.exact else None
@@ -208,9 +208,8 @@ def _matrix(
 
 
 def _checked(run: SectionRun, jobs: list[Job], begin: float, share: float) -> list[Json]:
-    """Return the rows that were reached in time, in the order of the jobs. Accelerators compile
-    kernels on the host, one at a time in each process, so there are several; a CPU has no cores to
-    spare."""
+    """Return the rows that were reached in time, in the order of the jobs. Several processes
+    compile kernels of an accelerator at once; a CPU has no cores to spare."""
     workers = 1 if run.on_cpu else max(1, min(MAX_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
     rows: list[Json] = []
 

@@ -1,5 +1,4 @@
-"""Makes a certificate: describes device and model, then runs the sections one after another within
-the time that was given."""
+"""Makes a certificate: describes device and model, then runs the sections in turn within a time."""
 
 from __future__ import annotations
 
@@ -52,25 +51,23 @@ SECTIONS: dict[str, SectionEntry] = {
     "memory": ("Memory under a limit", 1.6, cache_sections.memory),
     "killing": ("kill -9 and restart", 1.6, cache_sections.killing),
 }
-"""Sections by name: title, share of the time, and what runs. A section that needs less leaves the
-rest to those after it."""
+"""Sections by name: title, share of the time, function. Time that a section leaves goes to the
+next."""
 SCRATCH, LOCK = "certify-", "lock"
 """Beginning of names of scratch directories, and the file in each that its process has locked."""
 YOUNG_S = 60.0
 MINUTES, QUICK_MINUTES, PREPARING = 10.0, 3.0, 3.0
-"""Bound of the whole where none is given, and so many times that on devices that prepare kernels
-for each new shape: on a fresh H100 exactness alone took 168 s with a model of 4B, and the tiny
-models of `quantized` more than 104 s."""
+"""Default bound of all sections, and its factor on devices that compile kernels for each new shape:
+on a fresh H100 exactness alone took 168 s with a model of 4B."""
 BORROWED = 0.5
-"""Part of the shares of later sections that those before them may use up: the first server of a
-device may take minutes to start, and most sections need less than their share. So each has half of
-its share at least."""
+"""Part of the shares of later sections that earlier ones may use: the first server of a device may
+take minutes to start. Each section has half of its share at least."""
 
 
 @attrs.frozen(kw_only=True)
 class CertifyPlan:
-    """What was asked for. minutes None: what this device needs. show: called with the name of a
-    section, the part of it that is done, and what comes next."""
+    """Options of the command. minutes None: the default of this device. show: called with the name
+    of a section, its part that is done (0 to 1), and the next measurement."""
 
     model: str | None
     minutes: float | None
@@ -89,8 +86,8 @@ class CertifyPlan:
 
 
 def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
-    """Run everything within the time, and return the certificate. What fails, or is not reached, is
-    in it."""
+    """Run all sections within the time. The certificate names failures and unreached sections,
+    too."""
     began, load_before = time.monotonic(), _load()
     model = (
         str(Path(plan.model).resolve()) if plan.model and is_directory(plan.model) else plan.model
@@ -132,7 +129,7 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
 
 
 def _names(starter: ServerStarter) -> Mapping[str, str]:
-    """What stands for the directories that errors may quote."""
+    """Replacements of directories that errors may quote."""
     models = {
         directory: Path(directory).name for directory in (starter.model or "", starter.directory)
     }
@@ -141,16 +138,15 @@ def _names(starter: ServerStarter) -> Mapping[str, str]:
 
 
 def limit_of(weights: Sequence[float], index: int, total_s: float, left_s: float) -> float:
-    """Longest time of the section of this index, of the time that is left: what later sections may
-    not lose is kept for them. `total_s`: the time of all."""
+    """Longest time of the section of this index, within the time that is left. `total_s`: the time
+    of all sections."""
     kept_s = (1 - BORROWED) * total_s * sum(weights[index + 1 :]) / sum(weights)
     return max(left_s - kept_s, 0.0)
 
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """Make a directory on the disk that the SSD tier would have: /tmp may be memory. It is removed
-    at the end."""
+    """Make a temporary directory on the disk of the SSD tier: /tmp may be memory."""
     parent = default_cache_dir()
     try:
         make_private(parent)
@@ -177,8 +173,8 @@ def _remove_abandoned(parent: Path) -> None:
 
 @attrs.define
 class Described:
-    """What is known of device and model. problem: why one of them could not be described; the
-    status of all sections then."""
+    """Device and model. problem: why one of them could not be described; all sections then have
+    `status`."""
 
     device: Json = attrs.field(factory=dict)
     model: Json = attrs.field(factory=dict)
@@ -256,8 +252,8 @@ def run_section(
 
 
 def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float) -> None:
-    """What time and interruptions make of the result: what a stopped section raises follows from
-    its processes' end."""
+    """Judge a section by its time, interruptions and promises. Errors that a stopped section raises
+    follow from the end of its processes."""
     result = run.result
     if stopped == "interrupted" and not finished:
         result.status, result.problem = "interrupted", f"at {run.current!r}"
@@ -291,5 +287,5 @@ def _system() -> dict[str, Any]:
 
 
 def _load() -> str:
-    """Return the load average of the last minute, which says what else the machine does."""
+    """Return the load average of the last minute."""
     return f"{os.getloadavg()[0]:.1f}"

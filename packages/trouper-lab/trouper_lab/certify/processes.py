@@ -26,8 +26,7 @@ from trouper.lifeline import LAUNCHER, lifeline
 from trouper_lab.certify.certificate import Json
 
 UNSET = "TROUPER_"
-"""Beginning of variables that would change what is measured: a certificate is about the
-defaults."""
+"""Prefix of variables that children do not inherit: a certificate is about the defaults."""
 Stopped = Literal["", "out of time", "interrupted"]
 
 
@@ -41,7 +40,7 @@ def last_line(written: str) -> str:
 
 
 def last_words(errors: str, code: int) -> str:
-    """Say why a process ended, from what it wrote to stderr and its exit code."""
+    """Say why a process ended, by its stderr and exit code."""
     line = last_line(errors)
     if code == -signal.SIGKILL:
         return (
@@ -73,8 +72,8 @@ class ChildProcesses:
     def start(
         self, command: Sequence[str], environment: dict[str, str], **options: Any
     ) -> subprocess.Popen[str]:
-        """Start a process without this one's settings of Trouper, in a session of its own: a
-        terminal's Ctrl-C comes here only. Raises `SectionStopped`."""
+        """Start a process without Trouper's variables, in a session of its own: Ctrl-C of a
+        terminal comes here only. Raises `SectionStopped`."""
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(UNSET)
         }
@@ -113,8 +112,8 @@ class ChildProcesses:
 
     @contextmanager
     def limited(self, limit_s: float) -> Iterator[None]:
-        """End everything that runs when `limit_s` seconds have passed. Processes may be started
-        again, if that is why none may be."""
+        """End all processes when `limit_s` seconds have passed. A new limit ends "out of time", but
+        no interruption."""
         with self.lock:
             self.stopped = "interrupted" if self.stopped == "interrupted" else ""
         timer = threading.Timer(max(limit_s, 0.0), self.stop, ("out of time",))
@@ -136,7 +135,7 @@ def child_processes() -> Iterator[ChildProcesses]:
 
 
 class ProgramFailed(Exception):
-    """The process ended with an error. The message is the last line that it wrote."""
+    """The process ended with an error. The message is its last line."""
 
 
 class CutShort(Exception):

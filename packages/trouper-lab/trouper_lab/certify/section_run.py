@@ -17,14 +17,14 @@ from trouper_lab.certify.server_runs import ServerRun, ServerStarter
 from trouper_lab.load import VOCABULARY, random_words
 
 NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
-"""A near tie is a lead up to so many times the change that mlx-lm's own loop makes of it on this
-device, and at least this."""
+"""A near tie is a lead of at most MIN_NEAR_TIE, or this factor times the change of the lead by
+mlx-lm's own loop on this device."""
 
 NOTHING: Mapping[str, str] = {}
 
 
 MARGIN_S = 1.5
-"""Time of a section that its programs leave it, to report what they have measured."""
+"""Time that programs leave their section for its report."""
 
 
 class NotApplicable(Exception):
@@ -32,13 +32,14 @@ class NotApplicable(Exception):
 
 
 class NothingShown(Exception):
-    """What the section is about did not happen. The message says what."""
+    """The subject of the section did not happen, such as a preemption. The message names the
+    subject."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class SectionRun:
-    """A section while it runs. report: called with the part that is done, 0 to 1, and what comes
-    next. current: what runs. not_reached: parts that were left out for lack of time."""
+    """A section while it runs. report: called with the part that is done, 0 to 1, and the next
+    measurement. not_reached: parts that were left out for lack of time."""
 
     quick: bool
     scratch: Path
@@ -87,9 +88,8 @@ class SectionRun:
         rest: str = "",
         more: Mapping[str, str] = NOTHING,
     ) -> Iterator[Json]:
-        """Yield rows of a measurement of the engine; ends early when this part of the section's
-        time that is left has passed, and then `rest` is not reached. `more`: variables of its
-        environment."""
+        """Yield rows of a measurement of the engine. Ends when `part` of the section's remaining
+        time has passed; `rest` is then not reached. `more`: environment variables."""
         try:
             yield from program_rows(
                 self.starter.children, program, given, part * self.left_s - MARGIN_S, **more
@@ -119,15 +119,14 @@ LENGTHS = (3, 8, 20, 40, 70, 100, 130, 160)
 
 @attrs.frozen
 class ProbeQuestion:
-    """One request; its prompt is text, or ids of tokens. Without a seed it is greedy."""
+    """One request. The prompt is text or ids of tokens. Greedy without a seed."""
 
     prompt: str | tuple[int, ...]
     tokens: int
     seed: int | None = None
 
     def body(self, salt: str, **more: Any) -> Json:
-        """Return the request. `salt`: of the prefix cache; a new one starts cold. Two
-        log-probabilities show how sure the model is."""
+        """Return the request. A new `salt` of the prefix cache starts cold."""
         sampling = (
             {"temperature": 0} if self.seed is None else {"temperature": 0.8, "seed": self.seed}
         )
@@ -146,8 +145,7 @@ class ProbeQuestion:
 
 @attrs.frozen
 class ProbeAnswer:
-    """An answer: ids of its tokens, their log-probabilities, the lead of the best token over the
-    second, and how much was cached."""
+    """An answer: token ids, log-probabilities, and leads of the best token over the second."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -169,16 +167,15 @@ class ProbeAnswer:
 
 
 def _lead(step: dict[str, float]) -> float:
-    """Return the lead of the best over the second; 0 where both have the same text, so that one
-    entry is left."""
+    """Return the lead of the best over the second; 0 where both have the same text."""
     best = sorted(step.values(), reverse=True)
     return best[0] - best[1] if len(best) > 1 else 0.0
 
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Answers against the same questions alone. partings: for each answer that departs, the lead of
-    the token that it did not take."""
+    """Answers against those to the same questions alone. partings: for each answer that departs,
+    the lead of the other token."""
 
     answers: int
     partings: tuple[float, ...]
@@ -242,8 +239,8 @@ def questions(
 def probe_question(
     server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int
 ) -> ProbeQuestion:
-    """Make a question whose prompt has exactly so many tokens of the model, and begins as that of
-    no other index."""
+    """Make a question whose prompt has exactly this number of tokens. Prompts of different indices
+    share no prefix."""
     text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
     tokens = server.post("/tokenize", {"prompt": text})["tokens"]
     return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)

@@ -25,8 +25,8 @@ from trouper_lab.load import PATIENT
 GOODBYE_S = 20.0
 READY = " is ready at "
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Nothing here speaks TLS, and each client would read the certificates of this machine: 55 ms of
-the CPU that is measured."""
+"""A client would otherwise read the certificates of the machine: 55 ms of the CPU that is
+measured."""
 MLX_LM_SERVER = """
 from http.server import ThreadingHTTPServer
 from trouper.lifeline import end_with_launcher
@@ -42,7 +42,7 @@ these connections seconds later."""
 
 
 class ServerFailed(Exception):
-    """A server did not start, or refused a request. The message says what it wrote."""
+    """A server did not start, or refused a request. The message quotes the server."""
 
 
 @attrs.define(eq=False)
@@ -112,9 +112,8 @@ class ServerRun:
 
 @attrs.define(eq=False)
 class ServerStarter:
-    """Starts servers of one model. commands: what was started, to be repeated by others. directory:
-    the model's, also of one that is named by its hub id, and of the embedded one. crashes: why
-    servers ended that nobody had ended."""
+    """Starts servers of one model. commands: command lines for readers to repeat. directory: of the
+    model, also of a hub id. crashes: reasons of unexpected ends."""
 
     model: str | None
     scratch: Path
@@ -187,8 +186,7 @@ class ServerStarter:
         return ServerRun(process, "", log, self.children)
 
     def _note_crash(self, server: ServerRun) -> None:
-        """Note why a server is gone that had started: what waited for it only knows that a
-        connection broke."""
+        """Note why a started server is gone: its clients only know that a connection broke."""
         if (
             server.url
             and not server.killed

@@ -24,11 +24,11 @@ TROUPER = "Trouper"
 WORDS = 40
 WARM_UP_TOKENS = 8
 ALONGSIDE = 0.25
-"""Two servers are measured in turns if the weights take at most this part of memory; else one after
-the other."""
+"""Two servers run at once and are measured in turns if the weights take at most this part of
+memory."""
 COPY_BYTES = 4_000_000_000
-"""Largest model that is copied for mlx_lm.server on a CPU: it computes with the stored type, which
-is slow there."""
+"""Largest model that is copied in float32 for mlx_lm.server on a CPU, where other types are
+slow."""
 
 
 @attrs.define
@@ -90,8 +90,8 @@ def _start(
 
 
 def _for_mlx_lm(run: SectionRun) -> str:
-    """Return the directory that mlx_lm.server gets: on a CPU a copy in float32, as Trouper computes
-    there, so that both do the same."""
+    """Return the directory for mlx_lm.server: on a CPU a copy in float32, in which Trouper
+    computes."""
     if not run.on_cpu:
         return run.starter.directory
     if run.model["weights_bytes"] > COPY_BYTES:
@@ -118,9 +118,8 @@ def _measure(
     tokens: int,
     rounds: int,
 ) -> None:
-    """Measure each server in turns, each number of streams once before any of them again. The first
-    answers of each are not counted: kernels compile there. A round that would not end within the
-    section's time is left out."""
+    """Measure the servers in turns, in rounds over the numbers of streams. The first answers are
+    not counted: kernels compile. A round that would not end in time is left out."""
     for name, server in [*servers.items()]:
         try:
             for streams in counts:
@@ -148,8 +147,7 @@ def _measure(
 
 
 def _reason(server: ServerRun, failed: BaseException) -> str:
-    """Why a server did not answer: what the client saw, and what the server wrote last, which alone
-    says what went wrong there."""
+    """Say why a server did not answer: the client's error, and the server's last line."""
     line = server.last_line()
     return first_line(failed) + (f"; it wrote: {line}" if line else "")
 

@@ -1,8 +1,7 @@
 """`python -m trouper_lab.engine_programs PROGRAM JSON`: one measurement of `trouper certify`.
 
-Each line on stdout is a JSON object, a row that was measured. A process of its own gives its memory
-back, may be ended when it takes too long, and survives no crash of the device's driver, but the
-certificate does.
+Each line on stdout is a JSON object, one row. A process of its own gives its memory back, can be
+ended, and takes nothing with it when the driver of the device crashes.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ def check_families(given: Row) -> Iterator[Row]:
 
 
 def describe_model(given: Row) -> Iterator[Row]:
-    """The user's model: the stages of loading it, what it is, then how far mlx-lm's loop differs
-    from itself."""
+    """The user's model: stages of loading, a description, and how far mlx-lm's loop differs from
+    itself."""
     # With the self-check of a start, which changes how rows are laid out.
     settings = Settings(model=given["model"], no_ssd=True)
     loaded = load(settings, lambda stage: _write({"stage": stage}))
@@ -187,9 +186,9 @@ PROMPT, SETTLING = 50, 3
 def bare_loop(
     model: nn.Module, rows: int, steps: int, rounds: int, vocabulary: int
 ) -> dict[str, Any]:
-    """Measure tokens a second of `rows` rows that decode together, the median of `rounds`, and the
-    gap between two tokens of a row. The next step is launched before the tokens of the last one are
-    read, as servers do it."""
+    """Measure tokens a second of `rows` rows that decode together (median of `rounds`), and the gap
+    between two tokens of a row. Like a server, launch a step before reading the tokens of the
+    last."""
     rates, gaps = [], []
     for seed in range(rounds):
         mx.random.seed(seed)
@@ -213,8 +212,8 @@ def bare_loop(
 
 
 def _cache(model: nn.Module, rows: int) -> list[Any]:
-    """Return mlx-lm's caches for a batch, where it has them for this model; else those for one row,
-    which equal lengths permit."""
+    """Return mlx-lm's caches for a batch if the model has them, else those for one row: rows have
+    equal lengths."""
     caches = make_prompt_cache(model)
     plain = all(type(cache) is KVCache for cache in caches)
     return [BatchKVCache([0] * rows) for _ in caches] if plain else caches
@@ -258,9 +257,12 @@ Floats = NDArray[np.float32]
 
 
 def own_noise(model: nn.Module, vocabulary: int) -> dict[str, Any]:
-    """Measure the largest change, over the decoded positions, of the lead of the best token over
-    the second, in log-probability: by company, and when the whole text runs in one pass. Text:
-    fixed random tokens, the same whatever is sampled."""
+    """Measure the largest change of the lead of the best token over the second, in log-probability:
+    with equal rows beside it, and when the text runs in one pass. The text is fixed and random.
+
+    Where kernels change with the number of rows, no server gives a row in a batch the logits of the
+    row alone.
+    """
     [text] = random_texts([NOISE_PROMPT + DECODED], vocabulary, 3)
     alone = _decoded(model, text, 1)
     second, best = np.argsort(alone, -1)[:, -2:].T

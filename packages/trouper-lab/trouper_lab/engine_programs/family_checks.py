@@ -32,13 +32,13 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Weights of the tiny models are 64 and 128 wide: groups of 32 leave no row with a single group."""
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 NO_KERNEL = "No implementation for problem shape"
-"""MLX on CUDA has no kernel of packed weights for products as narrow as a tiny model's: of the
-packed floating-point formats, and of 16 columns in any."""
+"""MLX on CUDA has no kernel for narrow products of packed weights: of the floating-point formats,
+and of 16 columns in any format."""
 
 
 def check(name: str, quantized: str = "", dtype: str = "float32") -> Row:
-    """Check one family. The row has its largest error, the bound there, and what differs. With
-    `quantized`, weights are packed in that format and stay so, on a CPU, too."""
+    """Check one family. The row has the largest error, its bound, and differing scenarios.
+    `quantized`: a format in which weights are packed and stay, on a CPU, too."""
     row: Row = {"family": name, "weights": " ".join(part for part in (quantized, dtype) if part)}
     try:
         found = list(scenario_errors(partial(_subject, name, quantized, dtype)))
@@ -58,8 +58,7 @@ def check(name: str, quantized: str = "", dtype: str = "float32") -> Row:
 
 
 def _unknown(problem: str, quantized: str) -> Row:
-    """The rest of a row of a model that could not be compared. For packed weights that MLX has no
-    kernel for, nothing differs."""
+    """The rest of a row of a model that could not be compared."""
     no_kernel = bool(quantized) and NO_KERNEL in problem
     return {
         "error": None,
@@ -85,8 +84,7 @@ def _subject(name: str, quantized: str, dtype: str, seed: int) -> Subject:
 
 
 def _fits(group: int, _: str, module: nn.Module) -> bool:
-    """Whether groups divide a layer's rows: what they do not stays plain, as mlx-lm's converter
-    leaves it."""
+    """Whether groups divide a layer's rows. Other layers stay plain, as in mlx-lm's converter."""
     return hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0
 
 
@@ -98,9 +96,9 @@ def rows_of(subject: Subject) -> Iterator[Row]:
 
 @attrs.frozen(kw_only=True)
 class ScenarioError:
-    """One scenario. error: see `self_check.accuracy`; None if it was not run or raised. bound: an
-    error up to it is rounding. problem: why there is no error. off: the model's caches or its code
-    are known not to allow the feature, so nothing was run."""
+    """One scenario. error: see `self_check.accuracy`; None if the scenario was not run or raised.
+    bound: largest error by rounding. problem: why there is no error. off: the model is known not to
+    allow the feature."""
 
     feature: str
     scenario: str
@@ -115,9 +113,9 @@ class ScenarioError:
 
 
 def scenario_errors(make: Callable[[int], Subject]) -> Iterator[ScenarioError]:
-    """Yield each scenario of one model. `make`: a subject from a seed; a scenario beyond its bound
-    is run again with the next seed, as the self-check does it: a router that is undecided between
-    two experts within rounding is no fault of the batch."""
+    """Yield each scenario of one model. `make`: a subject from a seed. A scenario beyond its bound
+    runs again with the next seed, as in the self-check: a router may be undecided between two
+    experts."""
     first = make(SEEDS[0])
     subjects = {SEEDS[0]: first}
     allowed = rows_for(first.model, first.kv, first.slack, first.shapes, None)[1]

@@ -42,11 +42,11 @@ SEEDS = {
     "exaone4": 6,
     "bailing_moe_linear": 5,
 }
-"""Of seeds 0 to 7, the one with the largest smallest gap; 0 where it is not named."""
+"""The seed of 0 to 7 with the largest smallest gap; 0 for other families."""
 
 
 def build(name: str, seed: int | None = None, config: Config | None = None) -> nn.Module:
-    """A model whose every parameter comes from a NumPy seed: the same in each process."""
+    """Build a model whose parameters come from a NumPy seed: the same in each process."""
     config = deepcopy(config or FAMILIES[name])
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     seed = SEEDS.get(name, 0) if seed is None else seed
@@ -112,8 +112,8 @@ BY_LEAF: dict[str, Draw] = {
 def draw(
     family: str, path: str, shape: Shape, random: np.random.RandomState
 ) -> npt.NDArray[np.float32]:
-    """One parameter. The order of draws is the seed's meaning, so every parameter takes exactly
-    one."""
+    """Draw one parameter. Each parameter takes exactly one draw: their order is the seed's
+    meaning."""
     values = _recipe(family, path, shape)(random, shape)
     if path.endswith(("model.norm.weight", "language_model.norm.weight")):
         values = values + FINAL_NORM_GAIN.get(family, 1.0) - 1.0
