@@ -150,35 +150,6 @@ def _loaded(given: Row) -> EvaluatedModel:
     return load(Settings(model=given["model"], no_ssd=True, self_check="off"), lambda _: None)
 
 
-PROGRAMS: dict[str, Callable[[Row], Iterator[Row]]] = {
-    "device": describe_device,
-    "families": check_families,
-    "model": describe_model,
-    "scenarios": check_model,
-    "bare": run_bare_loop,
-    "copy": copy_model,
-}
-
-
-def _write(row: Row) -> None:
-    sys.stdout.write(json.dumps(row) + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    end_with_launcher()
-    program, given = PROGRAMS[sys.argv[1]], json.loads(sys.argv[2])
-    try:
-        for row in program(given):
-            _write(row)
-    except ModelUnusable as unusable:
-        sys.exit(f"{unusable.message}; {unusable.remedy}" if unusable.remedy else unusable.message)
-
-
-if __name__ == "__main__":
-    main()
-
-
 PROMPT, SETTLING = 50, 3
 """Tokens of each row's prompt; steps that are not counted."""
 
@@ -307,3 +278,32 @@ def _change(
     alone: Floats, other: Floats, best: NDArray[np.int64], second: NDArray[np.int64]
 ) -> float:
     return float(np.abs(_lead(other, best, second) - _lead(alone, best, second)).max())
+
+
+PROGRAMS: dict[str, Callable[[Row], Iterator[Row]]] = {
+    "device": describe_device,
+    "families": check_families,
+    "model": describe_model,
+    "scenarios": check_model,
+    "bare": run_bare_loop,
+    "copy": copy_model,
+}
+
+
+def _write(row: Row) -> None:
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    end_with_launcher()
+    program, given = PROGRAMS[sys.argv[1]], json.loads(sys.argv[2])
+    try:
+        for row in program(given):
+            _write(row)
+    except ModelUnusable as unusable:
+        sys.exit(f"{unusable.message}; {unusable.remedy}" if unusable.remedy else unusable.message)
+
+
+if __name__ == "__main__":
+    main()
