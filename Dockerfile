@@ -10,8 +10,8 @@ WORKDIR /source
 RUN pip install --no-cache-dir uv==0.13.9
 COPY . .
 # The versions of uv.lock, by hash; the wheel itself has ranges.
-RUN uv build --quiet --wheel --out-dir /dist \
-    && uv export --quiet --frozen --no-dev --no-emit-project --extra "${EXTRA}" --output-file /dist/requirements.txt
+RUN uv build --quiet --all-packages --wheel --out-dir /dist \
+    && uv export --quiet --frozen --no-dev --no-emit-workspace --extra "${EXTRA}" --output-file /dist/requirements.txt
 
 FROM python:${PYTHON}-slim
 RUN useradd --uid 10001 --user-group --create-home trouper \

@@ -23,7 +23,7 @@ _default:
 
 # Packages into .venv; quiet unless it takes a while
 _setup *groups: _python
-    @uv sync --frozen --quiet --inexact {{ extras }} {{ groups }}
+    @uv sync --frozen --quiet --inexact --extra lab {{ extras }} {{ groups }}
 
 # One line for a machine whose Pythons are all too old or too new; a UV_PYTHON that is wrong, uv itself explains in one
 _python:
@@ -124,13 +124,13 @@ bench-device *flags: _setup
 bench-launching *flags: _setup
     @.venv/bin/python -m benchmarks.launching "$@"
 
-# The wheel by plain pip into an empty environment of each Python: a server, a chat, the doctor, a certificate, types of the examples
+# The wheels by plain pip into an empty environment of each Python: a server, a chat, the doctor, a certificate, types of the examples
 test-wheel *flags: _setup
     @.venv/bin/python -m tests.packaging "$@"
 
-# A wheel and an sdist in dist/
+# Wheels and sdists of trouper and trouper-lab in dist/
 wheel:
-    @uv build --quiet --out-dir dist && ls -l dist
+    @uv build --quiet --all-packages --out-dir dist && ls -l dist
 
 # Figures of the source tree (files, lines, prose, imports, names of others) beside their targets; `--json`; `--lower` writes fewer faults to the ratchet
 house *flags: _setup

@@ -20,7 +20,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from benchmarks import load, servers
-from trouper.cli.commands.bench.load import Stream
+from trouper_lab.load import Stream
 
 Row = dict[str, Any]
 

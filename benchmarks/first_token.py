@@ -23,7 +23,7 @@ import trio
 from rich.console import Console
 
 from benchmarks import load, servers
-from trouper.cli.commands.bench.load import Stream
+from trouper_lab.load import Stream
 
 PAUSE_S = 0.3
 """Pause between turns: BLAS's threads look for more work for some time, and would take a core from

@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks import load, servers
 from benchmarks.long_rows import token_bytes_of, tokens
-from trouper.cli.commands.bench.load import Stream
+from trouper_lab.load import Stream
 
 FLAGS = (
     "--first-token-timeout-s",

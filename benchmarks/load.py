@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import trio
 
-from trouper.cli.commands.bench import load as bench
-from trouper.cli.commands.bench.load import Stream
+from trouper_lab import load as bench
+from trouper_lab.load import Stream
 
 WORDS = tuple(bench.VOCABULARY[:16])
 """So many, so that figures compare with earlier ones."""

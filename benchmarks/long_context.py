@@ -27,7 +27,7 @@ import trio
 
 from benchmarks import load, servers
 from benchmarks.cache import health, report, until_written
-from trouper.cli.commands.bench.load import Stream
+from trouper_lab.load import Stream
 
 Row = dict[str, Any]
 CONTEXT = 131_072

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from benchmarks import load, servers
 from benchmarks.cache import health
-from trouper.cli.commands.bench.load import Stream
+from trouper_lab.load import Stream
 
 Row = dict[str, Any]
 FLAGS = (

@@ -1,16 +1,18 @@
-"""mlx_lm.server as a program: `python -m benchmarks.mlx_lm_server BLAS FLAGS`; BLAS: see
-benchmarks.blas. Its sockets get a longer queue."""
+"""mlx_lm.server as a program: `python -m benchmarks.mlx_lm_server BLAS FLAGS`. BLAS: see
+benchmarks.blas."""
 
 from __future__ import annotations
 
 import sys
+from http.server import ThreadingHTTPServer
 
 from benchmarks import blas
-from trouper import connection_queue
 
 
 def main() -> None:
-    connection_queue.lengthen()
+    # The default is 5. Linux answers more by SYN cookies and resets some of these connections
+    # seconds later.
+    ThreadingHTTPServer.request_queue_size = 1024
     blas.choose(sys.argv.pop(1))
     from mlx_lm.server import main as serve
 

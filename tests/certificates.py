@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trouper.cli.commands.certify.certificate import line_of, promises_of, unfinished_of
-from trouper.cli.commands.certify.certificate_page import as_html
-from trouper.cli.commands.certify.making import SECTIONS
+from trouper_lab.certify.certificate import line_of, promises_of, unfinished_of
+from trouper_lab.certify.certificate_files import as_html
+from trouper_lab.certify.making import SECTIONS
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "certificates"

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from tests.family_configs import FAMILIES, VOCABULARY, Config
-from trouper.engine.certificate.tiny_families import SEEDS, build
+from trouper_lab.engine_programs.tiny_families import SEEDS, build
 
 __all__ = [
     "END",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trouper.engine.certificate.family_configs import (
+from trouper_lab.engine_programs.family_configs import (
     ALTERNATING,
     BASE,
     DEEPSEEK_V3,

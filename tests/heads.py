@@ -14,7 +14,7 @@ from mlx_lm import utils
 
 from tests.families import END, build, save_tokenizer, write_json
 from tests.family_configs import BASE, DEEPSEEK_V3, EVERY, FAMILIES, VOCABULARY, Config
-from trouper.engine.certificate.family_weights import draw
+from trouper_lab.engine_programs.tiny_families import draw
 
 Kind = Literal["random", "of embeddings", "of states"]
 """What a head says: anything; or what the model says, from the embedding of a token or from the

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("trouper", "tests", "benchmarks", "examples")
-IMPORTED = {"trouper": "", "tests": "test_"}
+FOLDERS = ("trouper", "packages", "tests", "benchmarks", "examples")
+IMPORTED = {"trouper": "", "packages/trouper-lab/trouper_lab": "", "tests": "test_"}
 """Packages whose modules are imported, if their names begin so: helpers may be programs, which a
 test that needs one imports."""
 OF_SYSTEMS = {("fcntl", "F_NOCACHE")}
@@ -106,7 +106,8 @@ def main() -> None:
         if not is_there(module, name)
     ]
     for package, begin in IMPORTED.items():
-        for found in pkgutil.walk_packages([str(ROOT / package)], f"{package}."):
+        folder = ROOT / package
+        for found in pkgutil.walk_packages([str(folder)], f"{folder.name}."):
             if (name := found.name.rpartition(".")[2]).startswith(begin) and name != "__main__":
                 try:
                     importlib.import_module(found.name)

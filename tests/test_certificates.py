@@ -4,9 +4,9 @@ both."""
 from __future__ import annotations
 
 from tests import certificates
-from trouper.cli.commands.certify.certificate import FORMAT
-from trouper.cli.commands.certify.certificate_page import as_html
-from trouper.cli.commands.certify.making import SECTIONS
+from trouper_lab.certify.certificate import FORMAT
+from trouper_lab.certify.certificate_files import as_html
+from trouper_lab.certify.making import SECTIONS
 
 
 def test_the_page_is_made_from_the_files() -> None:

@@ -19,7 +19,8 @@ from trouper.web.http.cors import EXPOSED
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "trouper"
-BASES = (ROOT, PACKAGE, *(path for path in PACKAGE.iterdir() if path.is_dir()))
+LAB = ROOT / "packages" / "trouper-lab" / "trouper_lab"
+BASES = (ROOT, PACKAGE, LAB.parent, *(path for path in PACKAGE.iterdir() if path.is_dir()))
 TOP = {"trouper", *(path.name for path in PACKAGE.iterdir() if path.is_dir())}
 ACTORS = DOCS / "actors.md"
 
@@ -77,9 +78,10 @@ def test_the_tree_has_each_package_and_no_file_that_is_not_there() -> None:
     page = (DOCS / "where-things-are.md").read_text()
     tree = page.split("```")[1]
     names = re.findall(r"\w+(?:\.py|/)", tree)
-    there = {path.name + "/" * path.is_dir() for path in PACKAGE.rglob("*")} | {f"{PACKAGE.name}/"}
+    inside = [*PACKAGE.rglob("*"), *LAB.rglob("*")]
+    there = {path.name + "/" * path.is_dir() for path in [*inside, PACKAGE, LAB]}
     assert set(names) <= there
-    packages = {f"{path.parent.name}/" for path in PACKAGE.rglob("__init__.py")} - {"bench/"}
+    packages = {f"{path.parent.name}/" for path in inside if path.name == "__init__.py"}
     assert packages <= set(names)
 
 
@@ -93,7 +95,12 @@ def test_each_code_that_is_cited_has_its_line() -> None:
     defined = re.findall(r"^\| ([FRD][0-9]+) \|", (DOCS / "codes.md").read_text(), re.MULTILINE)
     assert len(defined) == len(set(defined))
     dtypes = {"F32", "F64"}
-    files = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *DOCS.glob("*.md")]
+    files = [
+        *PACKAGE.rglob("*.py"),
+        *LAB.rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+        *DOCS.glob("*.md"),
+    ]
     cited = {
         code
         for file in files

@@ -18,7 +18,8 @@ from tests.house.words import count_words, find_old_words, list_identifiers
 from trouper import Settings
 
 PACKAGE = Path(trouper.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
+LAB = PACKAGE.parent / "packages" / "trouper-lab" / "trouper_lab"
+FILES = sorted([*PACKAGE.rglob("*.py"), *LAB.rglob("*.py")])
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 
@@ -50,12 +51,12 @@ def injected(tree: ast.AST) -> Iterator[str]:
 
 @cache
 def modules() -> dict[str, Module]:
-    return read_modules(PACKAGE)
+    return read_modules(PACKAGE) | read_modules(LAB)
 
 
 @cache
 def trees() -> tuple[tuple[Path, ast.Module], ...]:
-    """Each file of the package. One test looks at all of them: five hundred tests took longer to
+    """Each file of both packages. One test looks at all of them: five hundred tests took longer to
     begin and to end than to look."""
     return tuple((module.path, module.tree) for module in modules().values())
 
@@ -160,11 +161,15 @@ def positional(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno}: {ast.unparse(node.func)}"
 
 
+def _name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else LAB.parent))
+
+
 def test_no_file_and_no_function_is_longer_than_a_reader_can_hold() -> None:
     found = [
         long
         for path, tree in trees()
-        for long in too_long(str(path.relative_to(PACKAGE)), path.read_text("utf-8"), tree)
+        for long in too_long(_name(path), path.read_text("utf-8"), tree)
     ]
     assert sorted(found) == sorted(LONGER), "too long, or a reason for nothing"
 

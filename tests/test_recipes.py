@@ -12,7 +12,7 @@ import trio
 from benchmarks import metrics
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("benchmarks", "docs", "examples", "packaging", "tests", "trouper")
+SOURCES = ("benchmarks", "docs", "examples", "packages", "packaging", "tests", "trouper")
 
 
 def test_each_recipe_that_is_named_is_there() -> None:

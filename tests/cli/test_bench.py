@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from tests.fakes import FakeEngine
 from tests.web.serving import pace, serving
 from trouper import cli
-from trouper.cli.commands.bench import load, plot
-from trouper.cli.commands.bench.figures import PrefixFigures, load_of, percentiles
-from trouper.cli.commands.bench.load import Question, Stream
-from trouper.cli.commands.bench.report import COLUMNS, Report, as_html, as_json, prefix_line
 from trouper.cli.exits import USAGE_ERROR
 from trouper.protocol.plans import Plan
+from trouper_lab import load
+from trouper_lab.bench import COLUMNS, Report, as_html, as_json, prefix_line
+from trouper_lab.load import PrefixFigures, Question, Stream, load_of, percentiles
+from trouper_lab.reports import draw_bars, draw_lines, from_zero
 
 
 def stream(sent: float, *times: float, tokens: int | None = None) -> Stream:
@@ -66,7 +66,7 @@ def test_percentiles_are_values_that_occurred(values: list[float]) -> None:
 
 @given(st.floats(1e-9, 1e12))
 def test_an_axis_holds_the_highest_value_at_round_marks(highest: float) -> None:
-    axis = plot.from_zero(highest, "")
+    axis = from_zero(highest, "")
     assert 2 <= len(axis.marks) <= 7
     assert axis.high / highest >= 0.99 and axis.marks[-2] <= highest * 1.01
     assert re.fullmatch(r"[125]e[+-]\d+", f"{axis.marks[1]:.0e}")
@@ -100,7 +100,7 @@ def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
 
 def test_higher_is_further_up() -> None:
     svg = ET.fromstring(
-        re.findall(r"<svg.*?</svg>", plot.lines("t", {"a": [(1, 1), (2, 4)]}, "x", "y"), re.DOTALL)[
+        re.findall(r"<svg.*?</svg>", draw_lines("t", {"a": [(1, 1), (2, 4)]}, "x", "y"), re.DOTALL)[
             0
         ]
     )
@@ -110,7 +110,7 @@ def test_higher_is_further_up() -> None:
     )
     assert x1 < x2 and y1 > y2
     svg = ET.fromstring(
-        re.findall(r"<svg.*?</svg>", plot.bars("t", {"a": 1, "b": 2}, "y"), re.DOTALL)[0]
+        re.findall(r"<svg.*?</svg>", draw_bars("t", {"a": 1, "b": 2}, "y"), re.DOTALL)[0]
     )
     low, high = (float(str(bar.get("height"))) for bar in svg.findall("rect"))
     assert high == pytest.approx(2 * low, abs=0.2)

@@ -20,18 +20,22 @@ from tests.families import build, save
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.self_check.faults import FAULTS
 from trouper import cli
-from trouper.cli.commands.certify.answers import ProbeAnswer, compared, questions
-from trouper.cli.commands.certify.certificate import FORMAT, held, line_of
-from trouper.cli.commands.certify.certificate_page import as_html
-from trouper.cli.commands.certify.child_processes import child_processes
-from trouper.cli.commands.certify.engine_programs import CutShort, ProgramFailed, program_rows
-from trouper.cli.commands.certify.making import SECTIONS, CertifyPlan, make_certificate
-from trouper.cli.commands.certify.section_run import NotApplicable, SectionRun
 from trouper.cli.exits import USAGE_ERROR
-from trouper.engine.certificate import family_checks
-from trouper.engine.certificate.scenario_errors import ScenarioError, scenario_errors
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.self_check.matrix import subject_of
+from trouper_lab.certify.certificate import FORMAT, held, line_of
+from trouper_lab.certify.certificate_files import as_html
+from trouper_lab.certify.making import SECTIONS, CertifyPlan, make_certificate
+from trouper_lab.certify.processes import CutShort, ProgramFailed, child_processes, program_rows
+from trouper_lab.certify.section_run import (
+    NotApplicable,
+    ProbeAnswer,
+    SectionRun,
+    compared,
+    questions,
+)
+from trouper_lab.engine_programs import family_checks
+from trouper_lab.engine_programs.family_checks import ScenarioError, scenario_errors
 
 RUN = "from trouper.cli import main; main()"
 Json = dict[str, Any]

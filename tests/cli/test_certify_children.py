@@ -16,9 +16,9 @@ PATIENCE_S = 60.0
 RUNNING = """
 import sys, threading, time
 from pathlib import Path
-from trouper.cli.commands.certify.child_processes import child_processes
-from trouper.cli.commands.certify.engine_programs import program_rows
-from trouper.cli.commands.certify.server_runs import ServerStarter
+from trouper_lab.certify.processes import child_processes
+from trouper_lab.certify.processes import program_rows
+from trouper_lab.certify.server_runs import ServerStarter
 model, scratch = sys.argv[1:]
 with child_processes() as children:
     starter = ServerStarter(model, Path(scratch), children)

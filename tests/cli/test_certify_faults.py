@@ -15,19 +15,16 @@ from click.testing import CliRunner
 
 from tests.families import save
 from trouper import cli
-from trouper.cli.commands import certify
-from trouper.cli.commands.certify import throughput_section
-from trouper.cli.commands.certify.certificate import FORMAT, line_of
-from trouper.cli.commands.certify.certificate_files import NoCertificate, write_certificate
-from trouper.cli.commands.certify.child_processes import child_processes, last_words
-from trouper.cli.commands.certify.comparison import CertificatePair
-from trouper.cli.commands.certify.engine_programs import ProgramFailed
-from trouper.cli.commands.certify.making import CertifyPlan, make_certificate, scratch_directory
-from trouper.cli.commands.certify.private_paths import without_directories
-from trouper.cli.commands.certify.section_run import SectionRun
-from trouper.cli.commands.certify.server_runs import ServerFailed, ServerRun, ServerStarter
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.report_name import ReportName
+from trouper_lab import certify
+from trouper_lab.certify import throughput_section
+from trouper_lab.certify.certificate import FORMAT, CertificatePair, line_of, without_directories
+from trouper_lab.certify.certificate_files import NoCertificate, write_certificate
+from trouper_lab.certify.making import CertifyPlan, make_certificate, scratch_directory
+from trouper_lab.certify.processes import ProgramFailed, child_processes, last_words
+from trouper_lab.certify.section_run import SectionRun
+from trouper_lab.certify.server_runs import ServerFailed, ServerRun, ServerStarter
+from trouper_lab.reports import ReportName
 
 Json = dict[str, Any]
 MADE = Path(__file__).parent.parent.parent / "docs" / "certificates" / "linux-cpu.json"

@@ -22,24 +22,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.families import save
-from trouper.cli.commands.certify.certificate import SectionResult, held, line_of
-from trouper.cli.commands.certify.child_processes import (
-    ChildProcesses,
-    SectionStopped,
-    child_processes,
-)
-from trouper.cli.commands.certify.engine_programs import program_rows
-from trouper.cli.commands.certify.making import (
+from trouper.protocol.kv import KvLayout
+from trouper_lab.certify.cache_sections import growing_rows
+from trouper_lab.certify.certificate import SectionResult, held, line_of
+from trouper_lab.certify.making import (
     CertifyPlan,
     Described,
     limit_of,
     make_certificate,
     run_section,
 )
-from trouper.cli.commands.certify.memory_section import growing_rows
-from trouper.cli.commands.certify.section_run import NothingShown, Section, SectionRun
-from trouper.cli.commands.certify.server_runs import ServerRun, ServerStarter
-from trouper.protocol.kv import KvLayout
+from trouper_lab.certify.processes import (
+    ChildProcesses,
+    SectionStopped,
+    child_processes,
+    program_rows,
+)
+from trouper_lab.certify.section_run import NothingShown, Section, SectionRun
+from trouper_lab.certify.server_runs import ServerRun, ServerStarter
 
 ON_ITS_TERMINAL = """
 import fcntl, termios

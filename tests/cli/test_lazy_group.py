@@ -18,8 +18,10 @@ def test_each_command_is_there_under_its_name() -> None:
     files = (Path(cli.__file__).parent / "commands").iterdir()
     modules = {path.stem for path in files if path.stem[0] != "_"}
     context = click.Context(cli.main)
-    assert cli.main.list_commands(context) == sorted(cli.COMMANDS) == sorted(modules)
-    for name in cli.COMMANDS:
+    assert sorted(cli.COMMANDS) == sorted(modules)
+    names = [*cli.COMMANDS, *cli.LAB_COMMANDS]
+    assert cli.main.list_commands(context) == sorted(names)
+    for name in names:
         command = cli.main.get_command(context, name)
         assert command is not None and command.name == name
     assert cli.main.get_command(context, "commands") is None
@@ -47,7 +49,7 @@ main(sys.argv[1:], standalone_mode=False)
     prefix = "trouper.cli.commands."
     names = [name.removeprefix(prefix) for name in modules if name.startswith(prefix)]
     assert names == imported
-    assert "httpx2" not in modules
+    assert "httpx2" not in modules and "trouper_lab" not in modules
 
 
 def test_an_error_for_a_misspelt_command_names_those_that_are_alike() -> None:

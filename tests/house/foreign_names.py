@@ -30,12 +30,12 @@ def is_private(name: str) -> bool:
 
 def list_foreign(modules: Mapping[str, Module]) -> dict[str, list[str]]:
     """Per module those that it touches, as written there; modules without one are left out."""
-    [root] = {name.partition(".")[0] for name in modules}
     defined: dict[Path, set[str]] = {}
     for module in modules.values():
         defined.setdefault(module.path.parent, set()).update(_define(module))
     foreign = {}
     for name, module in modules.items():
+        root = name.partition(".")[0]
         if touched := {*_touch(module, root, defined[module.path.parent])}:
             foreign[name] = sorted(touched)
     return foreign

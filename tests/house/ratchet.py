@@ -23,8 +23,10 @@ by module (`foreign_names`) and of packages by package (`pairs`)."""
 
 
 def measure_faults(root: Path, modules: Mapping[str, Module] | None = None) -> Faults:
-    """Faults of the checkout at `root`, whose package may have been read already."""
-    modules = modules or source_tree.read_modules(root / figures.PACKAGE)
+    """Faults of the checkout at `root`, whose packages may have been read already."""
+    if modules is None:
+        server, lab = (source_tree.read_modules(root / p) for p in (figures.PACKAGE, figures.LAB))
+        modules = server | lab
     pairs: dict[str, list[str]] = {}
     for one, other in source_tree.list_pairs(modules, source_tree.graph_imports(modules)):
         pairs.setdefault(one, []).append(other)

@@ -43,6 +43,7 @@ def test_each_figure_of_a_tree(tmp_path: Path) -> None:
     assert figures.measure(tmp_path) == {
         "lines": 15,
         "files": 8,
+        "lab_lines": 0,
         "median_file": 1.5,
         "splinters": 2,
         "wide_lines": 1,

@@ -27,7 +27,6 @@ from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.cli.agents import jsonc
 from trouper.cli.agents.config_files import _masked_line
 from trouper.cli.agents.config_formats import _has_deeper_lists
-from trouper.cli.commands.certify.private_paths import without_directories
 from trouper.engine.loading.call_parsers import PARSERS
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING
 from trouper.protocol.hosts import Host, Origin, host_pattern
@@ -44,6 +43,7 @@ from trouper.web.output.formats.text_source import TextSource
 from trouper.web.output.freeform_input import FreeformInput
 from trouper.web.output.parsed_delta import Content
 from trouper.web.output.tool_calls import Tools
+from trouper_lab.certify.certificate import without_directories
 
 SIZES = (1_000, 10_000, 100_000) if LONG else (600, 2_400)
 PIECE = 4

@@ -43,7 +43,7 @@ class Mutant:
 
     name: str
     file: str
-    """Relative to the package."""
+    """Relative to the package; from the root of the checkout if it begins with `packages/`."""
     breaks: str
     old: str
     new: str
@@ -56,7 +56,7 @@ class Mutant:
     @property
     def path(self) -> str:
         """Relative to the root of the checkout."""
-        return f"{PACKAGE}/{self.file}"
+        return self.file if self.file.startswith("packages/") else f"{PACKAGE}/{self.file}"
 
     def matches(self, pattern: str) -> bool:
         return any(fnmatch(text, pattern) for text in (self.name, self.file, self.path))

@@ -44,7 +44,7 @@ ROOT = Path.cwd()
 
 
 def main() -> None:
-    sys.path[0] = str(ROOT)
+    sys.path[:1] = [str(ROOT), str(ROOT / "packages" / "trouper-lab")]
     for name in PRELOADED:
         __import__(name)
     for line in sys.stdin:
@@ -108,7 +108,7 @@ def _imported(file: str) -> dict[str, Any]:
     files = {
         str(getattr(module, "__file__", None) or "")
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in ("trouper", "tests")
+        if name.partition(".")[0] in ("trouper", "trouper_lab", "tests")
     } - {""}
     return {
         "imported": not file or str(ROOT / file) in files,

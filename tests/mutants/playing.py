@@ -22,6 +22,7 @@ from tests.mutants.catalogue import ROOT, Mutant
 
 COPIED = (
     "trouper",
+    "packages",
     "tests",
     "docs",
     "examples",
@@ -73,7 +74,8 @@ class Scratch:
             elif source.exists():
                 shutil.copy2(source, self.path / name)
         environment = os.environ | {
-            "PYTHONPATH": str(self.path),  # For the processes that tests start.
+            # For the processes that tests start.
+            "PYTHONPATH": f"{self.path}{os.pathsep}{self.path / 'packages' / 'trouper-lab'}",
             "OPENBLAS_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",

@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 import click
 
-from tests.packaging.installed import REPOSITORY, Installed, build, chat
+from tests.packaging.installed import REPOSITORY, Built, Installed, build, chat
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 QUESTION = "What is the capital of France?"
@@ -46,11 +46,10 @@ def main() -> int:
     options = parser.parse_args()
     missing = []
     with tempfile.TemporaryDirectory(prefix="trouper-wheel-") as name:
-        wheel, sdist = build(Path(name) / "dist")
-        click.echo(
-            f"{wheel.name} ({wheel.stat().st_size / 1e3:.0f} kB), {sdist.name} "
-            f"({sdist.stat().st_size / 1e3:.0f} kB)"
-        )
+        built = build(Path(name) / "dist")
+        files = (built.wheel, built.sdist, built.lab)
+        sizes = (f"{path.name} ({path.stat().st_size / 1e3:.0f} kB)" for path in files)
+        click.echo(", ".join(sizes))
         for version in options.python:
             python = find(version)
             if python is None:
@@ -58,7 +57,7 @@ def main() -> int:
                 click.echo(f"{version}: no such Python here")
                 continue
             began = time.monotonic()
-            try_out(python, wheel, options.extra, Path(name) / version)
+            try_out(python, built, options.extra, Path(name) / version)
             click.echo(
                 f"{version}: installed, answered, examined in {time.monotonic() - began:.0f} s"
             )
@@ -81,13 +80,14 @@ def _says(python: str) -> str:
     ).stdout.strip()
 
 
-def try_out(python: Path, wheel: Path, extra: str, folder: Path) -> None:
+def try_out(python: Path, built: Built, extra: str, folder: Path) -> None:
     environment, empty = folder / "environment", folder / "empty"
     empty.mkdir(parents=True)
     call([str(python), "-m", "venv", str(environment)], empty)
     own = environment / "bin" / "python"
+    wheel = built.wheel
     what = f"{wheel}[{extra}]" if extra else str(wheel)
-    pip(own, empty, "install", what)
+    pip(own, empty, "install", what, str(built.lab))
     packages = pip(own, empty, "list", "--format", "freeze")
     assert COMPILED not in packages and CARRIER not in packages, packages
     installed = Installed((str(environment / "bin" / "trouper"),), empty, {"HF_HUB_OFFLINE": "0"})

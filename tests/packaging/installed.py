@@ -97,8 +97,19 @@ def chat(url: str, question: str, **more: object) -> str:
         return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """A wheel - built from the sdist, so that it holds what is needed - and that sdist."""
-    subprocess.run(["uv", "build", "--quiet", "--out-dir", str(folder)], cwd=REPOSITORY, check=True)
-    [wheel], [sdist] = folder.glob("*.whl"), folder.glob("*.tar.gz")
-    return wheel, sdist
+@attrs.frozen
+class Built:
+    """Wheels, each built from its sdist, so that the sdist holds what is needed."""
+
+    wheel: Path
+    sdist: Path
+    lab: Path
+    """The wheel of trouper-lab."""
+
+
+def build(folder: Path) -> Built:
+    command = ["uv", "build", "--quiet", "--all-packages", "--out-dir", str(folder)]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    [wheel], [sdist] = folder.glob("trouper-*.whl"), folder.glob("trouper-*.tar.gz")
+    [lab] = folder.glob("trouper_lab-*.whl")
+    return Built(wheel, sdist, lab)

@@ -29,8 +29,8 @@ from tests.kill_loop import torn, wait_for_a_write
 from tests.ranks.losses import launched, ranks_of, ready
 from tests.test_process import free_port, get, until
 from trouper import Settings
-from trouper.cli.commands.bench.load import VOCABULARY
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
+from trouper_lab.load import VOCABULARY
 
 PATIENCE_S = 300.0
 PROMPTS = 3

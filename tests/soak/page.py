@@ -7,8 +7,7 @@ from html import escape
 
 from tests.soak.judging import Judged, Report
 from tests.soak.load import Tally
-from trouper.cli.commands.bench.plot import Series, lines
-from trouper.cli.html_page import html_page
+from trouper_lab.reports import Series, draw_lines, html_page
 
 
 def page(report: Report, tally: Tally, facts: dict[str, str]) -> str:
@@ -67,4 +66,4 @@ def _plots(report: Report) -> str:
 
 
 def _plot(title: str, named: Series, unit: str) -> str:
-    return lines(title, named, "hours", unit)
+    return draw_lines(title, named, "hours", unit)

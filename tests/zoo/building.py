@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from tests.family_configs import Config
 from tests.zoo.catalogue import CONFIGS
-from trouper.engine.certificate.family_weights import BY_LEAF, Draw, Floats, Shape, normal, uniform
+from trouper_lab.engine_programs.tiny_families import BY_LEAF, Draw, Floats, Shape, normal, uniform
 
 EMBEDDINGS = ("embed", "wte", "tok_embeddings", "token_embd")
 NAMED: dict[str, Draw] = {

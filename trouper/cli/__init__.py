@@ -18,17 +18,20 @@ COMMANDS = (
     "connect",
     "chat",
     "top",
-    "bench",
     "doctor",
-    "certify",
     "cache",
     "models",
     "completion",
 )
+LAB_COMMANDS = ("bench", "certify")
+"""Commands of packages/trouper-lab."""
 
 
 @click.group(
-    cls=LazyGroup, lazy_commands={name: f"trouper.cli.commands.{name}" for name in COMMANDS}
+    cls=LazyGroup,
+    lazy_commands={name: f"trouper.cli.commands.{name}" for name in COMMANDS},
+    entry_points="trouper.commands",
+    installed_by=dict.fromkeys(LAB_COMMANDS, "pip install 'trouper[lab]'"),
 )
 @click.version_option(__version__, message="trouper %(version)s")
 def main() -> None:

@@ -6,32 +6,68 @@ https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.exceptions import NoSuchCommand
 
+from trouper.cli.exits import refuse
 from trouper.cli.usage_errors import OneLineErrors
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class LazyGroup(OneLineErrors):
-    """`lazy_commands` has the module of each command, in which the command has its own name."""
+    """A group with three sources of commands; an earlier source wins over a later one.
 
-    def __init__(self, *args: Any, lazy_commands: Mapping[str, str], **kwargs: Any) -> None:
+    `lazy_commands`: the module of each command, in which the command has its own name.
+    `entry_points`: the group of entry points by which installed packages add commands.
+    `installed_by`: for commands of packages that may be absent, how to install each.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        lazy_commands: Mapping[str, str],
+        entry_points: str = "",
+        installed_by: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._modules = dict(lazy_commands)
+        self._entry_points = entry_points
+        self._installed_by = dict(installed_by or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *self._modules})
+        names = {*super().list_commands(ctx), *self._modules, *self._installed_by}
+        return sorted(names | {entry.name for entry in self._read_entry_points()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
-        if command is None and cmd_name in self._modules:
+        if command is not None:
+            return command
+        if cmd_name in self._modules:
             command = getattr(import_module(self._modules[cmd_name]), cmd_name)
             assert isinstance(command, click.Command)
-        return command
+            return command
+        entries = [entry for entry in self._read_entry_points() if entry.name == cmd_name]
+        if entries:
+            return load_command(entries)
+        if cmd_name in self._installed_by:
+            remedy = self._installed_by[cmd_name]
+            return UnusableCommand(cmd_name, f"{cmd_name} is not installed here: {remedy}", remedy)
+        return None
+
+    def _read_entry_points(self) -> Sequence[EntryPoint]:
+        if not self._entry_points:
+            return ()
+        # Reading the metadata of all packages takes longer than a command such as --version.
+        from importlib.metadata import entry_points
+
+        return tuple(entry_points(group=self._entry_points))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -42,3 +78,49 @@ class LazyGroup(OneLineErrors):
         except NoSuchCommand as error:
             names = self.list_commands(ctx)
             raise NoSuchCommand(error.command_name, possibilities=names, ctx=ctx) from None
+
+
+class UnusableCommand(click.Command):
+    """A command that takes any arguments and ends with one line, `problem`."""
+
+    def __init__(self, name: str, problem: str, short_help: str) -> None:
+        arguments = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
+        super().__init__(
+            name,
+            params=[arguments],
+            callback=self._refuse,
+            short_help=short_help,
+            add_help_option=False,  # --help is an argument like any other.
+            context_settings={"ignore_unknown_options": True},
+        )
+        self.problem = problem
+
+    def _refuse(self, arguments: tuple[str, ...]) -> NoReturn:  # noqa: ARG002
+        refuse(self.problem)
+
+
+def load_command(entries: Sequence[EntryPoint]) -> click.Command:
+    """Return the command of these entry points, which have one name. If there is none to be had,
+    the command says so and names the package."""
+    name = entries[0].name
+    if len(entries) > 1:
+        packages = " and ".join(sorted(map(_package, entries)))
+        problem = f"{name} is a command of {packages}; uninstall all but one of these packages"
+        return UnusableCommand(name, problem, f"of several packages: {packages}")
+    [entry] = entries
+    package = _package(entry)
+    try:
+        command = entry.load()
+    except Exception as error:  # noqa: BLE001 - another's code: whatever it raises is named
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        problem = f"{name}: the package {package} cannot be imported ({reason})"
+    else:
+        if isinstance(command, click.Command):
+            return command
+        problem = f"{name}: {entry.value} of the package {package} is no click command"
+    remedy = "update or uninstall the package"
+    return UnusableCommand(name, f"{problem}; {remedy}", f"{package} cannot be used")
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.module

@@ -1,0 +1,246 @@
+"""The input of a section (model, time, scratch directory), the questions that sections ask, and
+how far two answers to one question are apart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trouper.protocol.kv import KvLayout
+from trouper_lab.certify.certificate import Json, SectionResult
+from trouper_lab.certify.processes import CutShort, program_rows
+from trouper_lab.certify.server_runs import ServerRun, ServerStarter
+from trouper_lab.load import VOCABULARY, random_words
+
+NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
+"""A near tie is a lead of at most MIN_NEAR_TIE, or this factor times the change of the lead by
+mlx-lm's own loop on this device."""
+
+NOTHING: Mapping[str, str] = {}
+
+
+MARGIN_S = 1.5
+"""Time that programs leave their section for its report."""
+
+
+class NotApplicable(Exception):
+    """The section has nothing to measure for this model. The message says why."""
+
+
+class NothingShown(Exception):
+    """The subject of the section did not happen, such as a preemption. The message names the
+    subject."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class SectionRun:
+    """A section while it runs. report: called with the part that is done, 0 to 1, and the next
+    measurement. not_reached: parts that were left out for lack of time."""
+
+    quick: bool
+    scratch: Path
+    starter: ServerStarter
+    device: Json
+    model: Json
+    kv: KvLayout
+    result: SectionResult
+    report: Callable[[float, str], None]
+    current: str = ""
+    not_reached: list[str] = attrs.field(factory=list)
+
+    def show(self, part: float, text: str) -> None:
+        self.current = text
+        self.report(part, text)
+
+    @property
+    def left_s(self) -> float:
+        return self.starter.children.left_s
+
+    @property
+    def on_cpu(self) -> bool:
+        return bool(self.device.get("computes_on") == "CPU")
+
+    @property
+    def exact(self) -> bool:
+        """Whether the device computes so that equal tokens are promised: in full float32."""
+        return bool(self.model.get("arithmetic") == "float32")
+
+    @property
+    def near_tie(self) -> float:
+        """Lead, in log-probability, up to which another kernel may prefer another token."""
+        changes = [
+            value
+            for value in self.model.get("lead_changes", {}).values()
+            if isinstance(value, float)
+        ]
+        return max([MIN_NEAR_TIE, *(NEAR_TIE_FACTOR * value for value in changes)])
+
+    def rows(
+        self,
+        program: str,
+        given: Json,
+        *,
+        part: float = 1.0,
+        rest: str = "",
+        more: Mapping[str, str] = NOTHING,
+    ) -> Iterator[Json]:
+        """Yield rows of a measurement of the engine. Ends when `part` of the section's remaining
+        time has passed; `rest` is then not reached. `more`: environment variables."""
+        try:
+            yield from program_rows(
+                self.starter.children, program, given, part * self.left_s - MARGIN_S, **more
+            )
+        except CutShort:
+            self.not_reached += [rest] if rest else []
+
+    def folder(self, name: str) -> Path:
+        path = self.scratch / name
+        path.mkdir()
+        return path
+
+
+Section = Callable[[SectionRun], None]
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error as one line; of a group its first one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+LENGTHS = (3, 8, 20, 40, 70, 100, 130, 160)
+"""Words of the prompts: shorter and longer than blocks, chunks and windows."""
+
+
+@attrs.frozen
+class ProbeQuestion:
+    """One request. The prompt is text or ids of tokens. Greedy without a seed."""
+
+    prompt: str | tuple[int, ...]
+    tokens: int
+    seed: int | None = None
+
+    def body(self, salt: str, **more: Any) -> Json:
+        """Return the request. A new `salt` of the prefix cache starts cold."""
+        sampling = (
+            {"temperature": 0} if self.seed is None else {"temperature": 0.8, "seed": self.seed}
+        )
+        body: Json = {
+            "prompt": self.prompt,
+            "max_tokens": self.tokens,
+            "ignore_eos": True,
+            "logprobs": 2,
+            "return_token_ids": True,
+            "cache_salt": salt,
+            **sampling,
+            **more,
+        }
+        return body
+
+
+@attrs.frozen
+class ProbeAnswer:
+    """An answer: token ids, log-probabilities, and leads of the best token over the second."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    leads: tuple[float, ...]
+    cached_tokens: int
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, body: Json) -> ProbeAnswer:
+        choice, usage = body["choices"][0], body["usage"]
+        found = choice["logprobs"]
+        return cls(
+            tokens=tuple(choice["token_ids"]),
+            logprobs=tuple(found["token_logprobs"]),
+            leads=tuple(map(_lead, found["top_logprobs"])),
+            cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)),
+            prompt_tokens=int(usage["prompt_tokens"]),
+        )
+
+
+def _lead(step: dict[str, float]) -> float:
+    """Return the lead of the best over the second; 0 where both have the same text."""
+    best = sorted(step.values(), reverse=True)
+    return best[0] - best[1] if len(best) > 1 else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """Answers against those to the same questions alone. partings: for each answer that departs,
+    the lead of the other token."""
+
+    answers: int
+    partings: tuple[float, ...]
+    logprob_change: float
+    """Largest change of a log-probability before answers depart."""
+
+    @property
+    def equal(self) -> int:
+        return self.answers - len(self.partings)
+
+    def within(self, near_tie: float) -> bool:
+        """Whether answers depart only where the model hardly prefers a token."""
+        return all(lead <= near_tie for lead in self.partings)
+
+    def text(self, near_tie: float) -> str:
+        text = (
+            f"{self.equal} of {self.answers} answers equal; log-probabilities differ by at most "
+            f"{self.logprob_change:.2g}"
+        )
+        if not self.partings:
+            return text
+        return (
+            f"{text}; others part where the best token leads by at most {max(self.partings):.2g} "
+            f"(a near tie here: {near_tie:.2g})"
+        )
+
+
+def compared(alone: Sequence[ProbeAnswer], others: Sequence[ProbeAnswer]) -> Comparison:
+    """Compare pairs in order."""
+    partings, changes = [], [0.0]
+    for first, other in zip(alone, others, strict=True):
+        pairs = zip(first.tokens, other.tokens, strict=False)
+        parting = next((index for index, (one, two) in enumerate(pairs) if one != two), None)
+        same = min(len(first.tokens), len(other.tokens)) if parting is None else parting
+        if parting is not None:
+            partings.append(first.leads[parting])
+        elif len(first.tokens) != len(other.tokens):
+            partings.append(float("inf"))
+        changes += [
+            abs(a - b) for a, b in zip(first.logprobs[:same], other.logprobs[:same], strict=True)
+        ]
+    return Comparison(answers=len(alone), partings=tuple(partings), logprob_change=max(changes))
+
+
+def questions(
+    count: int, tokens: int, *, seeded: bool = False, longest: int = LENGTHS[-1]
+) -> list[ProbeQuestion]:
+    """Make questions of different lengths, the same in every run."""
+    dice = random.Random(11)
+    lengths = [min(LENGTHS[index % len(LENGTHS)], longest) for index in range(count)]
+    return [
+        ProbeQuestion(
+            f"{index}. Tell a story of " + " ".join(dice.choices(VOCABULARY, k=length)),
+            tokens,
+            100 + index if seeded else None,
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def probe_question(
+    server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int
+) -> ProbeQuestion:
+    """Make a question whose prompt has exactly this number of tokens. Prompts of different indices
+    share no prefix."""
+    text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
+    tokens = server.post("/tokenize", {"prompt": text})["tokens"]
+    return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)
