@@ -160,9 +160,6 @@ def main() -> int:
     with TemporaryDirectory() as scratch:
         root = Path(scratch)
         tiny = tiny_model(root / "tiny")
-        (tiny / "tokenizer_config.json").write_text(
-            '{"tokenizer_class": "PreTrainedTokenizerFast"}'
-        )
         cases = build(root / "hostile", tiny)
         flags = ("--models-from", str(root / "hostile"), "--adapters-from", str(root / "hostile"))
         try:
