@@ -107,6 +107,17 @@ async def test_silent_ones_give_way() -> None:
         assert served.connections <= 20
 
 
+async def test_those_that_give_way_before_they_began_are_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(max_connections=2) as served:
+        silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(30)]
+        assert (await exchange(served, get("/livez")))[0] == 200
+        for one in silent:
+            one.close()
+    assert "a connection failed" not in caplog.text
+
+
 @asynccontextmanager
 async def all_busy(
     count: int, spare: int = 0

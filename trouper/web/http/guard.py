@@ -334,14 +334,15 @@ class Connection:
         """Return what has come; empty: the client has ended its sending side, or disconnected.
         Trio's own would hold what it has read while other tasks run, who would take the connection
         for an idle one."""
-        while True:
+        while self._stream.socket.fileno() >= 0:  # It may have given way.
             try:
                 await trio.lowlevel.wait_readable(self._stream.socket)
                 return os.read(self._stream.socket.fileno(), MAX_RECEIVE)
             except BlockingIOError:
                 continue
             except (OSError, trio.ClosedResourceError):
-                return b""
+                break
+        return b""
 
     def _wait_at_most(self, seconds: float) -> None:
         self._patience.deadline = trio.current_time() + seconds
