@@ -2,10 +2,11 @@
 abuses at once, and hostile model directories and adapters, beside several streams.
 
 First the same number of clients sends honest requests, for the longest pause that such a load
-causes, and large bodies that are served. Memory before is what they leave: libraries that are
-imported at their first use, and what glibc keeps of each thread's heap. Then all requests of the abuses are sent, then every hostile directory is asked for and
-every hostile adapter is loaded. Exits 1 if a stream paused for `EXTRA_S` longer than beside honest
-clients or broke, memory did not come back, the server ended, or an answer was no clear error.
+causes, and large requests that are served. Memory before is what these leave: libraries that are
+imported at their first use, and what glibc keeps of each thread's heap. Then all requests of the
+abuses are sent, then every hostile directory is asked for and every hostile adapter is loaded.
+Exits 1 if a stream paused for `EXTRA_S` longer than beside honest clients or broke, memory did not
+come back, the server ended, or an answer was no clear error.
 """
 
 # ruff: noqa: T201
