@@ -19,6 +19,7 @@ from tests.abuse.listed import Abuse
 from tests.families import FAMILIES, save
 from tests.test_process import free_port, serving
 from tests.web.serving import post
+from trouper.engine.loading import bundled_model
 
 STREAM = {
     "prompt": "Once upon a time",
@@ -54,8 +55,14 @@ def server(model: Path | None, *flags: str) -> Iterator[tuple[int, psutil.Proces
 
 
 def tiny_model(directory: Path) -> Path:
-    """Save a tiny random model whose context has room for the prompts of abuses."""
-    return save("llama", directory, {**FAMILIES["llama"], "max_position_embeddings": 32768})
+    """Save a tiny random model with the embedded model's chat template, whose context has room for
+    the prompts of abuses."""
+    save("llama", directory, {**FAMILIES["llama"], "max_position_embeddings": 32768})
+    config = directory / "tokenizer_config.json"
+    embedded = json.loads((bundled_model.directory() / config.name).read_text())
+    fields = json.loads(config.read_text()) | {"chat_template": embedded["chat_template"]}
+    config.write_text(json.dumps(fields))
+    return directory
 
 
 def _pid(process: Popen[str]) -> int:

@@ -2,9 +2,11 @@
 abuses at once, and hostile model directories and adapters, beside several streams.
 
 First the same number of clients sends honest requests, for the longest pause that such a load
-causes. Then all requests of the abuses are sent, then every hostile directory is asked for and
-every hostile adapter is loaded. Exits 1 if a stream paused for `EXTRA_S` longer than beside honest
-clients or broke, memory did not come back, the server ended, or an answer was no clear error.
+causes, and large requests that are served. Memory before is what these leave: libraries that are
+imported at their first use, and what glibc keeps of each thread's heap. Then all requests of the
+abuses are sent, then every hostile directory is asked for and every hostile adapter is loaded.
+Exits 1 if a stream paused for `EXTRA_S` longer than beside honest clients or broke, memory did not
+come back, the server ended, or an answer was no clear error.
 """
 
 # ruff: noqa: T201
@@ -25,7 +27,7 @@ import psutil
 import trio
 
 from tests.abuse.__main__ import MODEL_FLAGS
-from tests.abuse.asking import CHAT, Ask, Heard, ask, chat, of
+from tests.abuse.asking import CHAT, Ask, Heard, ask, of
 from tests.abuse.listed import HONEST, Abuse, named
 from tests.abuse.playing import EXTRA_S, WITHIN, Memory, Stream, faults, server, tiny_model
 from tests.hostile.directories import Case, build, remove
@@ -35,6 +37,8 @@ CLIENTS = 6
 ASKS, ROUNDS = 8, 2
 """Requests of one abuse at most, of which some have hundreds, and rounds of all requests."""
 HONEST_S = 15.0
+LARGE = ("15 MB in user", "12 MB of escapes in user", "a schema of 2,000 properties")
+"""Abuses that an honest client could send."""
 BACK_S = 120.0
 SHORTAGE = ("system_shortage", "too_many_connections", "request_memory_full", "queue_full")
 """Codes with which a server under limits may refuse anything."""
@@ -129,8 +133,10 @@ async def play(siege: Siege, cases: Sequence[Case]) -> None:
         for stream in siege.streams:
             nursery.start_soon(stream.run)
             await stream.hears()
-        await siege.honest()  # Also warms up, and a body of 2 MB has the heaps given back.
-        await ask(siege.port, Ask(chat(user="x" * 2 * 10**6)))
+        await siege.honest()
+        await siege.send(
+            2 * CLIENTS * [(large, wish) for large in named(LARGE) for wish in large.asks]
+        )
         honest_s = await siege.honest()
         before = await Memory.of(siege.port, siege.process)
         await siege.send(jobs)
@@ -160,9 +166,6 @@ def main() -> int:
     with TemporaryDirectory() as scratch:
         root = Path(scratch)
         tiny = tiny_model(root / "tiny")
-        (tiny / "tokenizer_config.json").write_text(
-            '{"tokenizer_class": "PreTrainedTokenizerFast"}'
-        )
         cases = build(root / "hostile", tiny)
         flags = ("--models-from", str(root / "hostile"), "--adapters-from", str(root / "hostile"))
         try:

@@ -177,6 +177,18 @@ async def test_r14_memory_is_released_once_for_each_time_that_it_was_asked(opene
         assert [plan.release_memory for plan in plans] == [True] + [False] * (len(plans) - 1)
 
 
+async def test_r14_memory_is_released_also_while_nobody_asks(
+    opened: Opened, autojump_clock: trio.abc.Clock
+) -> None:
+    """A burst whose last row had ended kept what it had freed until the next request came."""
+    async with scheduling(opened, janitor_interval_s=5) as bench:
+        await bench.ask(max_tokens=1)
+        await bench.play()
+        bench.memory.publish(MemoryStatus(releases=1))
+        await trio.sleep(6)
+        assert [plan.release_memory for plan in await bench.play()] == [True]
+
+
 async def test_f16_eos_ends_the_row_and_the_token_in_flight_goes_nowhere(opened: Opened) -> None:
     async with scheduling(opened) as bench:
         answer = await bench.ask(max_tokens=50)

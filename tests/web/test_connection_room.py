@@ -7,7 +7,7 @@ import errno
 import resource
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any, cast
 
 import attrs
@@ -34,6 +34,7 @@ from trouper.protocol.plans import Plan
 from trouper.web import descriptors, server
 from trouper.web.descriptors import RESERVED, SPARE, connection_limit
 from trouper.web.http.connection_order import in_order_of_leaving, network_of
+from trouper.web.http.waiting_clients import answer_to
 from trouper.web.server import _Server
 
 KEPT = get("/livez").replace(b"Connection: close\r\n", b"")
@@ -104,6 +105,17 @@ async def test_silent_ones_give_way() -> None:
             await stack.enter_async_context(await served.connect())
         assert (await exchange(served, get("/livez")))[0] == 200
         assert served.connections <= 20
+
+
+async def test_those_that_give_way_before_they_began_are_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(max_connections=2) as served:
+        silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(30)]
+        assert (await exchange(served, get("/livez")))[0] == 200
+        for one in silent:
+            one.close()
+    assert "a connection failed" not in caplog.text
 
 
 @asynccontextmanager
@@ -188,6 +200,56 @@ async def test_a_request_that_nobody_has_read_yet_is_not_lost() -> None:
             client = trio.SocketStream(trio.socket.from_stdlib_socket(one))
             await stack.enter_async_context(client)
             assert b'"alive"' in await receive_all(client)
+
+
+@asynccontextmanager
+async def crowd(count: int, request: bytes) -> AsyncIterator[tuple[list[str], str, int]]:
+    """Make so many connections with this request, before the server accepts any. Yields the paths
+    that its app is asked, and the server's address."""
+    asked = list[str]()
+
+    async def answer(scope: Any, _receive: Any, send: Any, *_: Any) -> None:
+        asked.append(scope["path"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    server = _Server(cast(Any, answer), Config(), ServerSettings(), direct=True)
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=1024)
+    host, port = listener.socket.getsockname()
+    with trio.fail_after(PATIENCE_S), ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(socket.create_connection((host, port)))
+            client.sendall(request)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.accept, listener, nursery)
+            yield asked, host, port
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/livez"])
+async def test_a_probe_behind_a_crowd_is_answered_before_it(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Also where others of the crowd ask the same."""
+    monkeypatch.setattr(server, "CROWD", 8)
+    async with crowd(96, get(path)) as (asked, host, port):
+        async with await trio.open_tcp_stream(host, port) as probe:
+            await probe.send_all(get("/livez"))
+            assert (await receive_all(probe)).startswith(b"HTTP/1.1 20")
+        assert len(asked) <= 48
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: a\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: a\nB: c\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nb",
+        get("/livez") + get("/livez"),
+    ],
+)
+def test_a_crowd_leaves_to_the_app_what_is_no_plain_probe(request_: bytes) -> None:
+    assert answer_to(request_, []) is None
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from tests.fakes import FakeEngine
-from tests.web.serving import Served, ask, eventually, serving
+from tests.web.serving import Served, ask, eventually, exchange, post, serving
 from trouper import heap
+from trouper.web.http.paced_body import PacedBody, PacedRequest
 
 MB = 2**20
 HUGE = "x" * (12 * MB)
@@ -36,6 +37,31 @@ async def test_memory_is_given_back_once_for_those_that_end_together(
         before = len(given)
         await several(served, 1)
         await eventually(lambda: len(given) > before)
+
+
+async def test_what_has_come_of_a_refused_body_is_freed_and_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever refers to it yet: the exception of Quart's limit and the body refer to each
+    other."""
+    given, bodies = list[None](), list[PacedBody]()
+
+    class Noted(PacedBody):
+        def __init__(self, *sizes: int | None) -> None:
+            super().__init__(*sizes)
+            bodies.append(self)
+
+    monkeypatch.setattr(heap, "give_back", lambda: given.append(None))
+    monkeypatch.setattr(PacedRequest, "body_class", Noted)
+    async with serving(FakeEngine(), max_body_bytes=2 * MB) as served:
+        whole = post("/v1/completions", b"x" * 3 * MB)
+        request = whole.replace(b"Content-Length: 3145728", b"Transfer-Encoding: chunked")
+        head, _, body = request.partition(b"\r\n\r\n")
+        chunked = b"%s\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (head, len(body), body)
+        assert (await exchange(served, chunked))[0] == 413
+        await eventually(lambda: bool(given))
+    [noted] = bodies
+    assert not noted._data
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what a heap keeps is glibc's")

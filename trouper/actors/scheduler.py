@@ -173,11 +173,9 @@ class Scheduler:
 
     async def _next_request(self) -> None:
         """Wait for a request, then up to MAX_GATHER_S for more, if they have come together lately
-        (`Gathering`). Where the system says how short memory is, the wait ends now and then, so
-        that cached blocks go also while nobody asks; and where a request waits for a disk that says
-        nothing."""
-        tells = self._edges.watches.memory.latest.pressure != "unknown"
-        look_at = trio.current_time() + self._settings.janitor_interval_s if tells else inf
+        (`Gathering`). The wait ends now and then, so that memory is released and cached blocks go
+        also while nobody asks; and where a request waits for a disk that says nothing."""
+        look_at = trio.current_time() + self._settings.janitor_interval_s
         await self._receive_by(min(look_at, self._core.disk.answer_due_at))
         if not self._core.waiting:
             return

@@ -110,6 +110,8 @@ class HTTPConnection(TrioASGIHTTPConnection):
             with at_hand(state), ExitStack() as owned:
                 state["owned"], state["nursery"] = owned, nursery
                 request = self._create_request_from_scope(cast("ASGISendCallable", finish))
+                # Quart's refusal of a body and the body refer to each other.
+                owned.callback(cast("PacedBody", request.body).clear)
                 nursery.start_soon(self.handle_messages, nursery, request, receive)
                 handled = self.handle_request(nursery, request, cast("ASGISendCallable", finish))
                 await metered(handled, meter_of(state))

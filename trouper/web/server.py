@@ -3,6 +3,7 @@ time.
 
 Accepting waits for no client. At the limit a connection without a request gives way to the new one;
 if all have one, a few more are accepted, in which health is answered and everything else refused.
+In a crowd, connections begin their first requests one by one, and health before them.
 
 The order of shutdown matters: first accepting stops, then idle connections close, busy ones finish
 their response within LAST_BYTES_S, and finally all sockets are closed, because a write that a
@@ -31,6 +32,7 @@ from trouper.web.app import create_app
 from trouper.web.descriptors import RESERVED, connection_limit, is_spare
 from trouper.web.http.connection_order import in_order_of_leaving
 from trouper.web.http.guard import Connection
+from trouper.web.http.waiting_clients import accept_waiting, answer_probe
 from trouper.web.observability.request_log import RequestObserver
 
 log = logging.getLogger("trouper.web")
@@ -39,6 +41,10 @@ LAST_BYTES_S = 1.0
 """Time for the last writes at shutdown. The runtime was drained before, so responses are only
 writing their last bytes.
 """
+
+
+CROWD = 64
+"""Number of open connections beyond which new ones begin one by one."""
 
 
 async def serve_http(
@@ -132,6 +138,7 @@ class _Server:
         """Connections on descriptors that others need, since none gave way."""
         self._left = trio.lowlevel.ParkingLot()
         """Tasks that wait until a connection has ended."""
+        self._turn = trio.Lock()
         self._limit, lowered = connection_limit(settings.max_connections)
         if lowered:
             log.warning("%s", lowered)
@@ -156,12 +163,35 @@ class _Server:
                 else:
                     fault = ""
                     self._take(stream, connections)
+                    self._take_waiting(listener, connections)
 
     async def _wait_for_reserve(self) -> None:
         """Wait while all connections have requests, also those in the reserve. Answers there are
         short, and end their connections."""
         while self._is_full() and not in_order_of_leaving(self._open):
             await self._left.park()
+
+    def _take_waiting(
+        self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
+    ) -> None:
+        """Take connections that wait behind the one just accepted, a supervisor's among them."""
+        for client in accept_waiting(listener):
+            headers = self._config.response_headers("h11")
+            if self._direct and self._is_crowded() and answer_probe(client, headers):
+                continue
+            self._take(trio.SocketStream(trio.socket.from_stdlib_socket(client)), connections)
+            if self._is_full():
+                return
+
+    def _is_crowded(self) -> bool:
+        return len(self._open) > CROWD
+
+    async def _begin(self) -> None:
+        """Wait for the turn of a connection's first request: in a crowd one begins in each run of
+        the event loop, so that streams and health go on between them."""
+        if self._is_crowded():
+            async with self._turn:
+                await trio.lowlevel.checkpoint()
 
     def _is_full(self) -> bool:
         return len(self._open) >= self._limit + RESERVED or len(self._on_spare) >= RESERVED
@@ -179,6 +209,7 @@ class _Server:
             stream,
             direct=self._direct,
             excess=(lambda: SYSTEM_SHORTAGE) if on_spare else self._excess,
+            begin=self._begin,
         )
         self._open.add(connection)
         if on_spare:

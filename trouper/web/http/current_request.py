@@ -179,9 +179,9 @@ class CurrentRequest:
             data = await trio.to_thread.run_sync(
                 decoded, data, encoding, limit, self._take_from_thread, limiter=self._large
             )
+            if len(data) > HUGE_BODY:
+                self.at_end(self._heap.give_back_soon)
         self._state["body_bytes"], self._state["large"] = len(data), len(data) > LARGE_BODY
-        if len(data) > HUGE_BODY:
-            self.at_end(self._heap.give_back_soon)
         self.holding.take_up_to(await self.run_off_loop(parsed_bytes, data))
         try:
             return await self.run_off_loop(
@@ -203,7 +203,11 @@ class CurrentRequest:
         except RequestFailed:
             await body.drop(self.settings.body_timeout_s)
             raise
-        return cast("bytes", await request.get_data(cache=False, as_text=False))
+        try:
+            return cast("bytes", await request.get_data(cache=False, as_text=False))
+        finally:
+            if body.received > HUGE_BODY:
+                self.at_end(self._heap.give_back_soon)
 
     def _take_text(self, size: int) -> None:
         """Hold what so many bytes of a body take, if they are text."""

@@ -28,7 +28,7 @@ import logging
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
 from socket import SHUT_WR
@@ -87,12 +87,18 @@ class Refused(Exception):
 class PlainHttp(H11Protocol):
     """An HTTP/1.1 protocol without upgrades."""
 
-    def __init__(self, *, excess: Callable[[], Problem | None], **parts: Any) -> None:
-        """`excess`: returns the refusal of the request at hand if it is one too many. `parts`: as
-        for `H11Protocol`."""
+    def __init__(
+        self,
+        *,
+        excess: Callable[[], Problem | None],
+        begin: Callable[[], Awaitable[None]],
+        **parts: Any,
+    ) -> None:
+        """`excess`: returns the refusal of the request at hand if it is one too many. `begin`: is
+        awaited before the first request, except one for health. `parts`: as for `H11Protocol`."""
         super().__init__(**parts)
         self.connection = StrictHttp(h11.SERVER, self.config.h11_max_incomplete_size)
-        self._excess = excess
+        self._excess, self._begin = excess, begin
         self._ends = False
         """Whether the connection ends with the next response."""
         self._held = b""
@@ -202,9 +208,12 @@ class PlainHttp(H11Protocol):
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.http_version[:1] != b"1":
             raise Refused(NOT_HTTP1)
+        for_health = event.target.partition(b"?")[0].decode("latin-1") in HEALTH_PATHS
+        if not (for_health or self.keep_alive_requests):
+            await self._begin()
         if (problem := self._excess()) is not None:
             self._ends = True
-            if event.target.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
+            if not for_health:
                 raise Refused(problem)
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -232,10 +241,11 @@ class Connection:
         *,
         direct: bool = False,
         excess: Callable[[], Problem | None] = lambda: None,
+        begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
         """`direct`: the app may write chunks of a response's body around the layers between
-        (`SocketWriter.write_now`). `excess`: as for `PlainHttp`."""
-        self._direct, self._excess = direct, excess
+        (`SocketWriter.write_now`). `excess`, `begin`: as for `PlainHttp`."""
+        self._direct, self._excess, self._begin = direct, excess, begin
         self._app, self._config, self._context, self._settings = app, config, context, settings
         self._stream = stream
         self._lifetime = trio.CancelScope()
@@ -280,6 +290,7 @@ class Connection:
                 task_group=group,
                 connection_state=state,
                 excess=self._excess,
+                begin=self._begin,
                 ssl=False,
                 client=client,
                 server=server,
@@ -323,14 +334,15 @@ class Connection:
         """Return what has come; empty: the client has ended its sending side, or disconnected.
         Trio's own would hold what it has read while other tasks run, who would take the connection
         for an idle one."""
-        while True:
+        while self._stream.socket.fileno() >= 0:  # It may have given way.
             try:
                 await trio.lowlevel.wait_readable(self._stream.socket)
                 return os.read(self._stream.socket.fileno(), MAX_RECEIVE)
             except BlockingIOError:
                 continue
             except (OSError, trio.ClosedResourceError):
-                return b""
+                break
+        return b""
 
     def _wait_at_most(self, seconds: float) -> None:
         self._patience.deadline = trio.current_time() + seconds

@@ -29,6 +29,8 @@ class PacedBody(TrioBody):
         self._room = trio.Event()
         self._max_unread: float = READ_AHEAD
         self._take: Take | None = None
+        self.received = 0
+        """Bytes that have come, but for dropped ones."""
         self._dropped: int | None = None
         """Bytes that were dropped; None: the body is kept."""
 
@@ -66,6 +68,7 @@ class PacedBody(TrioBody):
         if self._dropped is not None:
             self._dropped += len(data)
             return
+        self.received += len(data)
         if self._take is not None and self._must_raise is None:
             try:
                 self._take(len(data))
