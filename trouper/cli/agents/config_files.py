@@ -1,4 +1,4 @@
-"""Changing a client's file: what would change, and writing it so that nothing is lost."""
+"""Changes of a client's file that keep everything else in the file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from trouper.cli.agents.merging import (
     ConfigInvalid,
     Edit,
     dotted,
-    edits_for,
-    with_edits,
+    edits_between,
+    merged,
 )
 from trouper.protocol.paths import home_directory
 from trouper.protocol.private_files import FILE_MODE, make_parents
@@ -54,9 +54,6 @@ class Change:
     before: str | None
     after: str
     edits: tuple[Edit, ...]
-    reformatted: bool
-    """Whether the format's library writes the file in another style, so that comments or blanks
-    might be lost."""
 
     @property
     def path(self) -> Path:
@@ -79,24 +76,21 @@ class Change:
         """Return a line for each value that is set."""
         return [_described(edit) for edit in self.edits]
 
-    def write(self) -> Path | None:
-        """Write the file and return its backup, if one was needed. Readers see the old file or the
-        new one. A link stays a link."""
+    def write(self) -> None:
+        """Write the file. A link stays a link. Raises `OSError`."""
         target = Path(os.path.realpath(self.path))
         make_parents(target)
-        backup = _backed_up(target) if self.reformatted else None
         replace(target, self.after)
-        return backup
 
 
 def change_of(file: ConfigFile) -> Change:
-    """Read a file and work out its change. Raises `ConfigInvalid`, in which case nothing was
-    changed."""
-    return changed_by(file, lambda data: edits_for(data, file.values))
+    """Read a file and work out its change. Raises `ConfigInvalid`; nothing was changed."""
+    return changed_by(file, lambda data: merged(data, file.values))
 
 
-def changed_by(file: ConfigFile, edits_of: Callable[[Any], Iterable[Edit]]) -> Change:
-    """Work out the change by the edits of what a file holds. Raises `ConfigInvalid`."""
+def changed_by(file: ConfigFile, change: Callable[[Any], Any]) -> Change:
+    """Work out the text of a file whose data `change` maps to other data. Raises
+    `ConfigInvalid`."""
     try:
         if not file.may_be_link and file.path.is_symlink():
             target = file.path.readlink()
@@ -104,16 +98,18 @@ def changed_by(file: ConfigFile, edits_of: Callable[[Any], Iterable[Edit]]) -> C
         before = read_text(file.path)
         text = before or ""
         data = parsed(file.format, text)
-        edits = tuple(edits_of(data))
+        wanted = change(data)
+        edits = tuple(edits_between(data, wanted))
         after = _changed(file.format, text, edits) if edits else text
-        if parsed(file.format, after) != with_edits(data, list(edits)):
+        if parsed(file.format, after) != wanted:
             raise ConfigInvalid(
                 "it is written in a way that cannot be changed safely; change the values by hand"
             )
-        reformatted = bool(edits) and bool(text.strip()) and _changed(file.format, text, ()) != text
+    except RecursionError as error:
+        raise ConfigInvalid(f"{short(file.path)}: it is nested too deep") from error
     except ConfigInvalid as invalid:
         raise ConfigInvalid(f"{short(file.path)}: {invalid}") from invalid
-    return Change(file, before, after, edits, reformatted)
+    return Change(file, before, after, edits)
 
 
 def parsed(format: Format, text: str) -> Any:
@@ -146,17 +142,6 @@ def _changed(format: Format, text: str, edits: tuple[Edit, ...]) -> str:
     mark = BOM if text.startswith(BOM) else ""
     after = format.changed(text.removeprefix(BOM).replace("\r\n", "\n"), edits)
     return mark + (after.replace("\n", "\r\n") if "\r\n" in text else after)
-
-
-def _backed_up(path: Path) -> Path:
-    """Copy the file beside itself, under a name that was free."""
-    number = 1
-    while (
-        copy := path.with_name(f"{path.name}.before-trouper{'' if number == 1 else f'-{number}'}")
-    ).exists():
-        number += 1
-    replace(copy, path.read_bytes().decode(), path.stat().st_mode & 0o7777)
-    return copy
 
 
 def replace(path: Path, text: str, mode: int | None = None) -> None:

@@ -24,7 +24,7 @@ class Format(Protocol):
         """Return plain data. Raises `ConfigInvalid`."""
 
     def changed(self, text: str, edits: Sequence[Edit]) -> str:
-        """Return the text with the edits; without edits, as the format's library writes it."""
+        """Return the text with the edits, of which there is one at least."""
 
     def dump(self, values: Mapping[str, Any]) -> str:
         """Write values as a new file."""
@@ -101,7 +101,7 @@ class Yaml:
         writer = _round_trip(text)
         document = writer.load(text)
         if document is None:  # Nothing but comments, which would be lost with an empty document.
-            return text + self.dump({edit.path[0]: edit.new for edit in edits}) if edits else text
+            return text + self.dump({edit.path[0]: edit.new for edit in edits})
         for edit in edits:
             put(document, edit)
         return _written(writer, document)
@@ -131,7 +131,7 @@ def _has_deeper_lists(text: str) -> bool:
         if opened and line[:1] in (" ", "\t") and line.lstrip(" \t").startswith("- "):
             return True
         if not (opened and content.startswith("#")):
-            opened = content.endswith(":") and content[0] not in "#-"
+            opened = len(content) > 1 and content.endswith(":") and content[0] not in "#-"
     return False
 
 

@@ -17,7 +17,7 @@ from trouper.cli.agents.instructions import instructions
 from trouper.cli.agents.merging import ConfigInvalid, Secret, plain
 from trouper.cli.agents.other_clients import OTHER_CLIENTS
 from trouper.cli.agents.server_query import find_model
-from trouper.cli.agents.undo import UndoLog, undo
+from trouper.cli.agents.undo import undo, write_with_backup
 from trouper.cli.client import Where, client_of
 from trouper.cli.exits import refuse
 from trouper.cli.terminal_text import text_shown
@@ -142,18 +142,16 @@ def _merge(agent: Agent, files: tuple[ConfigFile, ...], *, write: bool) -> None:
 
 def _write(agent: Agent, change: Change) -> None:
     try:
-        backup = change.write()
+        backup = write_with_backup(agent.name, change)
     except OSError as error:
         refuse(f"{short(change.path)}: {error.strerror or error}; it was not changed")
-    try:
-        UndoLog(agent.name).add(change, backup)
-    except (ConfigInvalid, OSError) as error:
-        click.secho(f"trouper: {error}; --undo will not know of this change", fg="yellow", err=True)
+    except ConfigInvalid as invalid:
+        refuse(f"{invalid}; {short(change.path)} was not changed")
     click.echo(f"{short(change.path)}: {'written' if change.before is None else 'changed'}")
     for line in change.described():
         click.echo(f"  {line}")
     if backup is not None:
-        click.echo(f"  comments or blanks may have changed; as it was: {short(backup)}")
+        click.echo(f"  as it was: {short(backup)}")
 
 
 def _remind(setup: Setup) -> None:
