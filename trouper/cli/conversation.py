@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trouper.cli.typed_input import can_be_sent
+from trouper.cli.terminal_text import can_be_sent
 
 Message: TypeAlias = dict[str, str]
 ROLES = ("system", "developer", "user", "assistant")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import platform
 import resource
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,11 +16,12 @@ import attrs
 from rich.filesize import decimal
 
 from trouper import __version__
-from trouper.cli import batch_directory
 from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
+from trouper.storage.disk_speed import nearest
+from trouper.storage.file_operations import Disk
 from trouper.web.descriptors import other_files
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
@@ -260,7 +262,7 @@ def disk(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def batches(checked: CheckedSettings) -> Iterator[Finding]:
-    yield Finding(*batch_directory.examine(checked.server))
+    yield Finding(*examine_batch_directory(checked.server))
 
 
 def port(checked: CheckedSettings) -> Iterator[Finding]:
@@ -355,3 +357,27 @@ CHECKS: dict[str, Check] = {
     "web pages": pages,
     "open files": files,
 }
+
+
+def examine_batch_directory(server: ServerSettings) -> tuple[Literal["ok", "warn"], str, str]:
+    """Return level, message and remedy. No finding is a failure: without the directory a server
+    runs, and refuses uploads (503)."""
+    directory = server.batches_dir
+    if directory is None:
+        return "ok", "--no-batches: files and batches are not served", ""
+    try:
+        existing = nearest(directory.absolute())
+        with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
+            file.write(b"x")  # A full disk still makes empty files.
+        free = Disk().free_bytes(existing)
+    except OSError as error:
+        message = f"{directory}: {error.strerror}; uploads of files and batches will be refused"
+        return "warn", message, "give another --batch-dir, or --no-batches"
+    message = f"{decimal(free)} free for {directory}"
+    if free < server.max_file_bytes:
+        return (
+            "warn",
+            f"{message}, less than one file may have (--max-file-bytes)",
+            "make room, or give another --batch-dir",
+        )
+    return "ok", message, ""

@@ -13,7 +13,7 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from trouper.cli.typed_input import text_of
+from trouper.cli.terminal_text import text_of
 from trouper.protocol.paths import xdg_directory
 from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import SettingsInvalid

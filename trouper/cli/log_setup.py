@@ -3,17 +3,126 @@ goes."""
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import logging
+import sys
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from queue import Full, Queue
+from typing import IO, Any, Literal, TextIO, cast
 
 from rich.console import Console
 from rich.logging import RichHandler
 
-from trouper.cli.background_log import BackgroundHandler, LineWriter, Write, unbuffer_stderr
 from trouper.cli.terminal_text import BREAKS
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
+
+LINES = 10_000
+"""Maximum number of records that wait to be written. More are dropped, and counted."""
+FLUSH_TIMEOUT_S = 1.0
+"""Time at the end of the process for the records that wait."""
+Write = Callable[[logging.LogRecord], None]
+
+
+def unbuffer_stderr() -> None:
+    """Write stderr without a buffer from now on, as with PYTHONUNBUFFERED. A thread that waits for
+    a reader would hold the lock of the buffer, which Python flushes when the process ends: a server
+    whose log nobody read did not end. Does nothing if stderr has no file descriptor."""
+    try:
+        raw = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):
+        # Closed, absent (None), or an object of the caller's.
+        return
+    sys.stderr = io.TextIOWrapper(
+        cast("IO[bytes]", raw),
+        sys.stderr.encoding,
+        "backslashreplace",
+        line_buffering=True,
+        write_through=True,
+    )
+
+
+class LineWriter:
+    """Writes formatted records to a stream, one line each."""
+
+    def __init__(self, formatter: logging.Formatter, stream: TextIO | None = None) -> None:
+        self._formatter, self._stream = formatter, stream or sys.stderr
+
+    def __call__(self, record: logging.LogRecord) -> None:
+        self._stream.write(f"{self._formatter.format(record)}\n")
+        self._stream.flush()
+
+
+class BackgroundHandler(logging.Handler):
+    """Queues a record where it is made; `write` is called on a thread, in order. `write` is no
+    handler, since `logging.shutdown` flushes every handler that was ever made, and would wait for a
+    stream that stands still."""
+
+    def __init__(self, write: Write, lines: int = LINES) -> None:
+        super().__init__()
+        self._write = write
+        self._records: Queue[logging.LogRecord] = Queue(lines)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="trouper log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if self._dropped:
+                self._records.put_nowait(_dropped(self._dropped))
+                self._dropped = 0
+            self._records.put_nowait(_settled(record))
+        except Full:
+            self._dropped += 1
+        except Exception:  # noqa: BLE001 - as every handler of the standard library has it
+            self.handleError(record)
+
+    def _run(self) -> None:
+        while True:
+            record = self._records.get()
+            try:
+                self._write(record)
+            except (OSError, ValueError):
+                pass  # The reader has ended, or the stream was closed.
+            except Exception:  # noqa: BLE001 - as above
+                self.handleError(record)
+            self._records.task_done()
+
+    def flush(self) -> None:
+        """Wait until all records are written, at most FLUSH_TIMEOUT_S if the reader stands still.
+        `logging.shutdown` calls this at the end."""
+        with self._records.all_tasks_done:
+            self._records.all_tasks_done.wait_for(
+                lambda: not self._records.unfinished_tasks, FLUSH_TIMEOUT_S
+            )
+
+
+def _settled(record: logging.LogRecord) -> logging.LogRecord:
+    """Return the record with its text formatted now: the arguments may change before it is
+    written."""
+    settled = copy.copy(record)
+    settled.msg, settled.args = record.getMessage(), None
+    return settled
+
+
+def _dropped(lines: int) -> logging.LogRecord:
+    message = f"{lines} lines of the log were dropped: nobody read them"
+    parts = {
+        "name": "trouper",
+        "levelno": logging.WARNING,
+        "levelname": "WARNING",
+        "msg": message,
+        "about": "",
+    }
+    return logging.makeLogRecord({**parts, FIELDS: {"dropped": lines}})
+
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "human", "json")

@@ -17,8 +17,7 @@ import trio
 from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_link import RankLost
-from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
-from trouper.cli.leaving_signals import insists, leaving_signals
+from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once, insists, leaving_signals
 from trouper.protocol.paths import expanded
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings

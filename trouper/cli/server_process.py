@@ -7,28 +7,32 @@ another program can embed it.
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import shlex
 import signal
+import sys
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 
+import click
 import trio
 from rich.console import Console
 
 from trouper import ModelManager, ServerSettings, Settings, run_models
 from trouper.actors.ranks.leader import Leader
 from trouper.cli.address import cannot_listen, require_address
-from trouper.cli.announce import announce
-from trouper.cli.exits import DEVICE_STUCK, end_at_once
-from trouper.cli.leaving_signals import insists, leaving_signals
+from trouper.cli.exits import DEVICE_STUCK, end_at_once, forget, insists, leaving_signals
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
+from trouper.cli.terminal_text import line_shown
 from trouper.protocol.model_options import ModelOptions
 from trouper.run import mlx_engine
 from trouper.web.keys.key_file import require_keys
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
+from trouper.web.tool_support import notice
 
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
@@ -185,3 +189,51 @@ async def _serve(
         )
     drained.set()
     shutdown.set()
+
+
+KEY_VARIABLE = "TROUPER_API_KEY"
+
+
+def announce(url: str, models: ModelManager, keyed: bool) -> None:
+    """Print to stdout. If nobody reads it (`| head -1`, a full disk, `>&-`), the server goes on."""
+    try:
+        for line in lines_of(url, models, keyed):
+            click.echo(line_shown(line))
+    except OSError:
+        forget(sys.stdout)
+
+
+def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
+    """Return the lines. The first is for programs, too: it ends in `is ready at URL/v1`."""
+    first, *others = models.entries()
+    assert first.runtime is not None, "the first model is loaded before the server starts"
+    card = first.runtime.model
+    yield (
+        f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} "
+        f"is ready at {url}/v1"
+    )
+    for other in others:
+        yield f"{other.names[0]} is loaded now, if it fits, or when it is first asked for"
+    yield f"live: {url}/   chat: trouper chat --url {shlex.quote(url)}   the API: {url}/docs"
+    yield from snippets(url, first.names[0], keyed)
+    if lacking := notice(first.names[0], first.runtime):
+        yield lacking
+
+
+def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:
+    """Return examples to paste as they are, into a shell and into Python."""
+    messages = [{"role": "user", "content": "Hello!"}]
+    body = shlex.quote(json.dumps({"model": model, "messages": messages}))
+    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
+    yield (
+        f"curl {shlex.quote(f'{url}/v1/chat/completions')} -H 'Content-Type: "
+        f"application/json'{header} -d {body}"
+    )
+    key = f'os.environ["{KEY_VARIABLE}"]' if keyed else '"none"'
+    yield f"{'import os, openai' if keyed else 'import openai'}"
+    yield f'client = openai.OpenAI(base_url="{url}/v1", api_key={key})'
+    yield (
+        f"answer = client.chat.completions.create(model={json.dumps(model)}, "
+        f"messages={json.dumps(messages)})"
+    )
+    yield "print(answer.choices[0].message.content)"

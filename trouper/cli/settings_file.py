@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import pwd
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,11 +22,12 @@ import attrs
 import click
 
 from trouper.cli.exits import refuse
-from trouper.cli.file_trust import FileNotTrusted, read_trusted, refused_here
 from trouper.cli.flags import HomePath, OneOfSeveral
 from trouper.cli.model_tables import KEY, NO_TABLES, ModelTables, given_more, read_tables
 from trouper.cli.terminal_text import line_shown
+from trouper.protocol.hosts import is_loopback
 from trouper.protocol.paths import expanded, is_file, xdg_directory
+from trouper.protocol.private_files import others_write
 from trouper.protocol.problems import SettingsInvalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -247,3 +250,60 @@ def _text(value: Any) -> str:
         # As every fault of a value
         raise ValueError(f"must be a text or a number, not {value!r}")  # noqa: TRY004
     return str(value)
+
+
+NEVER_HERE = frozenset(
+    {
+        *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
+        *("cors_origins", "ssd_cache_dir", "batch_dir", "otlp_endpoint", "adapters_from"),
+        "rank_secret_file",
+    }
+)
+"""Settings that open the server, name a secret, have prompts sent elsewhere, or say which files the
+server reads, writes and removes."""
+LOOPBACK_HERE = frozenset({"host", "control_host"})
+"""Addresses to listen on, which may be loopback only."""
+NOT_TAKEN = "is not taken from the working directory"
+
+
+class FileNotTrusted(Exception):
+    """A settings file that does not count. The message says why."""
+
+
+def read_trusted(path: Path) -> bytes | None:
+    """Return the content of a file that nobody but this user and root can have written; None: there
+    is no file. Raises `FileNotTrusted`, and `OSError` for one that may not be looked at."""
+    try:
+        link = path.lstat()
+        if not stat.S_ISREG(path.stat().st_mode):
+            return None
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())  # Of what is read, whatever takes its place.
+            for owner in (link.st_uid, status.st_uid):
+                if owner not in (0, os.geteuid()):
+                    raise FileNotTrusted(f"{_user(owner)} owns it; {_by_name(path)}")
+            if others_write(status):
+                raise FileNotTrusted(f"others may write to it; `chmod go-w`, or {_by_name(path)}")
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def refused_here(path: Path, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the settings that the working directory's file may not have, each with the reason."""
+    for name, value in values.items():
+        if name in NEVER_HERE:
+            yield name, f"{NOT_TAKEN}; {_by_name(path)}"
+        elif name in LOOPBACK_HERE and not is_loopback(str(value)):
+            yield name, f"{value} is no loopback address, and {NOT_TAKEN}; {_by_name(path)}"
+
+
+def _by_name(path: Path) -> str:
+    return f"name the file by --config {path} if you trust it"
+
+
+def _user(number: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"the user {number}"

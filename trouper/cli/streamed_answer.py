@@ -10,8 +10,7 @@ import attrs
 import httpx2
 
 from trouper.cli.client import problem_of, read_as_trouper
-from trouper.cli.terminal_text import line_shown, text_shown
-from trouper.cli.typed_input import text_of
+from trouper.cli.terminal_text import line_shown, text_of, text_shown
 
 
 class AnswerFailed(Exception):

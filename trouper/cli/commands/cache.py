@@ -17,8 +17,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from trouper.cli.exits import DAMAGE_FOUND, refuse
 from trouper.cli.flags import flag
-from trouper.cli.listing import print_listing
 from trouper.cli.settings_file import configured
+from trouper.cli.terminal_text import print_listing
 from trouper.protocol.paths import exists
 from trouper.protocol.settings import Settings
 from trouper.storage import cache_inspection

@@ -27,7 +27,7 @@ from trouper.cli.exits import forget, refuse
 from trouper.cli.flags import Finite
 from trouper.cli.settings_file import file_read, only_this
 from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, stream
-from trouper.cli.typed_input import text_of
+from trouper.cli.terminal_text import text_of
 
 STOPPED = "stopped"
 

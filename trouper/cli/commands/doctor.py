@@ -15,9 +15,8 @@ from rich.text import Text
 
 from trouper.cli.agent_checks import CHECKS_FOR_AGENTS
 from trouper.cli.doctor_checks import CHECKS, Check, CheckedSettings, Finding
-from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import refuse
-from trouper.cli.flags import all_from, flags_of
+from trouper.cli.flags import all_from, flags_of, misspelt
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.terminal_text import line_shown
 from trouper.cli.usage_errors import settings_error

@@ -14,8 +14,7 @@ import trio
 
 from trouper import temporary_directory
 from trouper.cli.exits import refuse
-from trouper.cli.process_group import supervise
-from trouper.cli.rank_commands import Hosts, LocalRanks, RankLauncher
+from trouper.cli.process_group import Hosts, LocalRanks, RankLauncher, supervise
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
 HOST = re.compile(r"[\w][\w.:%@-]*", re.ASCII)

@@ -13,8 +13,7 @@ import click
 from rich.filesize import decimal
 
 from trouper.cli.exits import refuse
-from trouper.cli.listing import print_listing
-from trouper.cli.terminal_text import line_shown
+from trouper.cli.terminal_text import line_shown, print_listing
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable

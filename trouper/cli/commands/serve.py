@@ -14,9 +14,8 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from trouper.cli.address import CannotListenError
-from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import end_at_once, give_up, refuse
-from trouper.cli.flags import all_from, flags_of
+from trouper.cli.flags import all_from, flags_of, misspelt
 from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read, model_tables
