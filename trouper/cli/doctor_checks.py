@@ -1,5 +1,4 @@
-"""The checks of `trouper doctor`, one function for each subject. A check yields its findings and
-remedies."""
+"""The checks of `trouper doctor`, one function for each subject."""
 
 from __future__ import annotations
 
@@ -26,11 +25,9 @@ from trouper.web.descriptors import other_files
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
 SLOW_GFLOPS = 10.0
-"""Speed below which the CPU's products count as slow. The reference BLAS reaches 2 to 3, OpenBLAS
-more than this on a single old core."""
+"""The reference BLAS reaches 2 to 3, OpenBLAS more than 10 on an old core."""
 SLOW_READ = 200e6
-"""Read speed in bytes per second. Below it, even a small model computes about as fast as its blocks
-are read."""
+"""Bytes per second. A small model computes faster."""
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
 INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
@@ -45,13 +42,11 @@ class Finding:
 
 @attrs.frozen
 class CheckedSettings:
-    """The settings of the server to be checked."""
-
     models: Sequence[Settings]
     server: ServerSettings
     file: Path | None = None
     misspelt: Sequence[tuple[str, str]] = ()
-    """Variables without effect, each with the one that was probably meant."""
+    """Variables without effect, each with the one that was probably meant"""
 
 
 Check: TypeAlias = Callable[[CheckedSettings], Iterator[Finding]]
@@ -131,7 +126,6 @@ def memory(_: CheckedSettings) -> Iterator[Finding]:
 
 
 def _free_memory() -> int | None:
-    """Return the free memory, where the system reports it without starting a program."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -205,7 +199,7 @@ def _draft_model(settings: Settings) -> Iterator[Finding]:
 
 
 def self_check(checked: CheckedSettings) -> Iterator[Finding]:
-    """Report the result of the last start's self-check; no model is loaded for this."""
+    """Report the self-check of the last start."""
     from trouper.engine import probe
 
     for settings in checked.models:
@@ -311,8 +305,7 @@ def keys(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def pages(checked: CheckedSettings) -> Iterator[Finding]:
-    """Check who may use the server. Without keys, any page that is opened on this machine is a
-    client."""
+    """Without keys, any page that is opened on this machine may use the server."""
     server = checked.server
     keyed = bool(server.api_key or server.api_key_file)
     if not keyed and "*" in server.cors_origins:
@@ -360,8 +353,7 @@ CHECKS: dict[str, Check] = {
 
 
 def examine_batch_directory(server: ServerSettings) -> tuple[Literal["ok", "warn"], str, str]:
-    """Return level, message and remedy. No finding is a failure: without the directory a server
-    runs, and refuses uploads (503)."""
+    """Return level, message and remedy."""
     directory = server.batches_dir
     if directory is None:
         return "ok", "--no-batches: files and batches are not served", ""

@@ -1,8 +1,5 @@
-"""A group whose commands are imported when they are called or described.
-
-The recipe is "Lazily Loading Subcommands" of click's documentation:
-https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands
-"""
+"""A group whose commands are imported when they are called or described:
+https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands"""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from trouper.cli.usage_errors import OneLineErrors
 
 
 class LazyGroup(OneLineErrors):
-    """`lazy_commands` has the module of each command, in which the command has its own name."""
+    """Its commands are imported from the modules in `lazy_commands`."""
 
     def __init__(self, *args: Any, lazy_commands: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +33,7 @@ class LazyGroup(OneLineErrors):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does. The error of a misspelt command names those that are alike."""
+        """Resolve as click does. An error names similar commands."""
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:

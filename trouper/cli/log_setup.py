@@ -1,5 +1,4 @@
-"""Logging setup: the library logs to `trouper`, and the program that runs it decides where that
-goes."""
+"""Format of the log, which a thread writes: a paused terminal would block the event loop."""
 
 from __future__ import annotations
 
@@ -21,16 +20,14 @@ from trouper.cli.terminal_text import BREAKS
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 LINES = 10_000
-"""Maximum number of records that wait to be written. More are dropped, and counted."""
+"""More records are dropped, and counted."""
 FLUSH_TIMEOUT_S = 1.0
-"""Time at the end of the process for the records that wait."""
+"""Time at the end of the process"""
 Write = Callable[[logging.LogRecord], None]
 
 
 def unbuffer_stderr() -> None:
-    """Write stderr without a buffer from now on, as with PYTHONUNBUFFERED. A thread that waits for
-    a reader would hold the lock of the buffer, which Python flushes when the process ends: a server
-    whose log nobody read did not end. Does nothing if stderr has no file descriptor."""
+    """Python flushes a buffer at exit, and would wait for a thread that holds the lock."""
     try:
         raw = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
     except (
@@ -50,8 +47,6 @@ def unbuffer_stderr() -> None:
 
 
 class LineWriter:
-    """Writes formatted records to a stream, one line each."""
-
     def __init__(self, formatter: logging.Formatter, stream: TextIO | None = None) -> None:
         self._formatter, self._stream = formatter, stream or sys.stderr
 
@@ -61,9 +56,8 @@ class LineWriter:
 
 
 class BackgroundHandler(logging.Handler):
-    """Queues a record where it is made; `write` is called on a thread, in order. `write` is no
-    handler, since `logging.shutdown` flushes every handler that was ever made, and would wait for a
-    stream that stands still."""
+    """Queues records for a thread. `write` is no handler, since `logging.shutdown` would flush
+    that."""
 
     def __init__(self, write: Write, lines: int = LINES) -> None:
         super().__init__()
@@ -96,8 +90,7 @@ class BackgroundHandler(logging.Handler):
             self._records.task_done()
 
     def flush(self) -> None:
-        """Wait until all records are written, at most FLUSH_TIMEOUT_S if the reader stands still.
-        `logging.shutdown` calls this at the end."""
+        """Wait until all records are written, at most FLUSH_TIMEOUT_S."""
         with self._records.all_tasks_done:
             self._records.all_tasks_done.wait_for(
                 lambda: not self._records.unfinished_tasks, FLUSH_TIMEOUT_S
@@ -105,8 +98,7 @@ class BackgroundHandler(logging.Handler):
 
 
 def _settled(record: logging.LogRecord) -> logging.LogRecord:
-    """Return the record with its text formatted now: the arguments may change before it is
-    written."""
+    """Format the text now: arguments may change before the write."""
     settled = copy.copy(record)
     settled.msg, settled.args = record.getMessage(), None
     return settled
@@ -130,8 +122,7 @@ Format = Literal["auto", "human", "json"]
 
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
-    """Log in colours on a terminal; elsewhere as a line of JSON for each record, unless plain lines
-    are requested."""
+    """Log in colours on a terminal, elsewhere as JSON lines, unless plain lines are requested."""
     unbuffer_stderr()
     write: Write
     if form == "json" or (form == "auto" and not console.is_terminal):
@@ -149,7 +140,7 @@ def configure_logging(level: str, console: Console, form: Format = "auto") -> No
 
 
 def name_request(record: logging.LogRecord) -> bool:
-    """Add the request's id to every record about a request, whichever logger made it."""
+    """Add the request's id to the record."""
     named = getattr(record, REQUEST_ID, "") or CURRENT_REQUEST.get()
     setattr(record, REQUEST_ID, named)
     record.about = f" [{named}]" if named else ""
@@ -157,15 +148,13 @@ def name_request(record: logging.LogRecord) -> bool:
 
 
 class OneLine(logging.Formatter):
-    """Formats a record for a person. No word of a client begins a line of its own."""
+    """Formats a record for a person. No word of a client begins a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as the base class.
         return BREAKS.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object on one line, whatever the text holds."""
-
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

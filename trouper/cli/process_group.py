@@ -1,8 +1,5 @@
-"""A supervisor for processes that start and end together, are restarted, and leave nothing behind.
-
-Each process is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the
-reading end of a pipe whose other end is here: when this process is killed, the others see it.
-"""
+"""A supervisor for ranks. Each process is a session, which Ctrl-C does not reach, and reads a
+pipe that closes when the supervisor dies."""
 
 from __future__ import annotations
 
@@ -27,33 +24,32 @@ from trouper.cli.exits import USAGE_ERROR, echo_if_possible, insists, leaving_si
 from trouper.lifeline import LAUNCHER, lifeline
 
 GRACE_S = 5.0
-"""Time for processes to end by themselves after one of them has ended. Those that have not by then
-are killed."""
+"""Time for the other processes to end by themselves"""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Pause before a restart: doubled each time, until a group has lived for a while."""
+"""Doubled each time until a group has lived for a while"""
 LIVED_S = 60.0
 LAST_LINES_S = 1.0
 
 
 @attrs.define(eq=False)
 class Life:
-    """The processes of one start of the group."""
+    """The processes of one start."""
 
     processes: list[trio.Process] = attrs.field(factory=list)
     codes: list[int] = attrs.field(factory=list)
-    """Exit codes of processes that have ended, and codes that were reported in the output."""
+    """Exit codes, of processes and from the output"""
     any_ended: trio.Event = attrs.field(factory=trio.Event)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to each process and its children. One that has ended has none; macOS says
-        EPERM then until its code was read."""
+        """Signal each process with its children. macOS says EPERM for an ended process whose
+        code was not read."""
         for process in self.processes:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
 
 
 class Supervisor:
-    """Keeps a group alive until it ends well, cannot live, or a signal comes."""
+    """Keeps a group alive until the group ends well, cannot live, or a signal comes."""
 
     def __init__(self, group: RankLauncher, restarts: int | None) -> None:
         self._group, self._restarts = group, restarts
@@ -61,7 +57,7 @@ class Supervisor:
         self._leaving = trio.Event()
 
     async def run(self) -> int:
-        """Run the group until it ends for good, and return the exit code."""
+        """Return the exit code."""
         with trio.open_signal_receiver(*leaving_signals()) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, signals)
@@ -70,7 +66,7 @@ class Supervisor:
         return code
 
     async def _pass_on(self, signals: AsyncIterator[int]) -> None:
-        """Forward signals: the first lets the processes drain, the second kills them."""
+        """The first signal lets the processes drain, the second kills."""
         async for number in signals:
             once_more = insists(number)
             self._life.signal(
@@ -107,7 +103,7 @@ class Supervisor:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _live(self) -> list[int]:
-        """Start the group, wait for its end, and return all exit codes."""
+        """Return all exit codes."""
         self._life = life = Life()
         with self._group.processes() as specs, lifeline() as end:
             try:
@@ -169,19 +165,18 @@ async def _start(spec: ProcessSpec, end: int) -> trio.Process:
 
 
 def _exit_code(failed: list[int]) -> int:
-    """Return the exit code of the first process that failed; a signal's as shells report it."""
+    """Return the code of the first process that failed; a signal's as in shells."""
     code = failed[0] if failed else 0
     return 128 - code if code < 0 else code
 
 
 SECRET_FILE = "TROUPER_RANK_SECRET_FILE"  # noqa: S105 - a name
-"""Environment variable of --rank-secret-file."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @attrs.frozen
 class ProcessSpec:
-    """The command of one process. `name`: the prefix of its lines; "" if they have one already."""
+    """`name`: the prefix of output lines"""
 
     name: str
     command: tuple[str, ...]
@@ -189,14 +184,11 @@ class ProcessSpec:
 
 
 class RankLauncher(Protocol):
-    """Processes that start and end together."""
-
     def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
-        """Return the processes of one start of the group; files that they need exist as long as the
-        context."""
+        """Return the processes of one start. Their files exist as long as the context."""
 
     def code_in(self, line: str) -> int | None:
-        """Return a rank's exit code, if this line of output reports one."""
+        """Return a rank's exit code, if this line reports one."""
 
 
 @attrs.frozen
@@ -229,7 +221,7 @@ class LocalRanks:
             ]
 
     def _variables(self, rank: int, hosts: str, port: int) -> dict[str, str]:
-        """Return the variables that mlx.launch sets. A single rank needs no group."""
+        """Return the variables that mlx.launch sets."""
         if self.ranks == 1:
             return {}
         if self.backend == "nccl":
@@ -252,8 +244,7 @@ class LocalRanks:
 
 @attrs.frozen
 class Hosts:
-    """Ranks that mlx.launch starts. It reports their exit codes in its output, and ends with 0
-    whatever they are."""
+    """Ranks of mlx.launch, which prints their exit codes and ends with 0."""
 
     ranks: int
     hostfile: Path | None
@@ -278,7 +269,7 @@ class Hosts:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return free ports, all bound at once so that none is returned twice."""
+    """All are bound at once, so none is returned twice."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -287,6 +278,5 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _devices(ranks: int) -> Sequence[str]:
-    """Return a GPU for each rank, of those that are visible."""
     visible = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     return visible if len(visible) >= ranks else [str(rank) for rank in range(ranks)]

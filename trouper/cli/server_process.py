@@ -1,8 +1,4 @@
-"""A server's process: load, serve, drain on a signal.
-
-The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that
-another program can embed it.
-"""
+"""A server's process: load, serve, drain on a signal."""
 
 from __future__ import annotations
 
@@ -37,13 +33,11 @@ from trouper.web.tool_support import notice
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
 LOADING_ENDS_S = 2.0
-"""Time for loading to end after a signal. A thread that reads or converts weights cannot be
-interrupted; nothing is lost with it, so it is not awaited longer."""
+"""A thread that reads weights cannot be interrupted, and loses nothing."""
 ENDS_S = 15.0
-"""Time for everything to end after a drain. What still runs then is a thread that nothing can
-interrupt: in a file system that does not answer, or in the device."""
+"""After a drain; a thread may wait for a file system for ever."""
 UNCONCERNED = ("MainThread", "Trio thread ", "idle engine thread", "trouper log", "launcher")
-"""How the names of threads begin that may run to the end of the process."""
+"""Threads with such names may run to the end."""
 
 
 async def run(
@@ -55,9 +49,8 @@ async def run(
     ranks: Leader | None = None,
     options: Mapping[str, ModelOptions] | None = None,
 ) -> None:
-    """Load, serve, and on the first signal drain; returns when everything has ended. `observers`:
-    as for `serve_http`; `options`: as for `run_models`. Raises `CannotListenError` and
-    `SettingsInvalid` before a model is loaded."""
+    """Load, serve, and drain on the first signal. `observers`: as for `serve_http`; `options`: as
+    for `run_models`. Raises `CannotListenError` and `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
     await require_keys(server_settings)
     leaving, loading, over, drained = trio.Event(), trio.CancelScope(), trio.Event(), trio.Event()
@@ -97,11 +90,7 @@ async def run(
 
 
 def _freeze_heap() -> None:
-    """Exempt all that is loaded by now from garbage collection.
-
-    Libraries have some hundred thousand objects, which live as long as the process. A full
-    collection of all of them stops every stream for as long as several steps take.
-    """
+    """A full collection of the libraries' objects stops every stream for several steps."""
     gc.collect()
     gc.freeze()
 
@@ -109,8 +98,7 @@ def _freeze_heap() -> None:
 async def _watch_signals(
     signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope
 ) -> None:
-    """Handle signals: the first begins to drain, the second ends the process at once. While loading
-    there is nothing to drain, so the first also cancels loading."""
+    """The first signal drains, or cancels loading, the second ends the process."""
     async for number in signals:
         once_more = insists(number)
         if leaving.is_set():
@@ -123,7 +111,6 @@ async def _watch_signals(
 
 
 async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
-    """End the process if it was to leave and loading does not end."""
     await leaving.wait()
     with trio.move_on_after(LOADING_ENDS_S):
         await over.wait()
@@ -132,7 +119,7 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
 
 
 async def _watch_end(leaving: trio.Event, drained: trio.Event, drain_timeout_s: float) -> None:
-    """End the process if it was to leave and does not, whatever its threads wait for."""
+    """End the process if a drain does not end."""
     await leaving.wait()
     with trio.move_on_after(drain_timeout_s + ENDS_S):
         await drained.wait()
@@ -148,8 +135,7 @@ async def _watch_end(leaving: trio.Event, drained: trio.Event, drain_timeout_s: 
 
 
 async def _watch_device(models: ModelManager) -> None:
-    """End the process when a device is given up (F18, F27). A thread inside the device cannot be
-    cancelled; clients have had their errors by then, so those get a moment to be sent."""
+    """End the process when a device is given up (F18, F27): its threads cannot be cancelled."""
     # Health is looked at; it does not announce itself.
     while (detail := _stuck(models)) is None:  # noqa: ASYNC110
         await trio.sleep(STUCK_POLL_S)
@@ -159,7 +145,6 @@ async def _watch_device(models: ModelManager) -> None:
 
 
 def _stuck(models: ModelManager) -> str | None:
-    """Return the detail of the model whose device is given up."""
     healths = [entry.runtime.health() for entry in models.entries() if entry.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
 
@@ -195,7 +180,7 @@ KEY_VARIABLE = "TROUPER_API_KEY"
 
 
 def announce(url: str, models: ModelManager, keyed: bool) -> None:
-    """Print to stdout. If nobody reads it (`| head -1`, a full disk, `>&-`), the server goes on."""
+    """Print the address and examples. Without a reader the server goes on."""
     try:
         for line in lines_of(url, models, keyed):
             click.echo(line_shown(line))
@@ -204,7 +189,7 @@ def announce(url: str, models: ModelManager, keyed: bool) -> None:
 
 
 def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
-    """Return the lines. The first is for programs, too: it ends in `is ready at URL/v1`."""
+    """The first line is for programs, too, and ends in `is ready at URL/v1`."""
     first, *others = models.entries()
     assert first.runtime is not None, "the first model is loaded before the server starts"
     card = first.runtime.model
@@ -221,7 +206,6 @@ def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
 
 
 def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:
-    """Return examples to paste as they are, into a shell and into Python."""
     messages = [{"role": "user", "content": "Hello!"}]
     body = shlex.quote(json.dumps({"model": model, "messages": messages}))
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""

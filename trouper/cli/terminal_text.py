@@ -1,4 +1,4 @@
-"""Text of others (a model, a server, a file's name), in which no character commands a terminal."""
+"""Text of others for a terminal, typed text for a request, and tables."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters: text must not move the cursor, retitle the window or write the clipboard."""
+"""These move the cursor, retitle the window or write the clipboard."""
 BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Those, ends of lines, and what turns the direction of writing: a name must not look like
-another one."""
+"""Also ends of lines, and turns of the direction of writing"""
 
 
 def text_shown(text: str) -> str:
-    """Return a text of several lines with U+FFFD for control characters."""
+    """Keeps ends of lines."""
     return CONTROL.sub("\ufffd", text)
 
 
 def line_shown(text: str) -> str:
-    """Return a name or a message as one line, with U+FFFD for what would end or change it."""
     return BREAKS.sub("\ufffd", text)
 
 
@@ -39,18 +37,15 @@ def data_shown(data: Any) -> Any:
 
 
 SURROGATE = re.compile("[\ud800-\udfff]")
-"""Surrogates, as which Python keeps bytes that it could not decode (PEP 383)."""
+"""Python's form of bytes that are no UTF-8 (PEP 383)"""
 
 
 def text_of(typed: str) -> str:
-    """Return the text with U+FFFD for bytes that are no UTF-8, as where a file is decoded with
-    replacement."""
     return SURROGATE.sub("\ufffd", typed)
 
 
 def can_be_sent(value: Any) -> bool:
-    """Whether a request can carry the value. JSON has neither NaN nor Infinity, though `json.loads`
-    takes both, and 1e999 too; UTF-8 has no lone surrogates."""
+    """Whether JSON in UTF-8 can carry the value, as NaN and surrogates cannot be."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -59,13 +54,12 @@ def can_be_sent(value: Any) -> bool:
 
 
 NARROWEST_NAME = 16
-"""Width down to which names are folded. A terminal that is still too narrow breaks lines."""
+"""Width down to which names are folded"""
 UNBOUNDED = 100_000
 
 
 def print_listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first column has names, within the width of the terminal as far as
-    nothing is lost by that. Elsewhere, as in a pipe, each row is one line."""
+    """Print a table without cut cells: a terminal gets folded names, a pipe a line for each row."""
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table

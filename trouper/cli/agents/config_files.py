@@ -1,4 +1,4 @@
-"""Changes of a client's file that keep everything else in the file."""
+"""Changes of clients' files."""
 
 from __future__ import annotations
 
@@ -37,18 +37,16 @@ BOM = "\ufeff"
 
 @attrs.frozen
 class ConfigFile:
-    """A file of a client and what must stand in it."""
-
     path: Path
     format: Format
     values: Mapping[str, Any]
     may_be_link: bool = True
-    """False in a working directory, where a link may be a stranger's, and lead to any file."""
+    """A link in a working directory may be a stranger's."""
 
 
 @attrs.frozen
 class Change:
-    """A file as it is and as it will be. `before` is None if it does not exist."""
+    """`before` is None for a new file."""
 
     file: ConfigFile
     before: str | None
@@ -60,8 +58,7 @@ class Change:
         return self.file.path
 
     def diff(self) -> str:
-        """Return a unified diff without context, since the lines around may hold other keys.
-        Secrets are masked."""
+        """Return a diff with secrets masked, and without context, which may hold others."""
         shown = short(self.path)
         lines = difflib.unified_diff(
             (self.before or "").splitlines(keepends=True),
@@ -73,7 +70,6 @@ class Change:
         return "".join(_masked_line(line if line.endswith("\n") else line + "\n") for line in lines)
 
     def described(self) -> list[str]:
-        """Return a line for each value that is set."""
         return [_described(edit) for edit in self.edits]
 
     def write(self) -> None:
@@ -84,13 +80,12 @@ class Change:
 
 
 def change_of(file: ConfigFile) -> Change:
-    """Read a file and work out its change. Raises `ConfigInvalid`; nothing was changed."""
+    """Raises `ConfigInvalid`."""
     return changed_by(file, lambda data: merged(data, file.values))
 
 
 def changed_by(file: ConfigFile, change: Callable[[Any], Any]) -> Change:
-    """Work out the text of a file whose data `change` maps to other data. Raises
-    `ConfigInvalid`."""
+    """`change` maps the file's data to other data. Raises `ConfigInvalid`."""
     try:
         if not file.may_be_link and file.path.is_symlink():
             target = file.path.readlink()
@@ -113,12 +108,11 @@ def changed_by(file: ConfigFile, change: Callable[[Any], Any]) -> Change:
 
 
 def parsed(format: Format, text: str) -> Any:
-    """Return what a file's text holds. Raises `ConfigInvalid`."""
+    """Raises `ConfigInvalid`."""
     return format.parse(text.removeprefix(BOM).replace("\r\n", "\n"))
 
 
 def short(path: Path) -> str:
-    """Return the path as a person writes it."""
     try:
         return f"~/{path.relative_to(home_directory())}"
     except ValueError:  # Or no home, which is one, too.
@@ -126,7 +120,7 @@ def short(path: Path) -> str:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the text of a file; None: there is none. Raises `ConfigInvalid`."""
+    """Return None without a file. Raises `ConfigInvalid`."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -138,15 +132,14 @@ def read_text(path: Path) -> str | None:
 
 
 def _changed(format: Format, text: str, edits: tuple[Edit, ...]) -> str:
-    """Return the changed text with the line ends and the byte order mark that it had."""
+    """Line ends and the byte order mark stay."""
     mark = BOM if text.startswith(BOM) else ""
     after = format.changed(text.removeprefix(BOM).replace("\r\n", "\n"), edits)
     return mark + (after.replace("\n", "\r\n") if "\r\n" in text else after)
 
 
 def replace(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a file, so that readers see the old one or the new one. `mode` None: as it is; of a new
-    one, for its owner only."""
+    """Write a file atomically. `mode` None: the file's own, or for the owner only."""
     if mode is None:
         mode = path.stat().st_mode & 0o7777 if path.exists() else FILE_MODE
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -163,8 +156,7 @@ def replace(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def _is_public(value: str) -> bool:
-    """Whether the value of a sensitive name may be shown: a placeholder, or a line that refers to
-    the variable."""
+    """Whether a sensitive name's value is a placeholder or refers to the variable."""
     return value.lower() in PUBLIC or ("\n" not in value and VARIABLE.search(value) is not None)
 
 

@@ -1,5 +1,5 @@
-"""JSON with comments and trailing commas, edited in place. The standard library's parser reads a
-copy in which both are spaces, so positions are the same."""
+"""JSON with comments and trailing commas, edited in place: the standard library parses a copy
+with blanks for both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INDENTED = re.compile(r"^([ \t]+)\S", re.MULTILINE)
 
 
 class NotJson(ValueError):
-    """The text is not JSON, even with comments. The message names the line."""
+    """The message names the line."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -31,7 +31,7 @@ DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 @attrs.frozen
 class Span:
-    """Positions of a value. `begin`: of its member, which a key begins."""
+    """`begin`: of the member, with the key"""
 
     begin: int
     start: int
@@ -39,7 +39,7 @@ class Span:
 
 
 class _Text:
-    """A text, valid JSON with comments, and its copies with fewer signs."""
+    """A valid text, and copies of equal length."""
 
     def __init__(self, text: str) -> None:
         self.uncommented = COMMENT.sub(_blanked, text)
@@ -56,7 +56,7 @@ class _Text:
         return Span(start, start, len(self.plain.rstrip(" \t\r\n")))
 
     def children(self, span: Span) -> dict[Any, Span]:
-        """Return the members of an object by key, or the items of a list by index."""
+        """Return the members by key, or the items by index."""
         found: dict[Any, Span] = {}
         opening = self.plain[span.start]
         at = self.skip(span.start + 1) if opening in "{[" else span.end - 1
@@ -73,7 +73,7 @@ class _Text:
         return found
 
     def find_comma(self, start: int, end: int) -> int:
-        """Return the position of the first comma, or -1."""
+        """Return -1 for none."""
         return self.uncommented.find(",", start, end)
 
 
@@ -97,13 +97,12 @@ def _decoded(text: str) -> Any:
 
 
 def loads(text: str) -> Any:
-    """Return the value. Raises `NotJson`."""
+    """Raises `NotJson`."""
     return _Text(text).value
 
 
 def with_value(text: str, path: tuple[Any, ...], value: Any) -> str:
-    """Return the text with `value` at `path`. Missing objects are made, and an index that is the
-    length of a list appends. Raises `NotJson`."""
+    """Missing objects are made; an index equal to a list's length appends. Raises `NotJson`."""
     read, unit = _Text(text), _unit(text)
     span = read.root()
     for depth, key in enumerate(path):
@@ -118,8 +117,7 @@ def with_value(text: str, path: tuple[Any, ...], value: Any) -> str:
 
 
 def without(text: str, path: tuple[Any, ...]) -> str:
-    """Return the text without the member or item at `path`, which is there. Comments stay. Raises
-    `NotJson`."""
+    """Comments stay. Raises `NotJson`."""
     read = _Text(text)
     parent = read.root()
     for key in path[:-1]:
@@ -147,7 +145,7 @@ def _replaced(text: str, span: Span, value: Any, unit: str) -> str:
 
 
 def _added(read: _Text, text: str, container: Span, member: tuple[str, Any]) -> str:
-    """Add a member behind the last one, and behind the comments that follow it."""
+    """Add a member behind the last one and the comments that follow."""
     unit, outer = _unit(text), _indent_at(text, container.start)
     indent = outer + unit
     children = list(read.children(container).values())
@@ -171,7 +169,6 @@ def _dumped(value: Any, unit: str, indent: str) -> str:
 
 
 def _indent_at(text: str, at: int) -> str:
-    """Return the indentation of the line of a position."""
     line = text[text.rfind("\n", 0, at) + 1 : at]
     return line[: len(line) - len(line.lstrip(" \t"))]
 

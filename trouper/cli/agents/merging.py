@@ -1,5 +1,4 @@
-"""What of a configuration must change so that it holds given values, on plain data. Everything else
-in it stays."""
+"""Changes of plain data that keep other values."""
 
 from __future__ import annotations
 
@@ -11,41 +10,40 @@ import attrs
 
 
 class Absence(Enum):
-    """The value of a key that is not there, or shall not be."""
+    """The value of a missing key."""
 
     MISSING = "missing"
 
 
 MISSING = Absence.MISSING
 KEY_VARIABLE = "TROUPER_API_KEY"
-"""The variable that clients read the server's key from, so that it need not stand in their
-files."""
+"""Clients read the server's key from this variable."""
 
 
 class ConfigInvalid(Exception):
-    """A client's file that cannot be changed. The message says why."""
+    """The message says why a client's file cannot be changed."""
 
 
 @attrs.frozen
 class Default:
-    """A value that is written only where there is none."""
+    """A value for a missing key."""
 
     value: Any
 
 
 @attrs.frozen
 class Blank:
-    """An empty text where there is a value that must not count any more."""
+    """An empty text in place of a value."""
 
 
 @attrs.frozen
 class Dropped:
-    """A key that is removed where it is."""
+    """A key to remove."""
 
 
 @attrs.frozen
 class Entries:
-    """Entries of a list. One whose keys `by` have the same values is changed; else it is added."""
+    """Entries of a list, known by the values of the keys `by`."""
 
     by: tuple[str, ...]
     items: tuple[dict[str, Any], ...]
@@ -53,16 +51,14 @@ class Entries:
 
 @attrs.frozen
 class Secret:
-    """The server's API key, for clients that cannot read it from a variable. It is written, but
-    never shown."""
+    """The server's API key, which is never shown."""
 
     value: str = attrs.field(repr=False)
 
 
 @attrs.frozen
 class Edit:
-    """A value that is set. `path`: keys, and indices of lists; an index that is the length
-    appends."""
+    """`path`: keys, and indices of lists; an index equal to the length appends."""
 
     path: tuple[Any, ...]
     old: Any
@@ -70,7 +66,7 @@ class Edit:
 
 
 def plain(value: Any, *, shown: bool = False) -> Any:
-    """Return the value as data. `shown`: for a person, without secrets."""
+    """Return the value as data. `shown`: without secrets."""
     match value:
         case Default():
             return plain(value.value, shown=shown)
@@ -90,8 +86,7 @@ def plain(value: Any, *, shown: bool = False) -> Any:
 
 
 def merged(data: Any, values: Mapping[str, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """Return `data` with `values`. Raises `ConfigInvalid` for a value of another kind than
-    expected."""
+    """Raises `ConfigInvalid` for a value of another kind."""
     if not isinstance(data, dict):
         raise ConfigInvalid(
             f"{dotted(path) or 'the file'} holds {_kind(data)}, where a table of keys is expected"
@@ -147,7 +142,7 @@ def _same(known: Any, item: Mapping[str, Any], by: tuple[str, ...]) -> bool:
 
 
 def reverted(before: Any, after: Any, now: Any) -> Any:
-    """Return `now` without the change from `before` to `after`. Other changes since stay."""
+    """Return `now` without the change from `before` to `after`. Other changes stay."""
     if not isinstance(now, dict):
         return now
     changed = dict(now)
@@ -166,7 +161,7 @@ def reverted(before: Any, after: Any, now: Any) -> Any:
 
 
 def edits_between(old: Any, new: Any, path: tuple[Any, ...] = ()) -> Iterator[Edit]:
-    """Yield what makes `new` of `old`. A list that shrinks is replaced as a whole."""
+    """A list that shrinks is replaced."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from edits_between(old.get(key, MISSING), new.get(key, MISSING), (*path, key))
@@ -183,7 +178,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def put(root: Any, edit: Edit) -> None:
-    """Carry out an edit in a document of tomlkit or ruamel.yaml."""
+    """Edit a document of tomlkit or ruamel.yaml."""
     *parents, last = edit.path
     for key in parents:
         root = root[key]
@@ -196,7 +191,6 @@ def put(root: Any, edit: Edit) -> None:
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """Return the path as a person writes it: `models[2].name`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(
         "."
     )

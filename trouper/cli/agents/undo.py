@@ -1,4 +1,4 @@
-"""Copies of clients' files as they were before `trouper connect --write`, and `--undo`."""
+"""Copies of clients' files, and `trouper connect --undo`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BACKUP = "trouper-backup"
 
 @attrs.frozen
 class Written:
-    """A file as `--write` left it. `backup`: the copy of the file before; None: there was none."""
+    """A file as `--write` left it. `backup`: None for a new file."""
 
     format: str
     after: str
@@ -38,12 +38,12 @@ class Written:
 
 
 Log = dict[str, Written]
-"""By path, oldest first. The texts hold keys, so only their owner may read the log."""
+"""By path, oldest first. The texts hold keys."""
 
 
 def write_with_backup(agent: str, change: Change) -> Path | None:
-    """Copy the file beside itself, note the change for `undo`, and write the file. Returns the
-    copy. Raises `ConfigInvalid` and `OSError`."""
+    """Copy the file once, note the change, and write. Returns the copy. Raises `ConfigInvalid`
+    and `OSError`."""
     log, name = _read(agent), str(change.path.absolute())
     earlier = log.pop(name, None)
     before = change.before if earlier is None else _taken_back(change.path, earlier)[0]
@@ -62,8 +62,8 @@ def write_with_backup(agent: str, change: Change) -> Path | None:
 
 
 def undo(agent: str) -> Iterator[str]:
-    """Take back what was changed in the files of a client, the last first. Yields lines about each
-    file. Raises `ConfigInvalid` for a file that cannot be changed back, and `OSError`."""
+    """Take back changes, the last first, and yield lines for a person. Raises `ConfigInvalid`
+    and `OSError`."""
     log = _read(agent)
     while log:
         name, written = log.popitem()
@@ -97,8 +97,8 @@ def _undone(path: Path, written: Written) -> Iterator[str]:
 
 
 def _taken_back(path: Path, written: Written) -> tuple[str | None, tuple[Edit, ...]]:
-    """Return the text of a file without our change, as it is where the copy is gone; None: no file.
-    Edits are returned for a file that others have changed since. Raises `ConfigInvalid`."""
+    """Return the text without our change (None: no file), and the edits of a file that others
+    have changed. Raises `ConfigInvalid`."""
     now = read_text(path)
     before = None if written.backup is None else read_text(Path(written.backup))
     is_new = written.backup is None
@@ -125,7 +125,7 @@ def _log_path(agent: str) -> Path:
 
 
 def _read(agent: str) -> Log:
-    """Raises `ConfigInvalid` for a file that is damaged."""
+    """Raises `ConfigInvalid` for a damaged file."""
     path = _log_path(agent)
     try:
         return cattrs.structure(json.loads(read_text(path) or "{}"), Log)
@@ -134,7 +134,6 @@ def _read(agent: str) -> Log:
 
 
 def _store(agent: str, log: Mapping[str, Written]) -> None:
-    """Raises `OSError`."""
     path = _log_path(agent)
     if not log:
         path.unlink(missing_ok=True)

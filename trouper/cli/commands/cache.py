@@ -30,8 +30,7 @@ def cache() -> None:
 
 
 def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> Callable[..., None]:
-    """The flag that `serve` has, and one line for what is wrong with it. `must_exist`: a directory
-    that is named must be there."""
+    """Add the flag of `serve`. `must_exist`: a named directory must be there."""
     field = attrs.fields(Settings).ssd_cache_dir
 
     @wraps(command)

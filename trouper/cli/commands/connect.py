@@ -95,7 +95,6 @@ def _list(mode: Mapping[str, bool]) -> None:
 
 
 def _refuse_impossible(agent: Agent, mode: Mapping[str, bool], arguments: tuple[str, ...]) -> None:
-    """Refuse what this client cannot do before a server is asked."""
     if agent.why_no_write and (mode["write"] or mode["dry_run"]):
         refuse(agent.why_no_write)
     if mode["run"] and agent.why_no_run and not (agent.name == "generic" and arguments):
@@ -126,7 +125,7 @@ def _undo(agent: Agent) -> None:
 
 
 def _merge(agent: Agent, files: tuple[ConfigFile, ...], *, write: bool) -> None:
-    """Change the files, or show how. All are read before the first is written."""
+    """All files are read before the first is written."""
     try:
         changes = [change_of(file) for file in files]
     except ConfigInvalid as invalid:
@@ -166,7 +165,6 @@ def _remind(setup: Setup) -> None:
 
 
 def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
-    """Become the client."""
     program, *own = (agent.program,) if agent.program else arguments
     path = shutil.which(program, path=absolute_only(os.environ.get("PATH", os.defpath)))
     if path is None:
@@ -183,7 +181,7 @@ def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
 
 
 def _new_keys(names: Iterable[str]) -> dict[str, str]:
-    """Make the keys that are not set, and print them: whoever asks the client needs them."""
+    """Make and print missing keys."""
     made = {name: f"sk-{secrets.token_urlsafe(24)}" for name in names if not os.environ.get(name)}
     for name, key in made.items():
         click.echo(f"{name}={key}    # made for this run; its clients send it")
@@ -191,7 +189,6 @@ def _new_keys(names: Iterable[str]) -> dict[str, str]:
 
 
 def _rewrite(agent: Agent, file: RunFile) -> None:
-    """Write a file of one run, in which nothing else needs to be kept."""
     path = file.path(agent.name)
     path.unlink(missing_ok=True)
     try:
@@ -201,20 +198,17 @@ def _rewrite(agent: Agent, file: RunFile) -> None:
 
 
 SIGNS = "{}$"
-"""Signs by which clients refer to variables and files in their settings."""
+"""Clients refer to variables and files by these signs."""
 
 
 @attrs.frozen
 class FoundModel:
-    """The model for the client, and what a person should know of the server."""
-
     served: ServedModel
     warnings: tuple[str, ...] = ()
 
 
 def find_model(where: Where, name: str | None) -> FoundModel:
-    """Ask the server for a model by its name, or for its default. Ends the command with one line if
-    no server answers, if it wants another key, or has no such model."""
+    """Ask the server for a model, by default the first. An error ends the command."""
     with refused_in_one_line(where):
         where.say(", if it wants one")
         where = _with_key_if_needed(where)
@@ -228,8 +222,7 @@ def find_model(where: Where, name: str | None) -> FoundModel:
 
 
 def _with_key_if_needed(where: Where) -> Where:
-    """Return the server with its key, or without one if it wants none, since a key that is not
-    needed should stand in no file."""
+    """No file should hold a needless key."""
     keyless = attrs.evolve(where, key=None)
     with keyless.client() as client:
         if client.get("/v1/models").status_code != httpx2.codes.UNAUTHORIZED:
@@ -246,7 +239,7 @@ def _with_key_if_needed(where: Where) -> Where:
 
 
 def _listed(client: httpx2.Client) -> dict[str, int | None]:
-    """Return the context of each model by name, the default first; None: it is not loaded."""
+    """Return the context of each model, the default first; None: not loaded."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
         found = answer.json()["data"]
@@ -257,8 +250,7 @@ def _listed(client: httpx2.Client) -> dict[str, int | None]:
 
 
 def _name(value: Any) -> str:
-    """Return a model's name. Refuses one that clients would take for something else: a flag, or a
-    variable or file that they put in its place, as opencode does with {file:PATH}."""
+    """Refuse a name that clients would take for a flag, a variable or a file, as {file:PATH}."""
     name = str(value)
     if name.startswith("-") or name != line_shown(name) or any(sign in name for sign in SIGNS):
         rule = f"a name has no {SIGNS}, and begins with no -"
@@ -282,7 +274,6 @@ def _named(client: httpx2.Client, name: str, listed: dict[str, int | None]) -> s
 
 
 def _context_by_loading(client: httpx2.Client, model: str) -> int:
-    """Return the context of a model that is not loaded: the server loads it to answer."""
     answer = client.post("/tokenize", json={"model": model, "prompt": "?"}).raise_for_status()
     with read_as_trouper(client):
         return int(answer.json()["max_model_len"])

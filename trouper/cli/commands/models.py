@@ -25,8 +25,7 @@ from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cach
 def _require_directories(
     _: click.Context, __: click.Parameter, sources: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuse a directory that is not there, as `serve` does: an empty list with exit code 0 would
-    hide a misspelt name."""
+    """An empty list would hide a misspelt name."""
     try:
         require_sources(sources)
         require_hub_cache(sources)
@@ -94,7 +93,6 @@ def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return a value as a person reads it. JSON has it as it is."""
     if name.endswith("_bytes"):
         return decimal(value)
     if name.endswith("_at"):

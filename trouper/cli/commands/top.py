@@ -37,7 +37,7 @@ COUNTERS = {
     "prefilled": "total_prefill_tokens",
     "spared": "total_cached_tokens",
 }
-"""Rates that are shown as tokens per second, and the counter of each."""
+"""Rates in tokens per second, and the counter of each"""
 COLOURS = {
     "ok": "green",
     "running": "green",
@@ -54,14 +54,11 @@ COLOURS = {
 }
 BAR_WIDTH = 30
 STATE_WIDTH = 12
-"""Width of an actor's state, which stands before its name: there may be three names in one, and
-graphs need the room that a label takes."""
+"""Room for an actor's state"""
 
 
 @attrs.define
 class Rates:
-    """Rates of one model's counters between two polls."""
-
     _at: float | None = None
     _counted: dict[str, int] = attrs.field(factory=dict)
     seen: dict[str, deque[float]] = attrs.field(
@@ -69,7 +66,7 @@ class Rates:
     )
 
     def observe(self, stats: Mapping[str, Any], now: float) -> None:
-        """Add a poll. A counter that went back belongs to a server that was restarted."""
+        """Add a poll. A counter that went back belongs to a restarted server."""
         counted = {name: int(stats[counter]) for name, counter in COUNTERS.items()}
         if self._at is not None and now > self._at:
             for name, count in counted.items():
@@ -78,13 +75,13 @@ class Rates:
 
 
 def models_of(body: Health) -> dict[str, Health]:
-    """Return the health of each model by name; a single model has an empty name."""
+    """A single model has an empty name."""
     several: Mapping[str, Health] | None = body.get("models")
     return dict(several) if several else {"": body}
 
 
 def page(url: str, body: Health, rates: Mapping[str, Rates], problem: str = "") -> RenderableType:
-    """Render the page. `problem`: why the data is not current."""
+    """`problem`: why the data is old"""
     parts: list[RenderableType] = [Text(problem, style="bold red")] if problem else []
     for name, health in models_of(body).items():
         title = Text(f"{name} " if name else "") + _status(health, current=not problem)
@@ -95,7 +92,6 @@ def page(url: str, body: Health, rates: Mapping[str, Rates], problem: str = "") 
 
 
 def _status(health: Health, *, current: bool) -> Text:
-    """Render the state. One that is not current has no colour, and says so."""
     state = str(health.get("status") or health.get("state"))
     if not current:
         return Text(f"{state} when it was last heard", style="dim")
@@ -158,7 +154,7 @@ def _stores(health: Health) -> Iterator[tuple[str, Text]]:
 
 
 def _kv(memory: Mapping[str, Any], cached: int) -> Iterator[tuple[str, Text]]:
-    """KV memory and the banks of rows. A server of an earlier version reports none."""
+    """An earlier version of the server reports no banks."""
     if "kv_row_bytes" not in memory:
         return
     rows, limit, preemptions = (
@@ -190,9 +186,6 @@ def _bar(part: float, total: float) -> Text:
 
 @attrs.frozen
 class StepPlot:
-    """Render the last value and a sparkline, of as many of the newest values as there is room
-    for."""
-
     _values: deque[float]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
@@ -202,7 +195,7 @@ class StepPlot:
 
 
 def sparkline(values: deque[float], max_values: int = KEPT) -> str:
-    """Render the newest values. The highest has the full height."""
+    """The highest value has the full height."""
     newest = [*values][-max_values:]
     highest = max(newest, default=0) or 1
     return "".join(LEVELS[round(value / highest * (len(LEVELS) - 1))] for value in newest)
@@ -245,7 +238,7 @@ def top(where: Where, /, interval_s: float, once: bool) -> None:
 
 @attrs.define
 class Watching:
-    """The data seen so far. A server that does not answer may come back."""
+    """A server that does not answer may come back."""
 
     _url: str
     _client: httpx2.Client
@@ -254,7 +247,7 @@ class Watching:
     _seen_at: float = 0.0
 
     def fetch(self) -> RenderableType:
-        """Fetch the health and render it. Raises `UnusableAnswer` and httpx2's errors."""
+        """Raises `UnusableAnswer` and httpx2's errors."""
         answer = self._client.get("/health").raise_for_status()
         with read_as_trouper(self._client):
             body = data_shown(answer.json())
@@ -268,8 +261,7 @@ class Watching:
         return shown
 
     def frame(self) -> RenderableType:
-        """Render like `fetch`, but show the last known state if the server does not answer, or is
-        not Trouper."""
+        """Show the last known state if the server does not answer as Trouper."""
         try:
             return self.fetch()
         except (UnusableAnswer, httpx2.HTTPError) as error:
@@ -278,7 +270,6 @@ class Watching:
             return page(self._url, self._body, self._rates, message)
 
     def _without_right(self) -> str:
-        """Say why there are no details."""
         if "Authorization" not in self._client.headers:
             return (
                 f"{self._url} shows its health to keys with the right observability only; give one "
