@@ -93,10 +93,10 @@ def changed_by(file: ConfigFile, change: Callable[[Any], Any]) -> Change:
         before = read_text(file.path)
         text = before or ""
         data = parsed(file.format, text)
-        wanted = change(data)
-        edits = tuple(edits_between(data, wanted))
+        new_data = change(data)
+        edits = tuple(edits_between(data, new_data))
         after = _changed(file.format, text, edits) if edits else text
-        if parsed(file.format, after) != wanted:
+        if parsed(file.format, after) != new_data:
             raise ConfigInvalid(
                 "it is written in a way that cannot be changed safely; change the values by hand"
             )
