@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from trouper.cli.rank_commands import LocalRanks
+from trouper.cli.process_group import LocalRanks
 
 
 def run_ranks(count: int, backend: str, arguments: Sequence[str], timeout_s: float = 3600) -> str:

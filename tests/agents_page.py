@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trouper.cli.agents.agent import ServedModel
-from trouper.cli.agents.instructions import instructions
+from trouper.cli.agents.agent import ServedModel, instructions
 from trouper.cli.commands.connect import AGENTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "agents.md"

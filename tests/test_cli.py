@@ -26,11 +26,11 @@ from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.cli import server_process
-from trouper.cli.announce import snippets
 from trouper.cli.client import Where, client_of
 from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
+from trouper.cli.server_process import snippets
 from trouper.protocol.api_keys import Keys
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
@@ -420,7 +420,7 @@ def test_what_is_to_be_pasted_is_one_word_for_a_shell() -> None:
 
 ANNOUNCING = """
 from types import SimpleNamespace as Some
-from trouper.cli.announce import announce
+from trouper.cli.server_process import announce
 card = Some(architecture="llama", dtype="float32", batching="batched", device="CPU")
 runtime = Some(model=card, tokenizer=Some(tool_parser="hermes"))
 announce("http://127.0.0.1:1", Some(entries=lambda: [Some(names=["tiny"], runtime=runtime)]), False)

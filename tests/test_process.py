@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.families import save
-from trouper.cli.leaving_signals import leaving_signals
+from trouper.cli.exits import leaving_signals
 
 PATIENCE_S = 60.0
 RUN = "from trouper.cli import main; main()"

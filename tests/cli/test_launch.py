@@ -19,8 +19,7 @@ from click.testing import CliRunner
 
 from trouper.cli import main, process_group
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.process_group import supervise
-from trouper.cli.rank_commands import SECRET_FILE, Hosts, LocalRanks, ProcessSpec
+from trouper.cli.process_group import SECRET_FILE, Hosts, LocalRanks, ProcessSpec, supervise
 from trouper.cli.rank_process import control_host, rank_of, rank_secret
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import Settings

@@ -15,9 +15,15 @@ import pytest
 from rich.console import Console
 
 from trouper.cli import exits
-from trouper.cli.background_log import BackgroundHandler, LineWriter
 from trouper.cli.exits import give_up, refuse
-from trouper.cli.log_setup import Format, JsonLines, configure_logging, name_request
+from trouper.cli.log_setup import (
+    BackgroundHandler,
+    Format,
+    JsonLines,
+    LineWriter,
+    configure_logging,
+    name_request,
+)
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 logger = logging.getLogger("trouper.tests")

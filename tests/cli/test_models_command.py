@@ -18,7 +18,7 @@ from tests.cli.fake_hub import TORN, hub_of
 from tests.families import save
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.listing import print_listing
+from trouper.cli.terminal_text import print_listing
 from trouper.engine.loading import bundled_model
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.problems import SettingsInvalid

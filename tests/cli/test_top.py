@@ -14,8 +14,7 @@ from rich.console import Console, RenderableType
 
 from tests.web.serving import ask, serving
 from trouper import cli
-from trouper.cli.commands.top import Watching
-from trouper.cli.dashboard import KEPT, Rates, models_of, page, sparkline
+from trouper.cli.commands.top import KEPT, Rates, Watching, models_of, page, sparkline
 from trouper.cli.exits import USAGE_ERROR
 
 

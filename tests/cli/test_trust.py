@@ -28,13 +28,12 @@ import trouper
 from tests.cli.agent_homes import home
 from trouper import cli
 from trouper.cli import own_server
-from trouper.cli.background_log import BackgroundHandler
 from trouper.cli.client import Where, client_of
 from trouper.cli.commands.serve import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.file_trust import LOOPBACK_HERE, NEVER_HERE
 from trouper.cli.line_editor import history_file
-from trouper.cli.log_setup import OneLine
+from trouper.cli.log_setup import BackgroundHandler, OneLine
+from trouper.cli.settings_file import LOOPBACK_HERE, NEVER_HERE
 from trouper.engine.loading import model_source
 from trouper.protocol.private_files import others_write
 from trouper.protocol.settings import default_cache_dir

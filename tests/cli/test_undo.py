@@ -13,7 +13,10 @@ from tests.cli.agent_homes import KEYED, SERVED, WITH_FILES, files_in, fill, hom
 from trouper import cli
 from trouper.cli.agents import jsonc
 from trouper.cli.agents.agent import ServedModel
-from trouper.cli.agents.merging import MISSING, Edit, edits_back, with_edits
+from trouper.cli.agents.config_files import ConfigFile, change_of
+from trouper.cli.agents.config_formats import YAML
+from trouper.cli.agents.merging import reverted
+from trouper.cli.agents.undo import undo, write_with_backup
 from trouper.cli.commands.connect import AGENTS, _merge
 
 __all__ = ["home"]
@@ -83,6 +86,70 @@ def test_what_was_changed_since_stays(agent: str, home: Path) -> None:
         assert read(home / name) == data | ({"mine": [1]} if name in changed else {}), name
 
 
+def test_each_file_is_copied_once_with_its_mode(home: Path) -> None:
+    path = home / "config.yml"
+    copies = [home / f"config.yml.trouper-backup{number}" for number in ("", "-2")]
+    odd = "a:    1\nb:\n      - x   # far\n"
+    copies[0].write_text("of somebody else\n")
+    path.write_text(odd)
+    path.chmod(0o640)
+    for value in (1, 2):
+        change = change_of(ConfigFile(path, YAML, {"c": value}))
+        assert write_with_backup("claude", change) == copies[1]
+        assert YAML.parse(path.read_text()) == {"a": 1, "b": ["x"], "c": value}
+        assert copies[1].read_text() == odd
+        assert copies[1].stat().st_mode & 0o777 == 0o640
+    assert list(undo("claude")) == ["~/config.yml: as it was"]
+    assert files_in(home) == {"config.yml": odd, copies[0].name: "of somebody else\n"}
+
+
+def test_a_link_stays_one_and_its_file_is_as_it_was(home: Path) -> None:
+    fill(home)
+    path, real = home / ".claude/settings.json", home / "dotfiles.json"
+    before = path.read_text()
+    path.rename(real)
+    path.symlink_to(real)
+    write("claude", SERVED)
+    assert path.is_symlink()
+    assert (home / ".claude/settings.json.trouper-backup").read_text() == before
+    undone("claude")
+    assert path.is_symlink()
+    assert real.read_text() == before
+
+
+def test_without_the_copy_nothing_is_undone(home: Path) -> None:
+    fill(home)
+    path = home / ".claude/settings.json"
+    write("claude", SERVED)
+    (home / ".claude/settings.json.trouper-backup").unlink()
+    written = path.read_text()
+    assert "settings.json.trouper-backup is gone" in undone("claude")
+    assert path.read_text() == written
+    write("claude", OTHER)
+    undone("claude")
+    assert path.read_text() == written
+
+
+def test_a_write_that_fails_does_not_forget_the_one_before(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(home)
+    before = own_files(home)
+    write("claude", SERVED)
+    setup = AGENTS["claude"].setup(OTHER)
+    [change] = [change_of(file) for file in setup.files]
+
+    def fail(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trouper.cli.agents.config_files.Change.write", fail)
+        with pytest.raises(OSError, match="No space"):
+            write_with_backup("claude", change)
+    undone("claude")
+    assert own_files(home) == before
+
+
 def test_changes_between_two_writes_stay(home: Path) -> None:
     fill(home)
     path = home / ".claude/settings.json"
@@ -145,7 +212,11 @@ def test_a_member_is_removed_in_place(
 ) -> None:
     found = jsonc.without(text, path)
     assert found == expected
-    assert jsonc.loads(found) == with_edits(jsonc.loads(text), [Edit(path, None, MISSING)])
+    data = parent = jsonc.loads(text)
+    for key in path[:-1]:
+        parent = parent[key]
+    del parent[path[-1]]
+    assert jsonc.loads(found) == data
 
 
 def test_what_is_taken_back() -> None:
@@ -168,5 +239,5 @@ def test_what_is_taken_back() -> None:
         (before, before),
     )
     for now, expected in cases:
-        found = with_edits(now, list(edits_back(before, after, now)))
+        found = reverted(before, after, now)
         assert json.dumps(found, sort_keys=True) == json.dumps(expected, sort_keys=True)

@@ -15,7 +15,7 @@ from tests.fakes import FakeEngine
 from tests.web.responses import Verbatim, prompts_of, saying
 from tests.web.scraping import scrape
 from tests.web.serving import Served, exchange, get, post, serving
-from trouper.cli.announce import lines_of
+from trouper.cli.server_process import lines_of
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.suggested_models import AGENT_TOKENS, SUGGESTED, that_fit
 from trouper.web.tool_support import notice

@@ -1,9 +1,4 @@
-"""The command `trouper`: flags, logging, signals, and what a person at a terminal sees. One file a
-command.
-
-A command is imported when it is called, and what is heavy when it runs, so that completion and help
-are quick.
-"""
+"""The command `trouper`, whose commands are imported when they are called."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The listening address, tried before a model is loaded for minutes, and the URL at which clients
-of this machine find a server."""
+"""Addresses that a server listens on."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S10
 
 
 class CannotListenError(Exception):
-    """The address is taken, not local, or not allowed. `reason` is the system's error number."""
+    """`reason`: the system's error number."""
 
     def __init__(self, message: str, reason: int | None) -> None:
         super().__init__(message)
@@ -19,7 +18,7 @@ class CannotListenError(Exception):
 
 
 def require_address(host: str, port: int) -> None:
-    """Try the address before a model is loaded for minutes. The server's own bind decides."""
+    """Try an address before a model is loaded for minutes."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -43,6 +42,6 @@ def cannot_listen(host: str, port: int, error: OSError) -> CannotListenError:
 
 
 def url_to(host: str, port: int) -> str:
-    """Return the URL of a server on this machine that listens there."""
+    """Return the URL for clients of this machine."""
     address = EVERYWHERE.get(host, host)
     return f"http://{f'[{address}]' if ':' in address else address}:{port}"

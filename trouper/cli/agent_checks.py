@@ -1,5 +1,4 @@
-"""The checks of `trouper doctor --for agents`: whether the model would do for agents, and which
-models would."""
+"""The checks of `trouper doctor --for agents`."""
 
 from __future__ import annotations
 
@@ -118,7 +117,7 @@ def _described(candidate: SuggestedModel, float32: bool) -> str:
 
 
 def _local(checked: CheckedSettings) -> Iterator[tuple[str, Settings]]:
-    """The models that need no download, by name; the check of the model names the others."""
+    """Yield the models that need no download."""
     from trouper.engine import probe
 
     for settings in checked.models:

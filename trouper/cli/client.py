@@ -1,4 +1,4 @@
-"""Options that clients share: which running server to talk to, and with what key."""
+"""Options of commands that talk to a server."""
 
 from __future__ import annotations
 
@@ -29,31 +29,28 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Client = TypeVar("Client", httpx2.Client, httpx2.AsyncClient)
 CONNECT_S = 5.0
 SILENCE_S = 300.0
-"""Read timeout. A server that is alive sends something in every stream long before."""
+"""Read timeout. A live server sends something sooner."""
 DEFAULT = ServerSettings()
 
 
 @attrs.frozen
 class Where:
-    """The server of a client command."""
-
     url: str
-    """The URL without /v1."""
+    """Without /v1"""
     _key: str | None = attrs.field(default=None, repr=False)
     key_from: str = ""
-    """The flag, the variable, or the file and its key, that gave the API key."""
+    """The flag, the variable, or the file and its key"""
     url_from: str = ""
-    """The same of the URL; "" if it was given as a flag, or is the default."""
+    """"" for a flag or the default"""
     key_stays_here: bool = False
-    """Whether the key is of a settings file, and `url` is not: no other machine gets it."""
+    """A file's key goes to no other machine than the file's `url`."""
 
     @property
     def key(self) -> str | None:
-        """The API key that is sent there."""
         return None if self.key_stays_here and not self.is_local else self._key
 
     def say(self, condition: str = "") -> None:
-        """Print to stderr which server is asked, and whose key goes along, if `condition` holds."""
+        """Print to stderr which server is asked and whose key goes along."""
         if self.key is not None:
             key = f"with the key of {self.key_from}{condition}"
         elif self._key is not None:
@@ -74,12 +71,11 @@ class Where:
         return address.is_loopback or address.is_unspecified
 
     def client(self) -> httpx2.Client:
-        """Return an HTTP client, as `opened` does."""
         return self.opened(httpx2.Client)
 
     def opened(self, kind: Callable[..., Client], **options: Any) -> Client:
-        """Return an HTTP client of this kind. The environment's proxies are used for other machines
-        only. Raises `ProxyUnusable`, or httpx2's errors."""
+        """Return a client without proxies for this machine. Raises `ProxyUnusable`, or httpx2's
+        errors."""
         try:
             return kind(
                 base_url=self.url,
@@ -113,8 +109,7 @@ key_option = functools.partial(click.option, cls=NeverEmpty)
 
 
 def client_of(command: Command) -> Command:
-    """Add --url and --api-key, and pass the first argument `where`. Without --url it is the address
-    at which `trouper serve` would listen with the same variables and the same settings file."""
+    """Add --url and --api-key, by default as `trouper serve` would listen, and pass a `Where`."""
 
     @functools.wraps(command)
     def run(
@@ -164,7 +159,6 @@ def client_of(command: Command) -> Command:
 
 
 def _with_origins(where: Where, is_key_given: bool) -> Where:
-    """Note where the URL and the key are from."""
     context = click.get_current_context()
     names = ("url",) if context.params["url"] else ("host", "port")
     sources = {name: context.get_parameter_source(name) for name in names}
@@ -181,8 +175,6 @@ def _with_origins(where: Where, is_key_given: bool) -> Where:
 
 
 def _require_reachable(url: str | None, port: int) -> None:
-    """Refuse a port at which no server can be, as `trouper serve` does, and a URL without a
-    host."""
     if not url:
         try:
             attrs.evolve(DEFAULT, port=port)
@@ -202,7 +194,7 @@ def _require_reachable(url: str | None, port: int) -> None:
 
 
 def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
-    """Return the first of the keys, of a file the first with the most rights."""
+    """Return the first key; of a file, the first with the most rights."""
     try:
         if keys:
             return sendable(keys[0], "--api-key")
@@ -213,7 +205,7 @@ def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
 
 @contextmanager
 def refused_in_one_line(where: Where) -> Iterator[None]:
-    """End the command with one line if it cannot reach its server."""
+    """End the command with one line if the server cannot be reached."""
     try:
         yield
     except (UnusableAnswer, ProxyUnusable) as other:
@@ -230,26 +222,24 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
 
 
 class ProxyUnusable(Exception):
-    """A proxy that the environment names, and that the HTTP client cannot use. The message is one
-    line for a person."""
+    """The client cannot use a proxy that the environment names."""
 
 
 class UnusableAnswer(Exception):
-    """An answer that a command cannot use. The message is one line for a person."""
+    """A command cannot use the server's answer."""
 
 
 class DetailsHidden(UnusableAnswer):
-    """The server shows its health to keys with a right that this one lacks."""
+    """The key has no right to the server's health."""
 
 
 class NotTrouper(UnusableAnswer):
-    """Something else than Trouper listens at the URL, which the message names."""
+    """Another program listens at the URL."""
 
 
 @contextmanager
 def read_as_trouper(client: httpx2.Client | httpx2.AsyncClient) -> Iterator[None]:
-    """Raise `NotTrouper` if parsing an answer fails. It must surround nothing but parsing. Another
-    server's JSON can be anything."""
+    """Raise `NotTrouper` if parsing fails. Nothing but parsing stands inside."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
@@ -258,14 +248,14 @@ def read_as_trouper(client: httpx2.Client | httpx2.AsyncClient) -> Iterator[None
 
 
 def first_model(client: httpx2.Client) -> str:
-    """Return the server's default model. Raises `NotTrouper`, or httpx2's errors."""
+    """Raises `NotTrouper`, or httpx2's errors."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
         return line_shown(str(answer.json()["data"][0]["id"]))
 
 
 def problem_of(response: httpx2.Response) -> str:
-    """Return the message in an error's body, or the status if the server is not Trouper."""
+    """Return the message in an error's body, else the status."""
     try:
         response.read()
         return line_shown(str(response.json()["error"]["message"]))

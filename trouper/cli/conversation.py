@@ -1,5 +1,4 @@
-"""The state of `trouper chat`, and the commands that change it. Independent of terminal and
-network."""
+"""The state of `trouper chat` and its commands."""
 
 from __future__ import annotations
 
@@ -11,11 +10,10 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trouper.cli.typed_input import can_be_sent
+from trouper.cli.terminal_text import can_be_sent
 
 Message: TypeAlias = dict[str, str]
 ROLES = ("system", "developer", "user", "assistant")
-"""Keys that a message of plain text may have."""
 STREAMED = "answers are always streamed"
 FIXED = {
     "messages": "the messages are what was said; /system, /undo and /clear change them",
@@ -23,13 +21,13 @@ FIXED = {
     "stream_options": STREAMED,
     "model": "`/model NAME` does that",
 }
-"""Parameters of the API that /set refuses, and why."""
+"""Refused by /set, and why"""
 COMMAND = re.compile(r"/[^/\s]*(\s|$)")
-"""A command is one word: `/usr/bin` is none."""
+"""A command is one word; `/usr/bin` is a question."""
 
 
 class CommandRefused(Exception):
-    """A command that cannot be followed. The message says why."""
+    """The message says why a command cannot be followed."""
 
 
 class EndOfChat(Exception):
@@ -46,19 +44,17 @@ class AskAgain(Exception):
 
 @attrs.define
 class Conversation:
-    """The messages in order; the last one is the assistant's, unless a question is open."""
+    """The last message is the assistant's, unless a question is open."""
 
     system: str = ""
     model: str | None = None
-    """The model; None is the server's default."""
+    """None: the server's default"""
     parameters: dict[str, Any] = attrs.field(factory=dict)
-    """Parameters of each request: temperature and the like."""
     messages: list[Message] = attrs.field(factory=list)
     unanswered: str | None = None
-    """The last question if it has no answer; then it is not among the messages."""
+    """Not among the messages"""
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the next request."""
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         named = {} if self.model is None else {"model": self.model}
         return named | self.parameters | {"messages": [*first, *self.messages]}
@@ -68,16 +64,14 @@ class Conversation:
         self.unanswered = None
 
     def answered(self, text: str) -> None:
-        """Append an answer. A partial one counts, since the next question may be about it; without
-        one the question is taken back."""
+        """Append an answer, also a partial one. A question without one is taken back."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         else:
             self.unanswered = self.messages.pop()["content"]
 
     def take_back(self) -> str:
-        """Return the last question, and remove its answer; earlier answers stay. Raises
-        `CommandRefused`."""
+        """Remove and return the last question. Raises `CommandRefused`."""
         if self.unanswered is not None:
             question, self.unanswered = self.unanswered, None
             return question
@@ -142,8 +136,7 @@ def _value(text: str) -> Any:
 
 
 def _check_parameter(name: str, value: Any) -> None:
-    """Set a parameter. Raises `CommandRefused` for one that the user may not set here, and for
-    values that JSON cannot express."""
+    """Raises `CommandRefused` for a fixed parameter, or a value that JSON cannot express."""
     if name in FIXED:
         raise CommandRefused(FIXED[name])
     if name == "n" and value not in (None, 1):
@@ -202,8 +195,7 @@ def _load(conversation: Conversation, path: str) -> str:
 
 
 def _saved(kept: Any) -> Conversation:
-    """Load a conversation. Raises `CommandRefused` for one that a server would refuse with every
-    question, and for any error if `kept` is something else."""
+    """Raises `CommandRefused` for a conversation that a server would refuse."""
     messages = [
         {"role": str(message["role"]), "content": str(message["content"])}
         for message in kept["messages"]
@@ -251,15 +243,14 @@ COMMANDS: dict[str, Command] = {
 
 
 def question_in(line: str) -> str | None:
-    """Return the question in a line; None if it is a command. A path is no command, and // at the
-    start stands for a slash."""
+    """Return the question in a line; None for a command."""
     if line.startswith("//"):
         return line[1:]
     return None if COMMAND.match(line) else line
 
 
 def follow(conversation: Conversation, line: str) -> str:
-    """Run a command, and return its output. Raises `CommandRefused`, `AskAgain` and `EndOfChat`."""
+    """Run a command. Raises `CommandRefused`, `AskAgain` and `EndOfChat`."""
     name, argument = _parted(line)
     command = COMMANDS.get(name)
     if command is None:
@@ -268,6 +259,5 @@ def follow(conversation: Conversation, line: str) -> str:
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """Split a line into its first word and the remainder."""
     first, *remainder = text.strip().split(maxsplit=1) or [""]
     return first, remainder[0] if remainder else ""

@@ -1,11 +1,11 @@
-"""The checks of `trouper doctor`, one function for each subject. A check yields its findings and
-remedies."""
+"""The checks of `trouper doctor`, one function for each subject."""
 
 from __future__ import annotations
 
 import errno
 import platform
 import resource
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,20 +15,19 @@ import attrs
 from rich.filesize import decimal
 
 from trouper import __version__
-from trouper.cli import batch_directory
 from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
+from trouper.storage.disk_speed import nearest
+from trouper.storage.file_operations import Disk
 from trouper.web.descriptors import other_files
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
 SLOW_GFLOPS = 10.0
-"""Speed below which the CPU's products count as slow. The reference BLAS reaches 2 to 3, OpenBLAS
-more than this on a single old core."""
+"""The reference BLAS reaches 2 to 3, OpenBLAS more than 10 on an old core."""
 SLOW_READ = 200e6
-"""Read speed in bytes per second. Below it, even a small model computes about as fast as its blocks
-are read."""
+"""Bytes per second. A small model computes faster."""
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
 INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
@@ -43,13 +42,11 @@ class Finding:
 
 @attrs.frozen
 class CheckedSettings:
-    """The settings of the server to be checked."""
-
     models: Sequence[Settings]
     server: ServerSettings
     file: Path | None = None
     misspelt: Sequence[tuple[str, str]] = ()
-    """Variables without effect, each with the one that was probably meant."""
+    """Variables without effect, each with the one that was probably meant"""
 
 
 Check: TypeAlias = Callable[[CheckedSettings], Iterator[Finding]]
@@ -129,7 +126,6 @@ def memory(_: CheckedSettings) -> Iterator[Finding]:
 
 
 def _free_memory() -> int | None:
-    """Return the free memory, where the system reports it without starting a program."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -203,7 +199,7 @@ def _draft_model(settings: Settings) -> Iterator[Finding]:
 
 
 def self_check(checked: CheckedSettings) -> Iterator[Finding]:
-    """Report the result of the last start's self-check; no model is loaded for this."""
+    """Report the self-check of the last start."""
     from trouper.engine import probe
 
     for settings in checked.models:
@@ -260,7 +256,7 @@ def disk(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def batches(checked: CheckedSettings) -> Iterator[Finding]:
-    yield Finding(*batch_directory.examine(checked.server))
+    yield Finding(*examine_batch_directory(checked.server))
 
 
 def port(checked: CheckedSettings) -> Iterator[Finding]:
@@ -309,8 +305,7 @@ def keys(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def pages(checked: CheckedSettings) -> Iterator[Finding]:
-    """Check who may use the server. Without keys, any page that is opened on this machine is a
-    client."""
+    """Without keys, any page that is opened on this machine may use the server."""
     server = checked.server
     keyed = bool(server.api_key or server.api_key_file)
     if not keyed and "*" in server.cors_origins:
@@ -355,3 +350,26 @@ CHECKS: dict[str, Check] = {
     "web pages": pages,
     "open files": files,
 }
+
+
+def examine_batch_directory(server: ServerSettings) -> tuple[Literal["ok", "warn"], str, str]:
+    """Return level, message and remedy."""
+    directory = server.batches_dir
+    if directory is None:
+        return "ok", "--no-batches: files and batches are not served", ""
+    try:
+        existing = nearest(directory.absolute())
+        with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
+            file.write(b"x")  # A full disk still makes empty files.
+        free = Disk().free_bytes(existing)
+    except OSError as error:
+        message = f"{directory}: {error.strerror}; uploads of files and batches will be refused"
+        return "warn", message, "give another --batch-dir, or --no-batches"
+    message = f"{decimal(free)} free for {directory}"
+    if free < server.max_file_bytes:
+        return (
+            "warn",
+            f"{message}, less than one file may have (--max-file-bytes)",
+            "make room, or give another --batch-dir",
+        )
+    return "ok", message, ""

@@ -1,9 +1,10 @@
-"""Exit codes, and the ways in which a command ends when it cannot do its work."""
+"""Exit codes, ends of commands, and signals on which a server leaves."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import stat
 import sys
 from contextlib import suppress
@@ -15,20 +16,17 @@ import click
 from trouper.cli.terminal_text import line_shown
 
 USAGE_ERROR = 2
-"""Exit code when what was asked for cannot be: a flag, a model, a port. (click's own, too.)"""
+"""click's own code"""
 DEVICE_STUCK = 70
-"""Exit code when the device never finished a step (EX_SOFTWARE): a supervisor should start the
-process again."""
+"""EX_SOFTWARE: restart the process."""
 ENGINE_FAILED = 70
-"""Exit code when the engine crashed too often (EX_SOFTWARE): a supervisor should start the process
-again."""
+"""EX_SOFTWARE: restart the process."""
 RANK_LOST = 75
-"""Exit code when the group of ranks has ended (EX_TEMPFAIL): a supervisor should start all of them
-again."""
+"""EX_TEMPFAIL: restart all ranks."""
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Ctrl-C, as in shells"""
 DAMAGE_FOUND = 1
-"""Exit code of `trouper cache verify` when a file is not sound."""
+"""Of `trouper cache verify`"""
 
 
 def refuse(message: str) -> NoReturn:
@@ -38,23 +36,21 @@ def refuse(message: str) -> NoReturn:
 
 
 def give_up(message: str) -> NoReturn:
-    """Print one line, and exit after everything that could still be served has been. At once: MLX's
-    threads of an engine that has crashed may still run, and its destructors would abort the process
-    (`terminate called without an active exception`), with another exit code."""
+    """Print one line, and exit without unwinding: MLX's destructors abort while threads of a
+    crashed engine run."""
     _print_last(message)
     end_at_once(ENGINE_FAILED)
 
 
 def _print_last(message: str) -> None:
-    """Print a line after everything that was logged: the log is written on a thread of its own, and
-    what led to this may still wait there."""
+    """Print a line after the log, which a thread writes."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     click.secho(f"trouper: {line_shown(message)}", fg="red", err=True)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Exit without unwinding, which would wait for the very thing that did not end."""
+    """Exit without unwinding, which would wait for a thread that does not end."""
     logging.shutdown()
     with suppress(OSError, ValueError, AttributeError):  # stdout may be full, closed, or None.
         sys.stdout.flush()
@@ -62,21 +58,18 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def escape_unencodable() -> None:
-    """Let stdout escape what its encoding lacks, as stderr does: bars where a locale is not UTF-8,
-    names of files that are not."""
+    """Let stdout escape characters that the encoding lacks."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def forget(stream: TextIO) -> None:
-    """Redirect stdout or stderr to nowhere because its reader is gone. Buffered output would
-    otherwise be an error again when the process ends."""
+    """Redirect stdout or stderr to nowhere: buffered output would fail at exit."""
     _to_nowhere(stream.fileno())
 
 
 def forget_terminal() -> None:
-    """Redirect stdout and stderr to nowhere, as far as they are the terminal that was closed: the
-    system does not call it one any more."""
+    """Redirect stdout and stderr to nowhere where they were the closed terminal."""
     for descriptor in (1, 2):
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
@@ -90,11 +83,22 @@ def _to_nowhere(descriptor: int) -> None:
 
 
 def echo_if_possible(text: str, *, err: bool = False) -> None:
-    """Print a line. One that cannot be written, to a full disk or because nobody reads any more, is
-    dropped."""
     try:
         click.echo(text, err=err)
     except BrokenPipeError:
         forget(sys.stderr if err else sys.stdout)
     except OSError:
         pass
+
+
+def leaving_signals() -> list[signal.Signals]:
+    """Return the signals that begin to drain. `nohup` ignores SIGHUP."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+def insists(number: int) -> bool:
+    """Whether a second signal asks to end at once. A terminal may send SIGHUP several times."""
+    if number == signal.SIGHUP:
+        forget_terminal()
+    return number != signal.SIGHUP

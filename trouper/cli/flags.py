@@ -1,10 +1,11 @@
-"""Command-line flags made from the settings classes, and settings made from parsed flags."""
+"""Flags made from the settings classes, and settings made from flags."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -32,8 +33,7 @@ S = TypeVar("S", bound=attrs.AttrsInstance)
 
 
 def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
-    """Add a flag, and a variable TROUPER_<NAME>, for each setting: type, default and help are the
-    setting's own."""
+    """Add a flag and a variable TROUPER_<NAME> for each setting."""
 
     def add(command: Command) -> Command:
         types = get_type_hints(cls)
@@ -72,8 +72,7 @@ def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
 
 
 def _completion(field: attrs.Attribute[Any]) -> Completion | None:
-    """Return what a shell completes. Choices are checked by the setting itself, whatever its
-    source, so click does not check them."""
+    """The setting checks choices, whatever their source, so click does not."""
     if choices := field.metadata.get("choices"):
         return lambda _context, _option, begun: [
             CompletionItem(str(choice)) for choice in choices if str(choice).startswith(begun)
@@ -84,8 +83,7 @@ def _completion(field: attrs.Attribute[Any]) -> Completion | None:
 
 
 class NeverEmpty(click.Option):
-    """An option whose variable counts also when it is empty: else an empty key would be none, and
-    the server open."""
+    """An option whose empty variable counts: without keys the server would be open."""
 
     # Click's interface
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002
@@ -93,16 +91,14 @@ class NeverEmpty(click.Option):
 
 
 class UnsplitText(click.types.StringParamType):
-    """Text that is one value in a variable: click would split it at blanks, and make weak keys of a
-    strong one."""
+    """click splits at blanks, and would make weak keys of a strong one."""
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
         return (rv,)
 
 
 class OwnChoice(click.types.StringParamType):
-    """One of some numbers. A word is left to the setting, as other numbers are: it lists the
-    choices."""
+    """A number. For words the setting's error lists the choices."""
 
     name = "choice"
 
@@ -119,15 +115,13 @@ class OwnChoice(click.types.StringParamType):
 
 
 class OneOfSeveral(click.types.StringParamType):
-    """Text whose variable holds several values, separated like paths: a model may be a directory
-    with blanks in its name."""
+    """A model may be a directory with blanks in the name."""
 
     envvar_list_splitter = os.pathsep
 
 
 class HomePath(click.Path):
-    """A path that may begin with ~. A shell expands it in `--flag ~/x`, but neither in `--flag=~/x`
-    nor in a file."""
+    """A shell expands ~ neither in `--flag=~/x` nor in a file."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, context: click.Context | None
@@ -146,7 +140,7 @@ class HomePath(click.Path):
 
 
 class Finite(click.FloatRange):
-    """A finite number. nan, which is within every range, and infinity are refused."""
+    """A finite number; nan is within every range."""
 
     def convert(
         self, value: float, param: click.Parameter | None, context: click.Context | None
@@ -158,16 +152,14 @@ class Finite(click.FloatRange):
 
 
 def settings_from(cls: type[S], given: Mapping[str, Any], **overrides: Any) -> S:
-    """Build the settings of what click collected and of `overrides`, which holds the flags that
-    differ between models. Raises `SettingsInvalid`."""
+    """`overrides`: one model's flags. Raises `SettingsInvalid`."""
     return cls(
         **{field.name: overrides.get(field.name, given[field.name]) for field in attrs.fields(cls)}
     )
 
 
 def models_from(given: Mapping[str, Any], tables: ModelTables = NO_TABLES) -> list[Settings]:
-    """Build the settings for each --model, which names a path or a table. Raises
-    `SettingsInvalid`."""
+    """Raises `SettingsInvalid`."""
     models = tuple(dict.fromkeys(_path(model, tables) for model in given["model"]))
     for field in ("adapter_path", "adapter"):
         if len(models) > 1 and given.get(field):
@@ -190,7 +182,7 @@ def models_from(given: Mapping[str, Any], tables: ModelTables = NO_TABLES) -> li
 def all_from(
     given: Mapping[str, Any], tables: ModelTables = NO_TABLES
 ) -> tuple[list[Settings], ServerSettings]:
-    """Build the settings of the models and of the server. Raises `SettingsInvalid`."""
+    """Raises `SettingsInvalid`."""
     models = models_from(given, tables)
     paths = [model.model for model in models]
     served = [_served(name, tables) for name in given["served_model_name"]]
@@ -209,12 +201,48 @@ def all_from(
 
 
 def _path(model: str, tables: ModelTables) -> str:
-    """Return the path of a model that --model names by its table."""
     table = tables.of(model)
     return model if table is None else table.path
 
 
 def _served(name: str, tables: ModelTables) -> str:
-    """Return an entry of --served-model-name with the model's path instead of its table's name."""
+    """Return an entry of --served-model-name with a path in place of a table's name."""
     own, given, model = name.partition("=")
     return f"{own}={_path(model, tables)}" if given else name
+
+
+PREFIX = "TROUPER_"
+ALIKE = 0.85
+"""Less similar variables belong to other programs."""
+
+
+def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield unknown variables, each with the one that was probably meant."""
+    root = context.find_root()
+    known = {
+        variable for command in _commands(root, root.command) for variable in _variables(command)
+    }
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, 1, ALIKE)
+            if near:
+                yield name, near[0]
+
+
+def _commands(context: click.Context, command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            if (below := command.get_command(context, name)) is not None:
+                yield from _commands(context, below)
+
+
+def _variables(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        match parameter.envvar:
+            case str(name):
+                yield name
+            case None:
+                pass
+            case several:
+                yield from several

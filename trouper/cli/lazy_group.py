@@ -1,8 +1,5 @@
-"""A group whose commands are imported when they are called or described.
-
-The recipe is "Lazily Loading Subcommands" of click's documentation:
-https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands
-"""
+"""A group whose commands are imported when they are called or described:
+https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands"""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ class LazyGroup(OneLineErrors):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does. The error of a misspelt command names those that are alike."""
+        """Resolve as click does. An error names similar commands."""
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:

@@ -1,4 +1,4 @@
-"""Input of lines in a terminal: editing, history, and pasted lines."""
+"""Input of lines in a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from trouper.cli.typed_input import text_of
+from trouper.cli.terminal_text import text_of
 from trouper.protocol.paths import xdg_directory
 from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import SettingsInvalid
@@ -27,7 +27,7 @@ def history_file() -> Path:
 
 
 class FailsafeHistory(FileHistory):
-    """A history file that ignores write errors: with a full disk, questions can still be asked."""
+    """A history file that ignores write errors, as on a full disk."""
 
     def store_string(self, string: str) -> None:
         with suppress(OSError):
@@ -35,8 +35,7 @@ class FailsafeHistory(FileHistory):
 
 
 def history() -> History:
-    """Return the history of all sessions, readable by its owner only. Where no file can be written,
-    it is of this session, and a line says so."""
+    """Return the history of all sessions, or of this one where no file can be written."""
     try:
         path = history_file()
         make_private(path.parent)
@@ -52,7 +51,6 @@ def history() -> History:
 
 
 def session(commands: Iterable[str]) -> PromptSession[str]:
-    """Return a prompt session with the history of earlier sessions."""
     return PromptSession(
         PROMPT,
         history=history(),
@@ -66,8 +64,7 @@ def session(commands: Iterable[str]) -> PromptSession[str]:
 
 
 def _keys() -> KeyBindings:
-    """Return key bindings: Enter sends, as usual; Alt-Enter breaks the line. Pasted text keeps its
-    lines."""
+    """Enter sends, Alt-Enter breaks the line."""
     keys = KeyBindings()
 
     @keys.add("enter")

@@ -24,17 +24,15 @@ from rich.text import Text
 from trouper.protocol.loading import Loading, LoadWatch
 
 WIDE = 100
-"""Number of columns from which on the speed is shown."""
+"""Columns from which on the speed is shown"""
 FIXED_WIDTH = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")
-"""Columns of a narrow line beside its description."""
+"""Columns beside the description"""
 SPEED = len(" 100.0 MB/s")
 
 
 @contextmanager
 def shown(console: Console) -> Iterator[LoadWatch]:
-    """Show a bar for each stage, beside the log. Without a terminal nothing is shown: the log has
-    the same in lines. Nothing is shown before the first stage either, since the model hub shows
-    bars of its own, nor for models that are loaded later."""
+    """Show a bar for each stage, on a terminal. Before the first, the model hub has bars."""
     progress = Progress(
         *_columns(console.width), console=console, transient=True, disable=not console.is_terminal
     )
@@ -61,13 +59,11 @@ def shown(console: Console) -> Iterator[LoadWatch]:
 
 
 def _short(model: str) -> str:
-    """Return the last part of a path or of a hub's id."""
     return PurePath(model).name or model
 
 
 def _columns(width: int) -> Iterator[ProgressColumn]:
-    """Return the bar's columns, which fit one line in any width: there is always a bar, and a long
-    description is cut."""
+    """Return columns that fit one line; a long description is cut."""
     room = width - FIXED_WIDTH - (SPEED if width >= WIDE else 0)
     cut = Column(max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
     yield SpinnerColumn()
@@ -79,8 +75,6 @@ def _columns(width: int) -> Iterator[ProgressColumn]:
 
 
 class Done(DownloadColumn):
-    """A column with the number of bytes, or of steps."""
-
     def render(self, task: Task) -> Text:
         if task.fields.get("unit") != "steps":
             return super().render(task)
@@ -88,7 +82,5 @@ class Done(DownloadColumn):
 
 
 class Speed(TransferSpeedColumn):
-    """A column with the speed in bytes; steps have none."""
-
     def render(self, task: Task) -> Text:
         return Text("") if task.fields.get("unit") == "steps" else super().render(task)

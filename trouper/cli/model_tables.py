@@ -1,9 +1,5 @@
-"""Tables of the settings file that describe one model each: `[models."NAME"]`.
-
-A table has the model's path, further names of it, and those settings that hold for it alone. A flag
-or a variable counts more than a table, a table more than the file's other keys. --model says by
-name or path which of them are served; without it all are.
-"""
+"""Tables `[models."NAME"]` of the settings file. Flags and variables count more than tables,
+tables more than other keys."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ from trouper.protocol.settings import Settings
 
 KEY = "models"
 OWN_KEYS = ("path", "aliases", "pinned", "ttl-s")
-"""Keys that are no flags."""
 OF_THE_PROCESS = {
     *(
         "model",
@@ -43,58 +38,53 @@ OF_THE_PROCESS = {
         "ssd_ttl_days",
     ),
 }
-"""Settings that cannot differ between models: they are about the ranks, the device, or the disk."""
+"""Models share the ranks, the device and the disk."""
 OWN_MEMORY = frozenset({"cache_memory", "kv_memory"})
-"""Settings of which all models have equal shares, but for a model whose table has them."""
+"""Models have equal shares, but for those whose tables have the setting."""
 DRAFT = "draft_model"
-"""Setting whose flag is for one model, so it overrides no other model's."""
+"""The flag overrides no other model's."""
 WILDCARDS = "*?["
 Convert = Callable[[click.Option, Any], Any]
-"""Converts the value of a key to what its flag gives. Raises `ValueError` or
-`click.BadParameter`."""
+"""Raises `ValueError` or `click.BadParameter`."""
 
 
 @attrs.frozen
 class ModelTable:
-    """One table."""
-
     name: str
-    """The model's name in the API."""
+    """str:"""
     path: str
-    """Directory or hub id."""
+    """str:"""
     aliases: tuple[str, ...]
-    """Further names, or patterns of names."""
+    """Further names, or patterns of names"""
     options: ModelOptions
     values: Mapping[str, Any]
-    """Settings of this model, by field."""
+    """By field"""
 
     def names(self) -> Iterator[str]:
-        """Entries of --served-model-name."""
+        """Entries of --served-model-name"""
         for name in (self.name, *self.aliases):
             if name != self.path and not is_pattern(name):
                 yield f"{name}={self.path}"
 
     def patterns(self) -> Iterator[str]:
-        """Entries of --model-alias."""
+        """Entries of --model-alias"""
         yield from (f"{alias}={self.name}" for alias in self.aliases if is_pattern(alias))
 
 
 @attrs.frozen
 class ModelTables:
-    """All tables of a settings file."""
-
     file: Path | None = None
     tables: tuple[ModelTable, ...] = ()
     given: Collection[str] = ()
-    """Settings that flags or variables have given, which count more."""
+    """Settings of flags or variables, which count more"""
 
     def of(self, model: str | None) -> ModelTable | None:
-        """Return the table of a model, by its name or its path."""
+        """Return the table of a model, by name or path."""
         found = [table for table in self.tables if model in (table.name, table.path)]
         return found[0] if found else None
 
     def values(self, model: str | None) -> dict[str, Any]:
-        """Settings that hold for this model alone, by field."""
+        """Return this model's settings, by field."""
         table = self.of(model)
         if table is None:
             return {}
@@ -105,8 +95,7 @@ class ModelTables:
         }
 
     def checked(self, model: str | None, make: Callable[[], Settings]) -> Settings:
-        """Make the settings of a model. Raises `SettingsInvalid`, which names the table if it is to
-        blame."""
+        """Raises `SettingsInvalid`, which names a faulty table."""
         try:
             return make()
         except SettingsInvalid as invalid:
@@ -117,7 +106,7 @@ class ModelTables:
             raise SettingsInvalid(f"{_where(self.file, self.of(model))}: {invalid}", None) from None
 
     def options(self, models: Sequence[str | None]) -> dict[str, ModelOptions]:
-        """Options of the models that have a table, by path."""
+        """Return options by path."""
         found = [table for table in map(self.of, models) if table is not None]
         return {
             table.path: attrs.evolve(
@@ -127,13 +116,13 @@ class ModelTables:
         }
 
     def names(self, models: Sequence[str | None]) -> list[str]:
-        """Entries of --served-model-name for these models."""
+        """Entries of --served-model-name"""
         return [
             name for table in map(self.of, models) if table is not None for name in table.names()
         ]
 
     def patterns(self, models: Sequence[str | None]) -> list[str]:
-        """Entries of --model-alias for these models."""
+        """Entries of --model-alias"""
         return [
             pattern
             for table in map(self.of, models)
@@ -152,8 +141,7 @@ def is_pattern(alias: str) -> bool:
 def read_tables(
     file: Path, content: Any, known: Mapping[str, click.Option], convert: Convert
 ) -> ModelTables:
-    """Return the tables of a file. `known`: the flags of `serve`, by key. Raises `SettingsInvalid`,
-    which names table and key."""
+    """`known`: flags of `serve`, by key. Raises `SettingsInvalid`, which names table and key."""
     if not isinstance(content, Mapping):
         raise SettingsInvalid(f'{file}: {KEY} must be tables, as [models."NAME"]')
     settings = {
@@ -165,7 +153,6 @@ def read_tables(
 
 
 def given_more(context: click.Context, tables: ModelTables) -> ModelTables:
-    """Note which settings flags or variables have given."""
     sources = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     return attrs.evolve(
         tables,
@@ -200,7 +187,7 @@ def _table(
 
 
 def _own(key: str, value: Any) -> Any:
-    """Return the value of a key that is no flag. Raises `ValueError`."""
+    """Raises `ValueError`."""
     match key, value:
         case "path", str() if value.strip():
             return str(expanded(value)) if value.startswith("~") else value
@@ -223,7 +210,7 @@ def _own(key: str, value: Any) -> Any:
 
 
 def _setting(key: str, settings: Mapping[str, click.Option]) -> click.Option:
-    """Return the flag of a key. Raises `ValueError` for one that no model can have."""
+    """Raises `ValueError` for a key that no model can have."""
     option = settings.get(key)
     if option is None:
         names = [
@@ -240,7 +227,6 @@ def _setting(key: str, settings: Mapping[str, click.Option]) -> click.Option:
 
 
 def _require_unique(file: Path, tables: Sequence[ModelTable]) -> None:
-    """Raises `SettingsInvalid` if two models have one path, or one name."""
     taken: dict[str, str] = {}
     for table in tables:
         for what in dict.fromkeys((table.name, table.path, *table.aliases)):

@@ -21,10 +21,8 @@ READY = " is ready at "
 
 @contextmanager
 def serving(*flags: str) -> Iterator[str]:
-    """Run `trouper serve` with these flags, and yield its URL. The server has a free port of this
-    machine, a process and a group of its own (Ctrl-C does not reach it). Its log and progress bars
-    go to this process' stderr. It ends with this process, also when that is killed or the terminal
-    is closed."""
+    """Run `trouper serve` in a process group that Ctrl-C does not reach, and yield the URL. The
+    server ends with this process."""
     address = ("--host", "127.0.0.1", "--port", "0")
     command = [sys.executable, "-P", "-m", "trouper", "serve", *address, *flags]
     with lifeline() as end, _started(command, end) as process, _signals_end(process):
@@ -55,7 +53,7 @@ def _started(command: list[str], end: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate the server. It drains, but is killed if that takes long."""
+    """Terminate the server, and kill one that drains for long."""
     process.terminate()
     try:
         process.wait(GOODBYE_S)
@@ -66,8 +64,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _signals_end(process: subprocess.Popen[str]) -> Iterator[None]:
-    """On a signal, end the server first and then this process, without unwinding: a handler must
-    not raise in the middle of Trio. The terminal gets back its present modes."""
+    """End the server and this process without unwinding: a handler must not raise within Trio."""
     terminal = sys.stdin.fileno() if sys.stdin.isatty() else None
     modes = None if terminal is None else termios.tcgetattr(terminal)
 

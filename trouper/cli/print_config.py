@@ -1,4 +1,4 @@
-"""`trouper serve --print-config`: the effective settings, and their sources, as a settings file."""
+"""`trouper serve --print-config`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ SECRET = {
 
 
 def config_text(context: click.Context) -> str:
-    """Format the settings as TOML. A default is a comment, so that a file made of this pins
-    nothing; secrets are left out."""
+    """Format the settings as TOML, with defaults as comments and without secrets."""
     return "\n".join(_lines(context)) + "\n"
 
 
@@ -60,8 +59,7 @@ def _lines(context: click.Context) -> Iterator[str]:
 
 
 def _table_lines(table: ModelTable, tables: ModelTables) -> Iterator[str]:
-    """Format the table of a model that is served. What a flag or a variable overrides is left
-    out."""
+    """Format a model's table without settings that a flag or variable overrides."""
     yield f"[models.{_toml(table.name)}]  # {line_shown(str(tables.file))}"
     yield f"path = {_toml(table.path)}"
     if table.aliases:

@@ -1,53 +1,55 @@
-"""A supervisor for processes that start and end together, are restarted, and leave nothing behind.
-
-Each process is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the
-reading end of a pipe whose other end is here: when this process is killed, the others see it.
-"""
+"""A supervisor for ranks. Each process is a session, which Ctrl-C does not reach, and reads a
+pipe that closes when the supervisor dies."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import secrets
 import signal
+import socket
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import suppress
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
 
 import attrs
 import trio
 
-from trouper.cli.exits import USAGE_ERROR, echo_if_possible
-from trouper.cli.leaving_signals import insists, leaving_signals
-from trouper.cli.rank_commands import ProcessSpec, RankLauncher
+from trouper.cli.exits import USAGE_ERROR, echo_if_possible, insists, leaving_signals
 from trouper.lifeline import LAUNCHER, lifeline
 
 GRACE_S = 5.0
-"""Time for processes to end by themselves after one of them has ended. Those that have not by then
-are killed."""
+"""Time for the other processes to end by themselves"""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Pause before a restart: doubled each time, until a group has lived for a while."""
+"""Doubled each time until a group has lived for a while"""
 LIVED_S = 60.0
 LAST_LINES_S = 1.0
 
 
 @attrs.define(eq=False)
 class Life:
-    """The processes of one start of the group."""
+    """The processes of one start."""
 
     processes: list[trio.Process] = attrs.field(factory=list)
     codes: list[int] = attrs.field(factory=list)
-    """Exit codes of processes that have ended, and codes that were reported in the output."""
+    """Exit codes, of processes and from the output"""
     any_ended: trio.Event = attrs.field(factory=trio.Event)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to each process and its children. One that has ended has none; macOS says
-        EPERM then until its code was read."""
+        """Signal each process with its children. macOS says EPERM for an ended process whose
+        code was not read."""
         for process in self.processes:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
 
 
 class Supervisor:
-    """Keeps a group alive until it ends well, cannot live, or a signal comes."""
+    """Keeps a group alive until the group ends well, cannot live, or a signal comes."""
 
     def __init__(self, group: RankLauncher, restarts: int | None) -> None:
         self._group, self._restarts = group, restarts
@@ -55,7 +57,7 @@ class Supervisor:
         self._leaving = trio.Event()
 
     async def run(self) -> int:
-        """Run the group until it ends for good, and return the exit code."""
+        """Return the exit code."""
         with trio.open_signal_receiver(*leaving_signals()) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, signals)
@@ -64,7 +66,7 @@ class Supervisor:
         return code
 
     async def _pass_on(self, signals: AsyncIterator[int]) -> None:
-        """Forward signals: the first lets the processes drain, the second kills them."""
+        """The first signal lets the processes drain, the second kills."""
         async for number in signals:
             once_more = insists(number)
             self._life.signal(
@@ -101,7 +103,7 @@ class Supervisor:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _live(self) -> list[int]:
-        """Start the group, wait for its end, and return all exit codes."""
+        """Return all exit codes."""
         self._life = life = Life()
         with self._group.processes() as specs, lifeline() as end:
             try:
@@ -163,6 +165,118 @@ async def _start(spec: ProcessSpec, end: int) -> trio.Process:
 
 
 def _exit_code(failed: list[int]) -> int:
-    """Return the exit code of the first process that failed; a signal's as shells report it."""
+    """Return the code of the first process that failed; a signal's as in shells."""
     code = failed[0] if failed else 0
     return 128 - code if code < 0 else code
+
+
+SECRET_FILE = "TROUPER_RANK_SECRET_FILE"  # noqa: S105 - a name
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@attrs.frozen
+class ProcessSpec:
+    """`name`: the prefix of output lines"""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = attrs.field(repr=False)
+
+
+class RankLauncher(Protocol):
+    def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
+        """Return the processes of one start. Their files exist as long as the context."""
+
+    def code_in(self, line: str) -> int | None:
+        """Return a rank's exit code, if this line reports one."""
+
+
+@attrs.frozen
+class LocalRanks:
+    """Ranks on this machine. Backend `ring` or `nccl`."""
+
+    ranks: int
+    backend: str
+    command: tuple[str, ...]
+
+    @contextmanager
+    def processes(self) -> Iterator[list[ProcessSpec]]:
+        with (
+            tempfile.NamedTemporaryFile("w", prefix="trouper-ranks-", suffix=".json") as hosts,
+            tempfile.NamedTemporaryFile("w", prefix="trouper-ranks-", suffix=".secret") as secret,
+        ):
+            secret.write(secrets.token_hex())
+            secret.flush()
+            own = {SECRET_FILE: secret.name} if self.ranks > 1 else {}
+            ports = _free_ports(self.ranks)
+            json.dump([[f"127.0.0.1:{port}"] for port in ports], hosts)
+            hosts.flush()
+            yield [
+                ProcessSpec(
+                    str(rank),
+                    self.command,
+                    own | os.environ | self._variables(rank, hosts.name, ports[0]),
+                )
+                for rank in range(self.ranks)
+            ]
+
+    def _variables(self, rank: int, hosts: str, port: int) -> dict[str, str]:
+        """Return the variables that mlx.launch sets."""
+        if self.ranks == 1:
+            return {}
+        if self.backend == "nccl":
+            return {
+                "MLX_RANK": str(rank),
+                "MLX_WORLD_SIZE": str(self.ranks),
+                "NCCL_HOST_IP": "127.0.0.1",
+                "NCCL_PORT": str(port),
+                "CUDA_VISIBLE_DEVICES": _devices(self.ranks)[rank],
+            }
+        threads = str(
+            max(1, (os.cpu_count() or 1) // self.ranks)
+        )  # All ranks together use no more threads than the machine has cores.
+        thread_limits = {name: threads for name in THREADS if name not in os.environ}
+        return {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts, **thread_limits}
+
+    def code_in(self, line: str) -> int | None:  # noqa: ARG002  Processes have theirs.
+        return None
+
+
+@attrs.frozen
+class Hosts:
+    """Ranks of mlx.launch, which prints their exit codes and ends with 0."""
+
+    ranks: int
+    hostfile: Path | None
+    backend: str | None
+    command: tuple[str, ...]
+
+    @contextmanager
+    def processes(self) -> Iterator[list[ProcessSpec]]:
+        flags = (
+            ["--hostfile", str(self.hostfile)]
+            if self.hostfile is not None
+            else ["-n", str(self.ranks)]
+        )
+        flags += ["--backend", self.backend] if self.backend is not None else []
+        python = (sys.executable, "-P", "-m", "trouper.cli.mpi_delegate")
+        environment = os.environ | {"PYTHONSAFEPATH": "1"}
+        yield [ProcessSpec("", (*python, *flags, "--", *self.command), environment)]
+
+    def code_in(self, line: str) -> int | None:
+        match = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)
+        return int(match[1]) if match else None
+
+
+def _free_ports(count: int) -> list[int]:
+    """All are bound at once, so none is returned twice."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
+
+
+def _devices(ranks: int) -> Sequence[str]:
+    visible = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    return visible if len(visible) >= ranks else [str(rank) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""A process that is one of several ranks: the variables of its launcher, and the ways it ends."""
+"""A process that is one of several ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import trio
 from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_link import RankLost
-from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
-from trouper.cli.leaving_signals import insists, leaving_signals
+from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once, insists, leaving_signals
 from trouper.protocol.paths import expanded
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
@@ -34,24 +33,23 @@ GROUP_VARIABLES = (
     "PMI_SIZE",
 )
 JOIN_S = 120
-"""Time limit until all ranks have joined. Native code waits there and holds the interpreter, so the
-kernel keeps this limit (SIGALRM)."""
+"""Native code waits and holds the GIL, so SIGALRM keeps the limit."""
 SHORTEST_SECRET, LONGEST_SECRET = 16, 4096
 LAST_ERRORS_S = 0.7
-"""Time at the end for the errors that clients get."""
+"""For the errors that clients get"""
 ORPHAN_S = 30.0
-"""Time for a drain after the launcher has died."""
+"""For a drain after the launcher has died"""
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
-    """Return the rank of this process; None if no launcher has started a group."""
+    """None without a group."""
     if not any(environment.get(name) for name in GROUP_VARIABLES):
         return None
     return next((int(environment[name]) for name in RANK_VARIABLES if environment.get(name)), None)
 
 
 def control_host(environment: Mapping[str, str]) -> str:
-    """Return the address of rank 0 for the other ranks; loopback if no variable names one."""
+    """Return the address of rank 0; loopback if no variable names one."""
     if hosts := environment.get("MLX_HOSTFILE"):
         first: str = json.loads(Path(hosts).read_text())[0][0]
         return first.rsplit(":", 1)[0].strip("[]")
@@ -61,8 +59,7 @@ def control_host(environment: Mapping[str, str]) -> str:
 
 
 def rank_secret(settings: Settings) -> bytes:
-    """Read the secret of the ranks; empty: there is no file. Raises `SettingsInvalid` for one that
-    others may read or write, or that is too short to be one."""
+    """Raises `SettingsInvalid` for a file that others may read or write, or a short secret."""
     flag = "--rank-secret-file"
     if settings.rank_secret_file is None:
         return b""
@@ -91,7 +88,7 @@ def rank_secret(settings: Settings) -> bytes:
 
 
 def only_model(settings: Sequence[Settings]) -> Settings:
-    """Return the settings of the only model. Raises `SettingsInvalid`."""
+    """Raises `SettingsInvalid` for several models."""
     if len(settings) > 1:
         raise SettingsInvalid(
             f"several ranks serve one model: give one --model instead of {len(settings)}"
@@ -100,12 +97,10 @@ def only_model(settings: Sequence[Settings]) -> Settings:
 
 
 def bound_joining() -> None:
-    """Bound the time until the ranks have joined, which nothing else can."""
     signal.alarm(JOIN_S)
 
 
 def leave_without_launcher() -> None:
-    """End this process because its launcher has died."""
     logger.error("the launcher is gone: leaving")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_S)
@@ -123,8 +118,7 @@ async def _disarm(joined: trio.Event) -> None:
 
 
 async def end_with_group(ranks: Leader) -> None:
-    """End this process when a rank is lost, whatever its engine waits for (F27). Clients get their
-    errors first."""
+    """End this process when a rank is lost (F27). Clients get their errors first."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_disarm, ranks.joined)
         await ranks.lost.wait()
@@ -134,7 +128,6 @@ async def end_with_group(ranks: Leader) -> None:
 
 @contextmanager
 def lost_is_an_exit_code(ranks: Leader) -> Iterator[None]:
-    """Exit with the code of a lost rank. The reason was logged when it was found."""
     try:
         yield
     except* RankLost:
@@ -159,7 +152,7 @@ async def follow(settings: Settings, rank: int) -> None:
 
 
 async def _end_with(follower: Follower, rank: int) -> None:
-    """End this process when the follower has ended. Runs beside the engine, which may never end."""
+    """End this process with the follower. The engine may never end."""
     await follower.ended.wait()
     await trio.sleep(LAST_ERRORS_S)
     _end(follower, rank)
@@ -173,8 +166,7 @@ def _end(follower: Follower, rank: int) -> None:
 
 
 async def _watch_signals(signals: AsyncIterator[int], follower: Follower) -> None:
-    """Handle signals of a follower. A terminal's Ctrl-C reaches all ranks: rank 0 drains, and then
-    lets the others end."""
+    """Ctrl-C reaches all ranks: rank 0 drains and lets the others end."""
     reported = False
     async for number in signals:
         once_more = insists(number)
@@ -187,8 +179,7 @@ async def _watch_signals(signals: AsyncIterator[int], follower: Follower) -> Non
 
 
 class ToRank0(logging.Handler):
-    """Sends records to rank 0's terminal while there is a link, and to this one before and
-    after."""
+    """Logs to rank 0 while there is a link, else to this terminal."""
 
     def __init__(self, follower: Follower, here: Sequence[logging.Handler]) -> None:
         super().__init__()
@@ -218,7 +209,6 @@ def _tell_rank_0(follower: Follower) -> None:
 
 
 def _tell_here() -> None:
-    """Log here again, because the link to rank 0 is gone."""
     root = logging.getLogger()
     root.handlers = [
         here

@@ -1,45 +1,43 @@
-"""A server's process: load, serve, drain on a signal.
-
-The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that
-another program can embed it.
-"""
+"""A server's process: load, serve, drain on a signal."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import shlex
 import signal
+import sys
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 
+import click
 import trio
 from rich.console import Console
 
 from trouper import ModelManager, ServerSettings, Settings, run_models
 from trouper.actors.ranks.leader import Leader
 from trouper.cli.address import cannot_listen, require_address
-from trouper.cli.announce import announce
-from trouper.cli.exits import DEVICE_STUCK, end_at_once
-from trouper.cli.leaving_signals import insists, leaving_signals
+from trouper.cli.exits import DEVICE_STUCK, end_at_once, forget, insists, leaving_signals
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
+from trouper.cli.terminal_text import line_shown
 from trouper.protocol.model_options import ModelOptions
 from trouper.run import mlx_engine
 from trouper.web.keys.key_file import require_keys
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
+from trouper.web.tool_support import notice
 
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
 LOADING_ENDS_S = 2.0
-"""Time for loading to end after a signal. A thread that reads or converts weights cannot be
-interrupted; nothing is lost with it, so it is not awaited longer."""
+"""A thread that reads weights cannot be interrupted, and loses nothing."""
 ENDS_S = 15.0
-"""Time for everything to end after a drain. What still runs then is a thread that nothing can
-interrupt: in a file system that does not answer, or in the device."""
+"""After a drain; a thread may wait for a file system for ever."""
 UNCONCERNED = ("MainThread", "Trio thread ", "idle engine thread", "trouper log", "launcher")
-"""How the names of threads begin that may run to the end of the process."""
+"""Threads with such names may run to the end."""
 
 
 async def run(
@@ -51,9 +49,8 @@ async def run(
     ranks: Leader | None = None,
     options: Mapping[str, ModelOptions] | None = None,
 ) -> None:
-    """Load, serve, and on the first signal drain; returns when everything has ended. `observers`:
-    as for `serve_http`; `options`: as for `run_models`. Raises `CannotListenError` and
-    `SettingsInvalid` before a model is loaded."""
+    """Load, serve, and drain on the first signal. `observers`: as for `serve_http`; `options`: as
+    for `run_models`. Raises `CannotListenError` and `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
     await require_keys(server_settings)
     leaving, loading, over, drained = trio.Event(), trio.CancelScope(), trio.Event(), trio.Event()
@@ -93,11 +90,7 @@ async def run(
 
 
 def _freeze_heap() -> None:
-    """Exempt all that is loaded by now from garbage collection.
-
-    Libraries have some hundred thousand objects, which live as long as the process. A full
-    collection of all of them stops every stream for as long as several steps take.
-    """
+    """A full collection of the libraries' objects stops every stream for several steps."""
     gc.collect()
     gc.freeze()
 
@@ -105,8 +98,7 @@ def _freeze_heap() -> None:
 async def _watch_signals(
     signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope
 ) -> None:
-    """Handle signals: the first begins to drain, the second ends the process at once. While loading
-    there is nothing to drain, so the first also cancels loading."""
+    """The first signal drains, or cancels loading, the second ends the process."""
     async for number in signals:
         once_more = insists(number)
         if leaving.is_set():
@@ -119,7 +111,6 @@ async def _watch_signals(
 
 
 async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
-    """End the process if it was to leave and loading does not end."""
     await leaving.wait()
     with trio.move_on_after(LOADING_ENDS_S):
         await over.wait()
@@ -128,7 +119,7 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
 
 
 async def _watch_end(leaving: trio.Event, drained: trio.Event, drain_timeout_s: float) -> None:
-    """End the process if it was to leave and does not, whatever its threads wait for."""
+    """End the process if a drain does not end."""
     await leaving.wait()
     with trio.move_on_after(drain_timeout_s + ENDS_S):
         await drained.wait()
@@ -144,8 +135,7 @@ async def _watch_end(leaving: trio.Event, drained: trio.Event, drain_timeout_s: 
 
 
 async def _watch_device(models: ModelManager) -> None:
-    """End the process when a device is given up (F18, F27). A thread inside the device cannot be
-    cancelled; clients have had their errors by then, so those get a moment to be sent."""
+    """End the process when a device is given up (F18, F27): its threads cannot be cancelled."""
     # Health is looked at; it does not announce itself.
     while (detail := _stuck(models)) is None:  # noqa: ASYNC110
         await trio.sleep(STUCK_POLL_S)
@@ -155,7 +145,6 @@ async def _watch_device(models: ModelManager) -> None:
 
 
 def _stuck(models: ModelManager) -> str | None:
-    """Return the detail of the model whose device is given up."""
     healths = [entry.runtime.health() for entry in models.entries() if entry.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
 
@@ -185,3 +174,50 @@ async def _serve(
         )
     drained.set()
     shutdown.set()
+
+
+KEY_VARIABLE = "TROUPER_API_KEY"
+
+
+def announce(url: str, models: ModelManager, keyed: bool) -> None:
+    """Print the address and examples. Without a reader the server goes on."""
+    try:
+        for line in lines_of(url, models, keyed):
+            click.echo(line_shown(line))
+    except OSError:
+        forget(sys.stdout)
+
+
+def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
+    """The first line is for programs, too, and ends in `is ready at URL/v1`."""
+    first, *others = models.entries()
+    assert first.runtime is not None, "the first model is loaded before the server starts"
+    card = first.runtime.model
+    yield (
+        f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} "
+        f"is ready at {url}/v1"
+    )
+    for other in others:
+        yield f"{other.names[0]} is loaded now, if it fits, or when it is first asked for"
+    yield f"live: {url}/   chat: trouper chat --url {shlex.quote(url)}   the API: {url}/docs"
+    yield from snippets(url, first.names[0], keyed)
+    if lacking := notice(first.names[0], first.runtime):
+        yield lacking
+
+
+def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:
+    messages = [{"role": "user", "content": "Hello!"}]
+    body = shlex.quote(json.dumps({"model": model, "messages": messages}))
+    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
+    yield (
+        f"curl {shlex.quote(f'{url}/v1/chat/completions')} -H 'Content-Type: "
+        f"application/json'{header} -d {body}"
+    )
+    key = f'os.environ["{KEY_VARIABLE}"]' if keyed else '"none"'
+    yield f"{'import os, openai' if keyed else 'import openai'}"
+    yield f'client = openai.OpenAI(base_url="{url}/v1", api_key={key})'
+    yield (
+        f"answer = client.chat.completions.create(model={json.dumps(model)}, "
+        f"messages={json.dumps(messages)})"
+    )
+    yield "print(answer.choices[0].message.content)"

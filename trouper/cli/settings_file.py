@@ -1,14 +1,11 @@
-"""Settings in a file: TOML whose keys are the flags of `trouper serve`, and a table for each model
-that has settings of its own.
-
-A flag counts more than a variable, a variable more than the file, the file more than a default. The
-file's values go to click as its default map, which has just that place.
-"""
+"""Settings in TOML, by the flags of `trouper serve`. A variable counts more than the file."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import pwd
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,31 +17,29 @@ import attrs
 import click
 
 from trouper.cli.exits import refuse
-from trouper.cli.file_trust import FileNotTrusted, read_trusted, refused_here
 from trouper.cli.flags import HomePath, OneOfSeveral
 from trouper.cli.model_tables import KEY, NO_TABLES, ModelTables, given_more, read_tables
 from trouper.cli.terminal_text import line_shown
+from trouper.protocol.hosts import is_loopback
 from trouper.protocol.paths import expanded, is_file, xdg_directory
+from trouper.protocol.private_files import others_write
 from trouper.protocol.problems import SettingsInvalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 IN_WORKING_DIRECTORY = Path("trouper.toml")
+# Keys of click's context: the path of the file, the keys as written by parameter, the tables.
 READ = "trouper.config"
-"""Key under which click's context keeps the path of the file."""
 KEYS = "trouper.config.keys"
-"""Key under which it keeps the keys of the file as they are written, by parameter."""
 TABLES = "trouper.models"
-"""Key under which it keeps the tables of models."""
 
 
 class FileInvalid(Exception):
-    """A settings file that cannot be read, or has a key that is no flag. The message names the file
-    and the key."""
+    """The message names file and key."""
 
 
 @attrs.frozen
 class SettingsText:
-    """What a settings file holds. `unnamed_here`: it is the working directory's, and not named."""
+    """`unnamed_here`: the working directory's, without --config"""
 
     path: Path
     content: bytes
@@ -52,8 +47,7 @@ class SettingsText:
 
 
 def configured(command: Command, *, works_here: bool = False) -> Command:
-    """Add --config, and read the default file without it. `works_here`: also that of the working
-    directory."""
+    """Add --config. `works_here`: the working directory's file is a default, too."""
     default = "trouper.toml here, else ~/.config/trouper/config.toml"
     return click.option(
         "--config",
@@ -69,30 +63,27 @@ def configured(command: Command, *, works_here: bool = False) -> Command:
 
 
 def only_this(path: Path | None) -> tuple[str, ...]:
-    """Return the flags with which `trouper serve` reads this settings file, or none at all."""
+    """Return the flags that make `trouper serve` read this settings file, or none."""
     return ("--config", str(path or os.devnull))
 
 
 def file_read(context: click.Context) -> Path | None:
-    """Return the settings file that this command has read, if any."""
     path: Path | None = context.meta.get(READ)
     return path
 
 
 def written_key(context: click.Context, name: str) -> str:
-    """Return the key of the settings file that a parameter's value is from."""
+    """Return the file's key of a parameter."""
     return str(context.meta[KEYS][name])
 
 
 def model_tables(context: click.Context) -> ModelTables:
-    """Return the tables of models in the settings file, where flags and variables count more."""
     return given_more(context, context.meta.get(TABLES, NO_TABLES))
 
 
 def default_file(*, works_here: bool) -> SettingsText | None:
-    """Return the file in the working directory, if that counts, else the user's, else None. One
-    that this user may not look at, or that others can have written, is none, and a line says so:
-    HOME may be another user's, as after `sudo -u`."""
+    """Return the file of the working directory, else the user's, else None. A line names a file
+    that does not count."""
     for path in (*((IN_WORKING_DIRECTORY,) if works_here else ()), *_of_the_user()):
         try:
             if (content := read_trusted(path)) is not None:
@@ -137,7 +128,7 @@ def _apply(
 
 
 def _take(context: click.Context, file: SettingsText) -> None:
-    """Give the file's values to the command. Raises `FileInvalid` and `SettingsInvalid`."""
+    """Raises `FileInvalid` and `SettingsInvalid`."""
     path, content = file.path, _parsed(file)
     declared = {_key(option): option for option in _options_of_serve(context)}
     models = content.pop(KEY, {})
@@ -157,7 +148,7 @@ def _take(context: click.Context, file: SettingsText) -> None:
 
 
 def _require_harmless(path: Path, values: Mapping[str, Any], tables: ModelTables) -> None:
-    """Raises `FileInvalid` if the working directory's file has settings that it may not have."""
+    """Raises `FileInvalid`."""
     of_models = ((f'[models."{table.name}"]: ', table.values) for table in tables.tables)
     for where, found in (("", values), *of_models):
         for name, reason in refused_here(path, found):
@@ -165,8 +156,7 @@ def _require_harmless(path: Path, values: Mapping[str, Any], tables: ModelTables
 
 
 def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
-    """Return the options of `serve`. One file is for all commands, each of which takes what it
-    knows; valid keys are those of `serve`."""
+    """One file is for all commands, so valid keys are those of `serve`."""
     root, command = context.find_root(), context.command
     if isinstance(root.command, click.Group):
         command = root.command.get_command(root, "serve") or command
@@ -217,7 +207,7 @@ def _checked(
 
 
 def _setting_of(option: click.Option, value: Any, context: click.Context) -> Any:
-    """Return what a flag would give for one model. Raises `ValueError` or `click.BadParameter`."""
+    """Raises `ValueError` or `click.BadParameter`."""
     is_each = option.multiple and isinstance(option.type, OneOfSeveral)
     if is_each and isinstance(value, list):
         raise ValueError(f"must be one text, not {value!r}")
@@ -231,8 +221,7 @@ def _nearest(key: str, known: Mapping[str, click.Option]) -> str:
 
 
 def _as_given(option: click.Option, value: Any) -> Any:
-    """Convert a value to text, as on the command line: then 8000.5 is no port, and is not rounded
-    to 8000 silently."""
+    """click would round the number 8000.5 to a port, but refuses the text."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, not {value!r}")
@@ -247,3 +236,59 @@ def _text(value: Any) -> str:
         # As every fault of a value
         raise ValueError(f"must be a text or a number, not {value!r}")  # noqa: TRY004
     return str(value)
+
+
+NEVER_HERE = frozenset(
+    {
+        *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
+        *("cors_origins", "ssd_cache_dir", "batch_dir", "otlp_endpoint", "adapters_from"),
+        "rank_secret_file",
+    }
+)
+"""A working directory may be a stranger's. These would open the server, name secrets or files,
+or send prompts elsewhere."""
+LOOPBACK_HERE = frozenset({"host", "control_host"})
+NOT_TAKEN = "is not taken from the working directory"
+
+
+class FileNotTrusted(Exception):
+    """The message says why."""
+
+
+def read_trusted(path: Path) -> bytes | None:
+    """Return a file that this user and root alone can have written; None: no file. Raises
+    `FileNotTrusted` and `OSError`."""
+    try:
+        link = path.lstat()
+        if not stat.S_ISREG(path.stat().st_mode):
+            return None
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())  # Of what is read, whatever takes its place.
+            for owner in (link.st_uid, status.st_uid):
+                if owner not in (0, os.geteuid()):
+                    raise FileNotTrusted(f"{_user(owner)} owns it; {_by_name(path)}")
+            if others_write(status):
+                raise FileNotTrusted(f"others may write to it; `chmod go-w`, or {_by_name(path)}")
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def refused_here(path: Path, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield forbidden settings, each with the reason."""
+    for name, value in values.items():
+        if name in NEVER_HERE:
+            yield name, f"{NOT_TAKEN}; {_by_name(path)}"
+        elif name in LOOPBACK_HERE and not is_loopback(str(value)):
+            yield name, f"{value} is no loopback address, and {NOT_TAKEN}; {_by_name(path)}"
+
+
+def _by_name(path: Path) -> str:
+    return f"name the file by --config {path} if you trust it"
+
+
+def _user(number: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"the user {number}"

@@ -10,12 +10,11 @@ import attrs
 import httpx2
 
 from trouper.cli.client import problem_of, read_as_trouper
-from trouper.cli.terminal_text import line_shown, text_shown
-from trouper.cli.typed_input import text_of
+from trouper.cli.terminal_text import line_shown, text_of, text_shown
 
 
 class AnswerFailed(Exception):
-    """The server refused the request, or failed while it answered. The message is the server's."""
+    """The message is the server's."""
 
 
 @attrs.frozen
@@ -28,8 +27,6 @@ class StreamedText:
 
 @attrs.define
 class StreamedAnswer:
-    """The answer to one question so far."""
-
     pieces: list[str] = attrs.field(factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -45,7 +42,6 @@ class StreamedAnswer:
 
     @property
     def summary(self) -> str:
-        """One line of figures; unknown ones are left out."""
         parts = [f"{self.tokens} tokens"] if self.tokens else []
         if self.first is not None and self.last is not None:
             if self.tokens > 1 and self.last > self.first:
@@ -61,9 +57,8 @@ class StreamedAnswer:
 def stream(
     client: httpx2.Client, body: Mapping[str, Any], answer: StreamedAnswer
 ) -> Generator[StreamedText, None, None]:
-    """Send the request, and yield pieces as they arrive; `answer` is filled meanwhile. Leaving the
-    iterator ends the request. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors when the
-    connection breaks."""
+    """Yield pieces as they arrive, and fill `answer`. Leaving the iterator ends the request. Raises
+    `AnswerFailed`, `NotTrouper`, or httpx2's errors."""
     request_body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with client.stream("POST", "/v1/chat/completions", json=request_body) as response:
         if response.is_error:
@@ -78,15 +73,13 @@ def stream(
 
 
 class UsageCounts(Protocol):
-    """An object with the figures of a stream's usage."""
-
     tokens: int
     prompt_tokens: int
     cached_tokens: int
 
 
 def count(chunk: Any, counts: UsageCounts) -> None:
-    """Read the usage of an event. Raises `AnswerFailed` if the event is an error."""
+    """Raises `AnswerFailed` for an error."""
     if "error" in chunk:
         raise AnswerFailed(line_shown(str(chunk["error"]["message"])))
     if usage := chunk.get("usage"):

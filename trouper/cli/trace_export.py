@@ -1,4 +1,4 @@
-"""Export of traces: off, unless a flag or OpenTelemetry's own variables request it."""
+"""Export of traces, for a flag or OpenTelemetry's own variables."""
 
 from __future__ import annotations
 
@@ -22,18 +22,13 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 PROTOCOL = "http/protobuf"
 PATH = "/v1/traces"
 LAST_SPANS_S = 3.0
-"""Time at the end for spans that are not delivered yet. A collector that does not answer delays the
-end no longer."""
+"""For spans that a collector has not taken"""
 
 
 @contextmanager
 def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
-    """Yield observers for the request log: one, or none if traces are off. Raises
-    `SettingsInvalid`.
-
-    Used around `trio.run`, not in it: spans are sent by a thread of OpenTelemetry's, which Trio
-    neither knows nor awaits.
-    """
+    """Yield observers for the request log. The context surrounds `trio.run`, for OpenTelemetry
+    has threads. Raises `SettingsInvalid`."""
     if not _is_enabled(endpoint):
         yield ()
         return
@@ -61,8 +56,7 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
 
 
 def _check(endpoint: str | None) -> None:
-    """Check settings whose errors would otherwise appear later, once for each batch of spans.
-    Raises `SettingsInvalid`."""
+    """Errors of these settings would appear with each batch of spans. Raises `SettingsInvalid`."""
     if endpoint and not _is_url(endpoint):
         raise SettingsInvalid(
             f"--otlp-endpoint {endpoint} is no URL; give one as http://127.0.0.1:4318"
@@ -77,7 +71,6 @@ def _check(endpoint: str | None) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """Whether the text is a URL that can be reached: with a host, and a numeric port."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -86,8 +79,7 @@ def _is_url(text: str) -> bool:
 
 
 def _is_enabled(endpoint: str | None) -> bool:
-    """Whether traces are on. OpenTelemetry's switches to turn them off apply to its variables, not
-    to the flag."""
+    """OpenTelemetry's switches do not apply to the flag."""
     if endpoint:
         return True
     off = (
@@ -111,8 +103,7 @@ def _provider(endpoint: str | None) -> TracerProvider:
 
 
 def _full(endpoint: str | None) -> str | None:
-    """Return the collector's URL, completed if it was given without the path. None: the variables
-    decide."""
+    """Return the collector's URL with the path; None: the variables decide."""
     if not endpoint or endpoint.rstrip("/").endswith(PATH):
         return endpoint or None
     return endpoint.rstrip("/") + PATH

@@ -1,5 +1,4 @@
-"""Usage errors in one line, like those of invalid settings: the flag, the fault, and the source of
-the value."""
+"""Usage errors in one line: flag, fault, and source of the value."""
 
 from __future__ import annotations
 
@@ -18,13 +17,11 @@ from trouper.cli.settings_file import file_read, written_key
 from trouper.protocol.problems import SettingsInvalid
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a write to stdout. A reader that is gone (EPIPE) is click's matter."""
+"""click handles EPIPE."""
 
 
 class OneLineErrors(click.Group):
-    """A group whose commands end with one line on errors, where click prints four, none of which
-    names the source of a value. Ctrl-C ends code that does not handle it, such as imports,
-    silently. NO_COLOR is heeded, which click does not."""
+    """A group with errors of one line, where click prints four."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if os.environ.get("NO_COLOR"):
@@ -43,7 +40,6 @@ class OneLineErrors(click.Group):
 
 @contextmanager
 def _one_line(group: click.Context) -> Iterator[None]:
-    """End with one line what no command has handled itself."""
     try:
         yield
     except click.UsageError as error:
@@ -69,7 +65,7 @@ def _refuse(error: click.UsageError, group: click.Context) -> NoReturn:
 
 
 def message_of(error: click.UsageError, command: str) -> str:
-    """Return the line, without its end. `command`: the command whose help has more."""
+    """`command`: has help about the error."""
     match error:
         case click.NoSuchOption(possibilities=near) if near:
             return f"there is no flag {error.option_name}; did you mean {near[0]}?"
@@ -84,7 +80,7 @@ def message_of(error: click.UsageError, command: str) -> str:
 
 
 def settings_error(context: click.Context, invalid: SettingsInvalid) -> str:
-    """Describe an invalid setting, with the source of its value if it is a flag of this command."""
+    """Describe an invalid setting, with the source of a flag's value."""
     options = (
         option
         for option in context.command.params
@@ -95,7 +91,7 @@ def settings_error(context: click.Context, invalid: SettingsInvalid) -> str:
 
 
 def origin(context: click.Context, option: click.Option) -> str | None:
-    """Return the variable or the file that a value came from. None: a flag or a default."""
+    """Return the variable or file of a value; None: a flag or a default."""
     match context.get_parameter_source(option.name or ""):
         case ParameterSource.ENVIRONMENT:
             return str(option.envvar)
@@ -106,7 +102,7 @@ def origin(context: click.Context, option: click.Option) -> str | None:
 
 
 def origin_of(context: click.Context, name: str) -> str:
-    """Return where a parameter's value is from: its flag, the variable, or file and key."""
+    """Return the flag, the variable, or file and key of a value."""
     option = next(each for each in context.command.params if each.name == name)
     assert isinstance(option, click.Option), "arguments have no other source"
     if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:

@@ -1,2 +1,1 @@
-"""Clients' own configurations: what each needs to use this server, and how their files are changed
-without loss."""
+"""Clients' own configurations."""

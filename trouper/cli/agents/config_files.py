@@ -1,4 +1,4 @@
-"""Changing a client's file: what would change, and writing it so that nothing is lost."""
+"""Changes of clients' files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from trouper.cli.agents.merging import (
     ConfigInvalid,
     Edit,
     dotted,
-    edits_for,
-    with_edits,
+    edits_between,
+    merged,
 )
 from trouper.protocol.paths import home_directory
 from trouper.protocol.private_files import FILE_MODE, make_parents
@@ -37,34 +37,28 @@ BOM = "\ufeff"
 
 @attrs.frozen
 class ConfigFile:
-    """A file of a client and what must stand in it."""
-
     path: Path
     format: Format
     values: Mapping[str, Any]
     may_be_link: bool = True
-    """False in a working directory, where a link may be a stranger's, and lead to any file."""
+    """A link in a working directory may be a stranger's."""
 
 
 @attrs.frozen
 class Change:
-    """A file as it is and as it will be. `before` is None if it does not exist."""
+    """`before` is None for a new file."""
 
     file: ConfigFile
     before: str | None
     after: str
     edits: tuple[Edit, ...]
-    reformatted: bool
-    """Whether the format's library writes the file in another style, so that comments or blanks
-    might be lost."""
 
     @property
     def path(self) -> Path:
         return self.file.path
 
     def diff(self) -> str:
-        """Return a unified diff without context, since the lines around may hold other keys.
-        Secrets are masked."""
+        """Return a diff with secrets masked, and without context, which may hold others."""
         shown = short(self.path)
         lines = difflib.unified_diff(
             (self.before or "").splitlines(keepends=True),
@@ -76,27 +70,22 @@ class Change:
         return "".join(_masked_line(line if line.endswith("\n") else line + "\n") for line in lines)
 
     def described(self) -> list[str]:
-        """Return a line for each value that is set."""
         return [_described(edit) for edit in self.edits]
 
-    def write(self) -> Path | None:
-        """Write the file and return its backup, if one was needed. Readers see the old file or the
-        new one. A link stays a link."""
+    def write(self) -> None:
+        """Write the file. A link stays a link. Raises `OSError`."""
         target = Path(os.path.realpath(self.path))
         make_parents(target)
-        backup = _backed_up(target) if self.reformatted else None
         replace(target, self.after)
-        return backup
 
 
 def change_of(file: ConfigFile) -> Change:
-    """Read a file and work out its change. Raises `ConfigInvalid`, in which case nothing was
-    changed."""
-    return changed_by(file, lambda data: edits_for(data, file.values))
+    """Raises `ConfigInvalid`."""
+    return changed_by(file, lambda data: merged(data, file.values))
 
 
-def changed_by(file: ConfigFile, edits_of: Callable[[Any], Iterable[Edit]]) -> Change:
-    """Work out the change by the edits of what a file holds. Raises `ConfigInvalid`."""
+def changed_by(file: ConfigFile, change: Callable[[Any], Any]) -> Change:
+    """`change` maps the file's data to other data. Raises `ConfigInvalid`."""
     try:
         if not file.may_be_link and file.path.is_symlink():
             target = file.path.readlink()
@@ -104,25 +93,26 @@ def changed_by(file: ConfigFile, edits_of: Callable[[Any], Iterable[Edit]]) -> C
         before = read_text(file.path)
         text = before or ""
         data = parsed(file.format, text)
-        edits = tuple(edits_of(data))
+        new_data = change(data)
+        edits = tuple(edits_between(data, new_data))
         after = _changed(file.format, text, edits) if edits else text
-        if parsed(file.format, after) != with_edits(data, list(edits)):
+        if parsed(file.format, after) != new_data:
             raise ConfigInvalid(
                 "it is written in a way that cannot be changed safely; change the values by hand"
             )
-        reformatted = bool(edits) and bool(text.strip()) and _changed(file.format, text, ()) != text
+    except RecursionError as error:
+        raise ConfigInvalid(f"{short(file.path)}: it is nested too deep") from error
     except ConfigInvalid as invalid:
         raise ConfigInvalid(f"{short(file.path)}: {invalid}") from invalid
-    return Change(file, before, after, edits, reformatted)
+    return Change(file, before, after, edits)
 
 
 def parsed(format: Format, text: str) -> Any:
-    """Return what a file's text holds. Raises `ConfigInvalid`."""
+    """Raises `ConfigInvalid`."""
     return format.parse(text.removeprefix(BOM).replace("\r\n", "\n"))
 
 
 def short(path: Path) -> str:
-    """Return the path as a person writes it."""
     try:
         return f"~/{path.relative_to(home_directory())}"
     except ValueError:  # Or no home, which is one, too.
@@ -130,7 +120,7 @@ def short(path: Path) -> str:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the text of a file; None: there is none. Raises `ConfigInvalid`."""
+    """Return None without a file. Raises `ConfigInvalid`."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -142,26 +132,14 @@ def read_text(path: Path) -> str | None:
 
 
 def _changed(format: Format, text: str, edits: tuple[Edit, ...]) -> str:
-    """Return the changed text with the line ends and the byte order mark that it had."""
+    """Line ends and the byte order mark stay."""
     mark = BOM if text.startswith(BOM) else ""
     after = format.changed(text.removeprefix(BOM).replace("\r\n", "\n"), edits)
     return mark + (after.replace("\n", "\r\n") if "\r\n" in text else after)
 
 
-def _backed_up(path: Path) -> Path:
-    """Copy the file beside itself, under a name that was free."""
-    number = 1
-    while (
-        copy := path.with_name(f"{path.name}.before-trouper{'' if number == 1 else f'-{number}'}")
-    ).exists():
-        number += 1
-    replace(copy, path.read_bytes().decode(), path.stat().st_mode & 0o7777)
-    return copy
-
-
 def replace(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a file, so that readers see the old one or the new one. `mode` None: as it is; of a new
-    one, for its owner only."""
+    """Write a file atomically. `mode` None: the file's own, or for the owner only."""
     if mode is None:
         mode = path.stat().st_mode & 0o7777 if path.exists() else FILE_MODE
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -178,8 +156,7 @@ def replace(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def _is_public(value: str) -> bool:
-    """Whether the value of a sensitive name may be shown: a placeholder, or a line that refers to
-    the variable."""
+    """Whether a sensitive name's value is a placeholder or refers to the variable."""
     return value.lower() in PUBLIC or ("\n" not in value and VARIABLE.search(value) is not None)
 
 

@@ -1,5 +1,4 @@
-"""The formats of clients' files: JSON with comments, TOML, YAML. Comments and the order of keys
-stay."""
+"""The formats of clients' files: JSON with comments, TOML, YAML."""
 
 from __future__ import annotations
 
@@ -16,22 +15,20 @@ WIDE = 2**20
 
 
 class Format(Protocol):
-    """A way to read, change and write configurations."""
-
     name: str
 
     def parse(self, text: str) -> Any:
-        """Return plain data. Raises `ConfigInvalid`."""
+        """Raises `ConfigInvalid`."""
 
     def changed(self, text: str, edits: Sequence[Edit]) -> str:
-        """Return the text with the edits; without edits, as the format's library writes it."""
+        """Return the text with the edits, at least one."""
 
     def dump(self, values: Mapping[str, Any]) -> str:
         """Write values as a new file."""
 
 
 class Json:
-    """JSON, in which comments and trailing commas are accepted."""
+    """JSON with comments and trailing commas."""
 
     name = "JSON"
 
@@ -57,8 +54,6 @@ class Json:
 
 
 class Toml:
-    """TOML by tomlkit."""
-
     name = "TOML"
 
     def parse(self, text: str) -> Any:
@@ -82,8 +77,6 @@ class Toml:
 
 
 class Yaml:
-    """YAML by ruamel.yaml."""
-
     name = "YAML"
 
     def parse(self, text: str) -> Any:
@@ -101,7 +94,7 @@ class Yaml:
         writer = _round_trip(text)
         document = writer.load(text)
         if document is None:  # Nothing but comments, which would be lost with an empty document.
-            return text + self.dump({edit.path[0]: edit.new for edit in edits}) if edits else text
+            return text + self.dump({edit.path[0]: edit.new for edit in edits})
         for edit in edits:
             put(document, edit)
         return _written(writer, document)
@@ -111,7 +104,7 @@ class Yaml:
 
 
 def _round_trip(text: str) -> Any:
-    """Return a reader and writer that keeps comments, with the text's way to indent lists."""
+    """Return an editor that keeps comments and the indentation of lists."""
     from ruamel.yaml import YAML
 
     writer = YAML()
@@ -125,13 +118,13 @@ def _round_trip(text: str) -> Any:
 def _has_deeper_lists(text: str) -> bool:
     """Whether a list is indented further than its key."""
     opened = False
-    """Whether a key without a value is in front, and comments since then."""
+    """The lines in front are a key without a value, and comments."""
     for line in text.split("\n"):
         content = line.strip(" \t")
         if opened and line[:1] in (" ", "\t") and line.lstrip(" \t").startswith("- "):
             return True
         if not (opened and content.startswith("#")):
-            opened = content.endswith(":") and content[0] not in "#-"
+            opened = len(content) > 1 and content.endswith(":") and content[0] not in "#-"
     return False
 
 

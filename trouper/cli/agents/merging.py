@@ -1,9 +1,7 @@
-"""What of a configuration must change so that it holds given values, on plain data. Everything else
-in it stays."""
+"""Changes of plain data that keep other values."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -12,41 +10,40 @@ import attrs
 
 
 class Absence(Enum):
-    """The value of a key that is not there, or shall not be."""
+    """The value of a missing key."""
 
     MISSING = "missing"
 
 
 MISSING = Absence.MISSING
 KEY_VARIABLE = "TROUPER_API_KEY"
-"""The variable that clients read the server's key from, so that it need not stand in their
-files."""
+"""Clients read the server's key from this variable."""
 
 
 class ConfigInvalid(Exception):
-    """A client's file that cannot be changed. The message says why."""
+    """The message says why a client's file cannot be changed."""
 
 
 @attrs.frozen
 class Default:
-    """A value that is written only where there is none."""
+    """A value for a missing key."""
 
     value: Any
 
 
 @attrs.frozen
 class Blank:
-    """An empty text where there is a value that must not count any more."""
+    """An empty text in place of a value."""
 
 
 @attrs.frozen
 class Dropped:
-    """A key that is removed where it is."""
+    """A key to remove."""
 
 
 @attrs.frozen
 class Entries:
-    """Entries of a list. One whose keys `by` have the same values is changed; else it is added."""
+    """Entries of a list, known by the values of the keys `by`."""
 
     by: tuple[str, ...]
     items: tuple[dict[str, Any], ...]
@@ -54,16 +51,14 @@ class Entries:
 
 @attrs.frozen
 class Secret:
-    """The server's API key, for clients that cannot read it from a variable. It is written, but
-    never shown."""
+    """The server's API key, which is never shown."""
 
     value: str = attrs.field(repr=False)
 
 
 @attrs.frozen
 class Edit:
-    """A value that is set. `path`: keys, and indices of lists; an index that is the length
-    appends."""
+    """`path`: keys, and indices of lists; an index equal to the length appends."""
 
     path: tuple[Any, ...]
     old: Any
@@ -71,7 +66,7 @@ class Edit:
 
 
 def plain(value: Any, *, shown: bool = False) -> Any:
-    """Return the value as data. `shown`: for a person, without secrets."""
+    """Return the value as data. `shown`: without secrets."""
     match value:
         case Default():
             return plain(value.value, shown=shown)
@@ -90,54 +85,54 @@ def plain(value: Any, *, shown: bool = False) -> Any:
             return value
 
 
-def edits_for(data: Any, values: Mapping[str, Any], path: tuple[Any, ...] = ()) -> Iterator[Edit]:
-    """Yield what must be set in `data`. Raises `ConfigInvalid` where it has another kind of value
-    than it should have."""
+def merged(data: Any, values: Mapping[str, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """Raises `ConfigInvalid` for a value of another kind."""
     if not isinstance(data, dict):
         raise ConfigInvalid(
             f"{dotted(path) or 'the file'} holds {_kind(data)}, where a table of keys is expected"
         )
+    changed = dict(data)
     for key, value in values.items():
-        yield from _edits_of(data.get(key, MISSING), value, (*path, key))
+        _set(changed, key, _merged_value(data.get(key, MISSING), value, (*path, key)))
+    return changed
 
 
-def _edits_of(old: Any, value: Any, path: tuple[Any, ...]) -> Iterator[Edit]:
+def _set(data: dict[str, Any], key: str, value: Any) -> None:
+    if value is MISSING:
+        data.pop(key, None)
+    else:
+        data[key] = value
+
+
+def _merged_value(old: Any, value: Any, path: tuple[Any, ...]) -> Any:
     absent = old is MISSING or old is None
     match value:
         case Default():
-            if old is MISSING:
-                yield Edit(path, old, plain(value))
+            return plain(value) if old is MISSING else old
         case Blank():
-            if not absent and old != "":
-                yield Edit(path, old, "")
+            return old if absent else ""
         case Dropped():
-            if old is not MISSING:
-                yield Edit(path, old, MISSING)
-        case Mapping() | Entries() if absent:
-            yield Edit(path, old, plain(value))
-        case Mapping():
-            yield from edits_for(old, value, path)
-        case Entries():
-            yield from _edits_of_list(old, value, path)
+            return MISSING
+        case Mapping() if not absent:
+            return merged(old, value, path)
+        case Entries() if not absent:
+            return _merged_list(old, value, path)
         case _:
-            new = plain(value)
-            if old is MISSING or type(old) is not type(new) or old != new:
-                yield Edit(path, old, new)
+            return plain(value)
 
 
-def _edits_of_list(old: Any, entries: Entries, path: tuple[Any, ...]) -> Iterator[Edit]:
+def _merged_list(old: Any, entries: Entries, path: tuple[Any, ...]) -> list[Any]:
     if not isinstance(old, list):
         raise ConfigInvalid(f"{dotted(path)} holds {_kind(old)}, where a list is expected")
-    added = len(old)
+    changed = list(old)
     for item in entries.items:
-        index = next(
-            (index for index, known in enumerate(old) if _same(known, item, entries.by)), None
-        )
-        if index is not None:
-            yield from edits_for(old[index], item, (*path, index))
+        same = (index for index, known in enumerate(old) if _same(known, item, entries.by))
+        index = next(same, None)
+        if index is None:
+            changed.append(plain(item))
         else:
-            yield Edit((*path, added), MISSING, plain(item))
-            added += 1
+            changed[index] = merged(old[index], item, (*path, index))
+    return changed
 
 
 def _same(known: Any, item: Mapping[str, Any], by: tuple[str, ...]) -> bool:
@@ -146,26 +141,36 @@ def _same(known: Any, item: Mapping[str, Any], by: tuple[str, ...]) -> bool:
     )
 
 
-def edits_back(before: Any, after: Any, now: Any, path: tuple[Any, ...] = ()) -> Iterator[Edit]:
-    """Yield what takes a change from `before` to `after` back in `now`, which others have changed
-    since. What they have set stays."""
+def reverted(before: Any, after: Any, now: Any) -> Any:
+    """Return `now` without the change from `before` to `after`. Other changes stay."""
     if not isinstance(now, dict):
-        return
+        return now
+    changed = dict(now)
     for key in dict.fromkeys([*after, *before]):
         old, new, present = (data.get(key, MISSING) for data in (before, after, now))
         if _equal(old, new) or _equal(present, old):
             continue
         if _equal(present, new):
-            yield Edit((*path, key), present, old)
+            _set(changed, key, old)
         elif isinstance(new, dict) and isinstance(present, dict):
-            yield from edits_back(old if isinstance(old, dict) else {}, new, present, (*path, key))
+            changed[key] = reverted(old if isinstance(old, dict) else {}, new, present)
         elif isinstance(new, list) and isinstance(present, list):
             known = old if isinstance(old, list) else []
-            yield Edit(
-                (*path, key),
-                present,
-                [item for item in present if item in known or item not in new],
-            )
+            changed[key] = [item for item in present if item in known or item not in new]
+    return changed
+
+
+def edits_between(old: Any, new: Any, path: tuple[Any, ...] = ()) -> Iterator[Edit]:
+    """A list that shrinks is replaced."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            yield from edits_between(old.get(key, MISSING), new.get(key, MISSING), (*path, key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) <= len(new):
+        for index, item in enumerate(new):
+            known = old[index] if index < len(old) else MISSING
+            yield from edits_between(known, item, (*path, index))
+    elif not _equal(old, new):
+        yield Edit(path, old, new)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -173,8 +178,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def put(root: Any, edit: Edit) -> None:
-    """Carry out an edit in dictionaries and lists, or in what a format's library has in their
-    place."""
+    """Edit a document of tomlkit or ruamel.yaml."""
     *parents, last = edit.path
     for key in parents:
         root = root[key]
@@ -186,16 +190,7 @@ def put(root: Any, edit: Edit) -> None:
         root[last] = edit.new
 
 
-def with_edits(data: Any, edits: list[Edit]) -> Any:
-    """Return a copy of the data with the edits."""
-    data = copy.deepcopy(data)
-    for edit in edits:
-        put(data, attrs.evolve(edit, new=copy.deepcopy(edit.new)))
-    return data
-
-
 def dotted(path: tuple[Any, ...]) -> str:
-    """Return the path as a person writes it: `models[2].name`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(
         "."
     )

@@ -1,11 +1,11 @@
-"""What `trouper connect` has changed in a client's files, so that it can be taken back."""
+"""Copies of clients' files, and `trouper connect --undo`."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 import attrs
@@ -22,113 +22,121 @@ from trouper.cli.agents.config_files import (
     short,
 )
 from trouper.cli.agents.config_formats import FORMATS
-from trouper.cli.agents.merging import ConfigInvalid, dotted, edits_back
+from trouper.cli.agents.merging import ConfigInvalid, Edit, dotted, reverted
 from trouper.protocol.private_files import make_private
 
-FILE = "undo.json"
+BACKUP = "trouper-backup"
 
 
 @attrs.frozen
-class FileChange:
-    """A change of one file. `before` is None if there was no file."""
+class Written:
+    """A file as `--write` left it. `backup`: None for a new file."""
 
-    path: str
     format: str
-    before: str | None
     after: str
-    backup: str | None = None
-    """The copy that was kept beside it."""
+    backup: str | None
 
 
-class UndoLog:
-    """The changes of one client's files, oldest first. They hold what the files held, so only their
-    owner may read them."""
+Log = dict[str, Written]
+"""By path, oldest first. The texts hold keys."""
 
-    def __init__(self, agent: str) -> None:
-        self._path = run_dir(agent) / FILE
 
-    def read(self) -> list[FileChange]:
-        """Raises `ConfigInvalid` for a file that is damaged."""
-        text = read_text(self._path)
-        try:
-            return cattrs.structure(json.loads(text or "[]"), list[FileChange])
-        except (ValueError, TypeError, cattrs.BaseValidationError) as error:
-            raise ConfigInvalid(
-                f"{short(self._path)} is damaged, and nothing can be undone by it"
-            ) from error
-
-    def write(self, changes: Sequence[FileChange]) -> None:
-        """Raises `OSError`."""
-        if not changes:
-            self._path.unlink(missing_ok=True)
-            return
-        make_private(self._path.parent)
-        replace(self._path, json.dumps(cattrs.unstructure(changes), indent=1))
-
-    def add(self, change: Change, backup: Path | None) -> None:
-        """Note a change that was made. One that continues the last is one with it. Raises
-        `ConfigInvalid` and `OSError`."""
-        known = self.read()
-        copy = None if backup is None else str(backup)
-        new = FileChange(
-            str(change.path.absolute()), change.file.format.name, change.before, change.after, copy
-        )
-        last = next((one for one in reversed(known) if one.path == new.path), None)
-        if last is not None and last.after == new.before:
-            known.remove(last)
-            new = attrs.evolve(new, before=last.before, backup=last.backup or copy)
-        self.write([*known, new])
+def write_with_backup(agent: str, change: Change) -> Path | None:
+    """Copy the file once, note the change, and write. Returns the copy. Raises `ConfigInvalid`
+    and `OSError`."""
+    log, name = _read(agent), str(change.path.absolute())
+    earlier = log.pop(name, None)
+    before = change.before if earlier is None else _taken_back(change.path, earlier)[0]
+    copy = None
+    if before is not None:
+        copy = (earlier and earlier.backup) or str(_free_name(change.path))
+        replace(Path(copy), before, change.path.stat().st_mode & 0o7777)
+    noted = Written(change.file.format.name, change.after, copy)
+    _store(agent, log | {name: noted})
+    try:
+        change.write()
+    except OSError:
+        _store(agent, log if earlier is None else log | {name: earlier})
+        raise
+    return None if copy is None else Path(copy)
 
 
 def undo(agent: str) -> Iterator[str]:
-    """Take back what was changed in the files of a client, the last change first. Yields a line for
-    each file. Raises `ConfigInvalid` for a file that cannot be changed back; what comes before it
-    is done."""
-    log = UndoLog(agent)
-    changes = log.read()
-    while changes:
-        lines = list(_undone(changes[-1]))
-        changes.pop()
-        log.write(changes)
+    """Take back changes, the last first, and yield lines for a person. Raises `ConfigInvalid`
+    and `OSError`."""
+    log = _read(agent)
+    while log:
+        name, written = log.popitem()
+        lines = list(_undone(Path(name), written))
+        _store(agent, log)
         yield from lines
 
 
-def _undone(written: FileChange) -> Iterator[str]:
-    path = Path(written.path)
+def _undone(path: Path, written: Written) -> Iterator[str]:
     now = read_text(path)
-    if now is None or now == written.before:
-        yield f"{short(path)}: nothing to undo"
+    text, edits = _taken_back(path, written)
+    if text == now:
+        copy = None if written.backup is None else Path(written.backup)
+        why = "" if copy is None or copy.exists() else f": {short(copy)} is gone"
+        yield f"{short(path)}: nothing to undo{why}"
         return
-    if now == written.after:
-        _restore(path, written)
-        yield f"{short(path)}: {'removed' if written.before is None else 'as it was'}"
-        return
-    change = _change_back(path, written)
-    if not change.edits:
-        yield f"{short(path)}: changed since, nothing of it is ours any more"
-        return
-    if written.before is None and not parsed(change.file.format, change.after):
+    if text is None:
         path.unlink()
         yield f"{short(path)}: removed"
         return
-    change.write()
-    yield f"{short(path)}: changed back; what was changed since stays"
-    yield from (f"  {dotted(edit.path)}" for edit in change.edits)
+    replace(Path(os.path.realpath(path)), text)
+    if edits:
+        yield f"{short(path)}: changed back; what was changed since stays"
+        yield from (f"  {dotted(edit.path)}" for edit in edits)
+    else:
+        yield f"{short(path)}: as it was"
+    if written.backup is not None and edits:
+        yield f"  as it was: {short(Path(written.backup))}"
+    elif written.backup is not None:
+        Path(written.backup).unlink()
 
 
-def _restore(path: Path, written: FileChange) -> None:
-    """Restore a file that nobody has changed since, and remove the copy of it."""
-    if written.before is None:
-        path.unlink()
-        return
-    replace(Path(os.path.realpath(path)), written.before)
-    if written.backup is not None:
-        with suppress(OSError, UnicodeDecodeError):
-            if Path(written.backup).read_bytes().decode() == written.before:
-                Path(written.backup).unlink()
-
-
-def _change_back(path: Path, written: FileChange) -> Change:
+def _taken_back(path: Path, written: Written) -> tuple[str | None, tuple[Edit, ...]]:
+    """Return the text without our change (None: no file), and the edits of a file that others
+    have changed. Raises `ConfigInvalid`."""
+    now = read_text(path)
+    before = None if written.backup is None else read_text(Path(written.backup))
+    is_new = written.backup is None
+    if now is None or now == before or (before is None and not is_new):
+        return now, ()
+    if now == written.after:
+        return before, ()
     file_format = FORMATS[written.format]
-    before, after = parsed(file_format, written.before or ""), parsed(file_format, written.after)
-    return changed_by(ConfigFile(path, file_format, {}), lambda now: edits_back(before, after, now))
+    old, new = (parsed(file_format, text) for text in (before or "", written.after))
+    change = changed_by(ConfigFile(path, file_format, {}), lambda data: reverted(old, new, data))
+    if is_new and not parsed(file_format, change.after):
+        return None, ()
+    return change.after, change.edits
+
+
+def _free_name(path: Path) -> Path:
+    endings = (BACKUP if number == 1 else f"{BACKUP}-{number}" for number in count(1))
+    names = (path.with_name(f"{path.name}.{ending}") for ending in endings)
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _log_path(agent: str) -> Path:
+    return run_dir(agent) / "undo.json"
+
+
+def _read(agent: str) -> Log:
+    """Raises `ConfigInvalid` for a damaged file."""
+    path = _log_path(agent)
+    try:
+        return cattrs.structure(json.loads(read_text(path) or "{}"), Log)
+    except (ValueError, TypeError, AttributeError, cattrs.BaseValidationError) as error:
+        raise ConfigInvalid(f"{short(path)} is damaged, and nothing can be undone by it") from error
+
+
+def _store(agent: str, log: Mapping[str, Written]) -> None:
+    path = _log_path(agent)
+    if not log:
+        path.unlink(missing_ok=True)
+        return
+    make_private(path.parent)
+    replace(path, json.dumps(cattrs.unstructure(log), indent=1))

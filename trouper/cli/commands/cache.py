@@ -17,8 +17,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from trouper.cli.exits import DAMAGE_FOUND, refuse
 from trouper.cli.flags import flag
-from trouper.cli.listing import print_listing
 from trouper.cli.settings_file import configured
+from trouper.cli.terminal_text import print_listing
 from trouper.protocol.paths import exists
 from trouper.protocol.settings import Settings
 from trouper.storage import cache_inspection
@@ -30,8 +30,7 @@ def cache() -> None:
 
 
 def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> Callable[..., None]:
-    """The flag that `serve` has, and one line for what is wrong with it. `must_exist`: a directory
-    that is named must be there."""
+    """Add the flag of `serve`. `must_exist`: a named directory must be there."""
     field = attrs.fields(Settings).ssd_cache_dir
 
     @wraps(command)

@@ -27,7 +27,7 @@ from trouper.cli.exits import forget, refuse
 from trouper.cli.flags import Finite
 from trouper.cli.settings_file import file_read, only_this
 from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, stream
-from trouper.cli.typed_input import text_of
+from trouper.cli.terminal_text import text_of
 
 STOPPED = "stopped"
 
@@ -81,7 +81,6 @@ def chat(
 
 
 def _piped() -> str:
-    """Read all of stdin, whatever its bytes are."""
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     return sys.stdin.read().strip()
@@ -101,8 +100,7 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
 
 
 def _print(text: str) -> None:
-    """Print a part of the answer. A reader that is gone is click's matter; a full disk is said in
-    one line."""
+    """A full disk is one line; click handles a reader that is gone."""
     try:
         click.echo(text, nl=False)
     except BrokenPipeError:
@@ -131,7 +129,7 @@ def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -
 
 
 def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bool:
-    """Handle one line. False: the user leaves."""
+    """False: the user leaves."""
     try:
         question = question_in(line)
         if question is None:
@@ -151,8 +149,7 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
 def answer_to(
     question: str, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]
 ) -> None:
-    """Stream the answer. Ctrl-C ends it, by closing the connection; what was said until then is
-    kept."""
+    """Ctrl-C closes the connection and keeps the partial answer."""
     conversation.ask(question)
     answer, note = StreamedAnswer(), ""
     pieces = stream(client, conversation.body(), answer)

@@ -6,21 +6,21 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from datetime import UTC, datetime
+from typing import Any, NoReturn
 
+import attrs
 import click
+import httpx2
 
-from trouper.cli.agents.agent import Agent, RunFile, Setup
-from trouper.cli.agents.coding_agents import CODING_AGENTS
+from trouper.cli.agents.agent import Agent, RunFile, ServedModel, Setup, instructions
+from trouper.cli.agents.clients import CODING_AGENTS, OTHER_CLIENTS
 from trouper.cli.agents.config_files import Change, ConfigFile, change_of, short
-from trouper.cli.agents.instructions import instructions
 from trouper.cli.agents.merging import ConfigInvalid, Secret, plain
-from trouper.cli.agents.other_clients import OTHER_CLIENTS
-from trouper.cli.agents.server_query import find_model
-from trouper.cli.agents.undo import UndoLog, undo
-from trouper.cli.client import Where, client_of
+from trouper.cli.agents.undo import undo, write_with_backup
+from trouper.cli.client import Where, client_of, read_as_trouper, refused_in_one_line
 from trouper.cli.exits import refuse
-from trouper.cli.terminal_text import text_shown
+from trouper.cli.terminal_text import data_shown, line_shown, text_shown
 from trouper.protocol.paths import absolute_only
 
 AGENTS = {agent.name: agent for agent in (*CODING_AGENTS, *OTHER_CLIENTS)}
@@ -95,7 +95,6 @@ def _list(mode: Mapping[str, bool]) -> None:
 
 
 def _refuse_impossible(agent: Agent, mode: Mapping[str, bool], arguments: tuple[str, ...]) -> None:
-    """Refuse what this client cannot do before a server is asked."""
     if agent.why_no_write and (mode["write"] or mode["dry_run"]):
         refuse(agent.why_no_write)
     if mode["run"] and agent.why_no_run and not (agent.name == "generic" and arguments):
@@ -126,7 +125,7 @@ def _undo(agent: Agent) -> None:
 
 
 def _merge(agent: Agent, files: tuple[ConfigFile, ...], *, write: bool) -> None:
-    """Change the files, or show how. All are read before the first is written."""
+    """All files are read before the first is written."""
     try:
         changes = [change_of(file) for file in files]
     except ConfigInvalid as invalid:
@@ -142,18 +141,16 @@ def _merge(agent: Agent, files: tuple[ConfigFile, ...], *, write: bool) -> None:
 
 def _write(agent: Agent, change: Change) -> None:
     try:
-        backup = change.write()
+        backup = write_with_backup(agent.name, change)
     except OSError as error:
         refuse(f"{short(change.path)}: {error.strerror or error}; it was not changed")
-    try:
-        UndoLog(agent.name).add(change, backup)
-    except (ConfigInvalid, OSError) as error:
-        click.secho(f"trouper: {error}; --undo will not know of this change", fg="yellow", err=True)
+    except ConfigInvalid as invalid:
+        refuse(f"{invalid}; {short(change.path)} was not changed")
     click.echo(f"{short(change.path)}: {'written' if change.before is None else 'changed'}")
     for line in change.described():
         click.echo(f"  {line}")
     if backup is not None:
-        click.echo(f"  comments or blanks may have changed; as it was: {short(backup)}")
+        click.echo(f"  as it was: {short(backup)}")
 
 
 def _remind(setup: Setup) -> None:
@@ -168,7 +165,6 @@ def _remind(setup: Setup) -> None:
 
 
 def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
-    """Become the client."""
     program, *own = (agent.program,) if agent.program else arguments
     path = shutil.which(program, path=absolute_only(os.environ.get("PATH", os.defpath)))
     if path is None:
@@ -185,7 +181,7 @@ def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
 
 
 def _new_keys(names: Iterable[str]) -> dict[str, str]:
-    """Make the keys that are not set, and print them: whoever asks the client needs them."""
+    """Make and print missing keys."""
     made = {name: f"sk-{secrets.token_urlsafe(24)}" for name in names if not os.environ.get(name)}
     for name, key in made.items():
         click.echo(f"{name}={key}    # made for this run; its clients send it")
@@ -193,10 +189,106 @@ def _new_keys(names: Iterable[str]) -> dict[str, str]:
 
 
 def _rewrite(agent: Agent, file: RunFile) -> None:
-    """Write a file of one run, in which nothing else needs to be kept."""
     path = file.path(agent.name)
     path.unlink(missing_ok=True)
     try:
         change_of(ConfigFile(path, file.format, file.values)).write()
     except (ConfigInvalid, OSError) as error:
         refuse(f"{short(path)}: {error}")
+
+
+SIGNS = "{}$"
+"""Clients refer to variables and files by these signs."""
+
+
+@attrs.frozen
+class FoundModel:
+    served: ServedModel
+    warnings: tuple[str, ...] = ()
+
+
+def find_model(where: Where, name: str | None) -> FoundModel:
+    """Ask the server for a model, by default the first. An error ends the command."""
+    with refused_in_one_line(where):
+        where.say(", if it wants one")
+        where = _with_key_if_needed(where)
+        with where.client() as client:
+            listed = _listed(client)
+            model = next(iter(listed)) if name is None else _named(client, name, listed)
+            context = listed.get(model) or _context_by_loading(client, model)
+            warnings = _warnings(client, name, listed)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return FoundModel(ServedModel(where.url, model, context, where.key, now), warnings)
+
+
+def _with_key_if_needed(where: Where) -> Where:
+    """No file should hold a needless key."""
+    keyless = attrs.evolve(where, key=None)
+    with keyless.client() as client:
+        if client.get("/v1/models").status_code != httpx2.codes.UNAUTHORIZED:
+            return keyless
+    if where.key is None:
+        refuse(f"{where.url} wants an API key: give --api-key, or set TROUPER_API_KEY")
+    with where.client() as client:
+        if client.get("/v1/models").status_code == httpx2.codes.UNAUTHORIZED:
+            refuse(
+                f"{where.url} does not accept this API key: give another by --api-key, or "
+                "TROUPER_API_KEY"
+            )
+    return where
+
+
+def _listed(client: httpx2.Client) -> dict[str, int | None]:
+    """Return the context of each model, the default first; None: not loaded."""
+    answer = client.get("/v1/models").raise_for_status()
+    with read_as_trouper(client):
+        found = answer.json()["data"]
+        models = {_name(model["id"]): _count(model.get("max_model_len")) for model in found}
+        if not models:
+            raise LookupError("no model is listed")
+    return models
+
+
+def _name(value: Any) -> str:
+    """Refuse a name that clients would take for a flag, a variable or a file, as {file:PATH}."""
+    name = str(value)
+    if name.startswith("-") or name != line_shown(name) or any(sign in name for sign in SIGNS):
+        rule = f"a name has no {SIGNS}, and begins with no -"
+        refuse(f"the server has a model {name!r}, which no client gets: {rule}")
+    return name
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _named(client: httpx2.Client, name: str, listed: dict[str, int | None]) -> str:
+    """Return the id of a model by any of its names."""
+    if name in listed:
+        return name
+    answer = client.get(f"/v1/models/{name}")
+    if answer.status_code == httpx2.codes.NOT_FOUND:
+        refuse(f"--name {name}: this server has {', '.join(listed)}")
+    with read_as_trouper(client):
+        return _name(answer.raise_for_status().json()["id"])
+
+
+def _context_by_loading(client: httpx2.Client, model: str) -> int:
+    answer = client.post("/tokenize", json={"model": model, "prompt": "?"}).raise_for_status()
+    with read_as_trouper(client):
+        return int(answer.json()["max_model_len"])
+
+
+def _warnings(
+    client: httpx2.Client, name: str | None, listed: dict[str, int | None]
+) -> tuple[str, ...]:
+    health = client.get("/health")
+    with read_as_trouper(client):
+        body = data_shown(health.json())
+        status, detail = str(body["status"]), str(body.get("detail") or "")
+    found = []
+    if status != "ok":
+        found.append(f"the server is {status}{f': {detail}' if detail else ''}")
+    if name is None and len(listed) > 1:
+        found.append(f"the server has {', '.join(listed)}; --name takes another than the first")
+    return tuple(found)

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from trouper.cli.agent_checks import CHECKS_FOR_AGENTS
 from trouper.cli.doctor_checks import CHECKS, Check, CheckedSettings, Finding
-from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import refuse
-from trouper.cli.flags import all_from, flags_of
+from trouper.cli.flags import all_from, flags_of, misspelt
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.terminal_text import line_shown
 from trouper.cli.usage_errors import settings_error
@@ -26,7 +25,7 @@ from trouper.protocol.settings import ServerSettings, Settings
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FAILED = 1
-"""Exit code if a finding would keep a server from running."""
+"""A finding would keep a server from running."""
 
 
 @click.command(short_help="Would it run here, and how well?")
@@ -69,7 +68,6 @@ def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **give
 
 
 def _finding_body(subject: str, finding: Finding) -> dict[str, str]:
-    """Return one entry of the --json output, whose key for the message is "said"."""
     return {
         "subject": subject,
         "level": finding.level,
@@ -79,8 +77,7 @@ def _finding_body(subject: str, finding: Finding) -> dict[str, str]:
 
 
 def examined(plan: CheckedSettings, checks: Mapping[str, Check]) -> Iterator[tuple[str, Finding]]:
-    """Run the checks one after another, so that each finding is shown when it is known. A check
-    that fails itself is a finding, too."""
+    """A check that raises is a finding, too."""
     for subject, check in checks.items():
         try:
             for finding in check(plan):

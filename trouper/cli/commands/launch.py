@@ -1,5 +1,4 @@
-"""`trouper launch`: run the ranks of one model as processes that start, end and restart
-together."""
+"""`trouper launch`: run the ranks of one model as processes."""
 
 from __future__ import annotations
 
@@ -14,14 +13,13 @@ import trio
 
 from trouper import temporary_directory
 from trouper.cli.exits import refuse
-from trouper.cli.process_group import supervise
-from trouper.cli.rank_commands import Hosts, LocalRanks, RankLauncher
+from trouper.cli.process_group import Hosts, LocalRanks, RankLauncher, supervise
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
 HOST = re.compile(r"[\w][\w.:%@-]*", re.ASCII)
-"""A host, with a user or without; no option of ssh, which begins with a dash."""
+"""An option of ssh would begin with a dash."""
 ON_THIS_MACHINE = ("ring", "nccl")
-"""Backends whose ranks on one machine need nothing but a few variables."""
+"""Backends whose ranks on one machine need only variables"""
 
 
 @click.command(
@@ -74,9 +72,7 @@ def launch(
 
 
 def _require_hosts(hostfile: Path) -> None:
-    """Refuse a file without hosts, with which mlx.launch starts nothing and ends well, and names
-    that ssh would take as options of its own, some of which run commands. mlx.launch says itself
-    what else is wrong."""
+    """Refuse a file without hosts, and names that ssh would take as options."""
     with suppress(OSError, ValueError):
         content = json.loads(hostfile.read_bytes())
         hosts = content.get("hosts", True) if isinstance(content, dict) else content

@@ -13,8 +13,7 @@ import click
 from rich.filesize import decimal
 
 from trouper.cli.exits import refuse
-from trouper.cli.listing import print_listing
-from trouper.cli.terminal_text import line_shown
+from trouper.cli.terminal_text import line_shown, print_listing
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
@@ -26,8 +25,7 @@ from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cach
 def _require_directories(
     _: click.Context, __: click.Parameter, sources: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuse a directory that is not there, as `serve` does: an empty list with exit code 0 would
-    hide a misspelt name."""
+    """An empty list would hide a misspelt name."""
     try:
         require_sources(sources)
         require_hub_cache(sources)
@@ -95,7 +93,6 @@ def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return a value as a person reads it. JSON has it as it is."""
     if name.endswith("_bytes"):
         return decimal(value)
     if name.endswith("_at"):

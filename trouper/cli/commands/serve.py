@@ -14,9 +14,8 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from trouper.cli.address import CannotListenError
-from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import end_at_once, give_up, refuse
-from trouper.cli.flags import all_from, flags_of
+from trouper.cli.flags import all_from, flags_of, misspelt
 from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read, model_tables
@@ -104,7 +103,7 @@ def serve(
 
 
 def _log_file(context: click.Context) -> None:
-    """Log which settings file is read, also if that file itself asks for a quieter log."""
+    """Log which settings file is read, even if that file asks for a quieter log."""
     if (path := file_read(context)) is None:
         return
     is_quieted = context.get_parameter_source("log_level") is ParameterSource.DEFAULT_MAP
@@ -124,7 +123,6 @@ def _run(
     console: Console,
     otlp_endpoint: str | None,
 ) -> None:
-    """Run the server; or, if a launcher has started several ranks, run this rank."""
     from trouper.cli import rank_process  # The whole server, which `trouper --help` does not need.
     from trouper.cli.server_process import run
 
