@@ -6,8 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.actors.cache_janitor import judge
-from trouper.actors.scheduling.pressure_bound import PressureBound
+from trouper.actors.cache_janitor import PressureBound, judge
 from trouper.protocol.health import MemoryPressure, MemoryStatus
 from trouper.protocol.model import MemoryStats
 

@@ -26,7 +26,7 @@ from trouper.actors.runtime.prompt_tokenizing import (
 )
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import FairLane, Lane, Lanes
-from trouper.actors.scheduling.crash_cause import cause_of
+from trouper.actors.scheduling.crash_attribution import cause_of
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit

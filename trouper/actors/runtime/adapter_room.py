@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import attrs
 
-from trouper.actors.scheduling.memory_budget import room_bytes, step_bytes
+from trouper.actors.scheduling.kv_memory import room_bytes, step_bytes
 from trouper.protocol.health import AdapterStats, MemoryStatus
 from trouper.protocol.model import AdapterPlan, ModelCard
 from trouper.protocol.problems import OutOfDeviceMemory, Problem, RequestFailed

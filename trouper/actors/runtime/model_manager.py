@@ -11,26 +11,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from math import inf
 from typing import Protocol
 
+import attrs
 import trio
 
+from trouper.actors.runtime.adapter_room import insufficient
+from trouper.actors.runtime.adapter_table import with_unloaded
 from trouper.actors.runtime.found_models import Scan, keep_found
-from trouper.actors.runtime.load_progress import LoadProgress
-from trouper.actors.runtime.load_turns import LoadTurns
-from trouper.actors.runtime.model_control import ModelControl
-from trouper.actors.runtime.model_room import has_room_now, load_in_turn
 from trouper.actors.runtime.model_unloading import (
     AWAY,
     LoadLimits,
+    LoadProgress,
     ManagedModel,
     entry_of,
+    has_room,
+    lacking_after_pinned,
+    lacking_room,
     load_problem,
     loaded,
     managed,
+    next_to_unload,
     unforeseen,
 )
 from trouper.actors.runtime.runtime import Runtime
@@ -38,12 +43,96 @@ from trouper.actors.runtime.served_models import Away, Lease, ModelEntry, model_
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model import Measured
 from trouper.protocol.model_options import ModelOptions
-from trouper.protocol.names import names_of, require_names
+from trouper.protocol.names import adapters_of, names_of, require_names
 from trouper.protocol.paths import encodable
-from trouper.protocol.problems import DRAINING, ActorFailed, ModelUnusable, Problem, RequestFailed
+from trouper.protocol.problems import (
+    DRAINING,
+    ActorFailed,
+    ModelUnusable,
+    Problem,
+    RequestFailed,
+    adapter_unknown,
+)
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.models")
+LOOK_S = 1.0
+SILENT_S = 15.0
+"""Time without progress after which others load beside this model. Most files take less than a
+second to be opened and read."""
+STALLED_S = 120.0
+"""Time without progress after which requests for the model are refused. Kernels of a large model
+take up to a minute to compile."""
+
+
+class LoadTurns:
+    """Whose turn it is. `changed` is called when a model has stalled, or goes on."""
+
+    def __init__(self, progress: LoadProgress, changed: Callable[[], None]) -> None:
+        self._progress, self._changed = progress, changed
+        self._turn = trio.CapacityLimiter(1)
+        self._holder: object = None
+
+    async def take(self, holder: object) -> None:
+        """Wait for the turn, in the order of asking."""
+        await self._turn.acquire_on_behalf_of(holder)
+        self._holder = holder
+
+    def give(self, holder: object) -> None:
+        """Give the turn to the next, unless that was done before."""
+        if self._holder is holder:
+            self._holder = None
+            self._turn.release_on_behalf_of(holder)
+
+    async def watched(self, model: ManagedModel, load: Callable[[], Awaitable[None]]) -> None:
+        """Load a model in its turn, which ends early if nothing is heard of it. Raises what `load`
+        raises."""
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, model)
+            try:
+                await load()
+            except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery, which would wrap it.
+                failed = error
+            nursery.cancel_scope.cancel()
+        model.is_silent, model.problem = False, model.problem if failed else None
+        if failed is not None:
+            raise failed
+
+    async def _watch(self, model: ManagedModel) -> None:
+        latest, since = self._progress.of(model.settings.model), trio.current_time()
+        while True:
+            await trio.sleep(LOOK_S)
+            found, silent_s = self._progress.of(model.settings.model), trio.current_time() - since
+            if found is not latest:
+                latest, since = found, trio.current_time()
+                self._note(model, None)
+            elif silent_s >= STALLED_S:
+                self._note(model, _stalled(model))
+            elif silent_s >= SILENT_S and not model.is_silent:
+                model.is_silent = True
+                self.give(model)
+                self._changed()
+
+    def _note(self, model: ManagedModel, problem: Problem | None) -> None:
+        if (problem is None) != (model.problem is None):
+            model.problem = problem
+            log.warning(
+                "%s", f"{model.names[0]} goes on loading" if problem is None else problem.message
+            )
+            self._changed()
+
+
+def _stalled(model: ManagedModel) -> Problem:
+    message = (
+        f"{model.names[0]} is being loaded and has made no progress for {STALLED_S:g} s: its files "
+        f"({model.settings.model}) may be on a file system that does not answer"
+    )
+    return Problem(
+        503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30
+    )
+
+
 UNLOAD_S = 5.0
 """Maximum wait for an idle graph to finish its writes to disk."""
 RETRY_S = 60.0
@@ -338,3 +427,235 @@ async def run_model_manager(
             nursery.start_soon(keep_found, manager, scan, ttl_s)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()
+
+
+def has_room_now(manager: ModelManager, model: ManagedModel) -> bool:
+    """Whether a model fits beside those that are loaded."""
+    return has_room(
+        [other for other in loaded(manager.models) if other is not model], model, manager.limits
+    )
+
+
+async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
+    """Wait until a model would fit if all idle ones were unloaded. False: nobody waits for it any
+    more. Raises `RequestFailed` (503): at once if it does not fit beside the pinned models, else
+    when the others were in use for --queue-timeout-s."""
+    limit_s = model.settings.queue_timeout_s or inf
+    with trio.move_on_after(limit_s):
+        while lacking_room(manager.models, model, manager.limits):
+            if reason := lacking_after_pinned(manager.models, model, manager.limits):
+                raise _refused(reason)
+            if not model.waiting:
+                return False
+            await manager.changed.wait()
+        return True
+    raise _refused(
+        f"{model.names[0]} is not loaded, and the other models were in use for {limit_s:g} s "
+        "(--model-memory)"
+    )
+
+
+async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
+    """Unload idle models, those that were not used for longest first, until a model fits. False:
+    too many are in use again."""
+    while not has_room_now(manager, model):
+        idle = next_to_unload(manager.models)
+        if idle is None or lacking_room(manager.models, model, manager.limits):
+            return False
+        await manager.unload(idle)
+    return True
+
+
+async def load_in_turn(
+    manager: ModelManager, model: ManagedModel, load: Callable[[], Awaitable[None]]
+) -> None:
+    """Load a model when it is its turn and there is room for it, unless nobody waits for it any
+    more. Raises `RequestFailed` (503), and what `load` raises."""
+    while await until_room(manager, model):
+        await manager.turns.take(model)
+        try:
+            if await make_room(manager, model):
+                await (manager.turns.watched(model, load) if len(manager.models) > 1 else load())
+                return
+        finally:
+            manager.turns.give(model)
+
+
+async def room_for_adapter(
+    manager: ModelManager, model: ManagedModel, adapter: str, nbytes: int
+) -> None:
+    """Make room for a LoRA adapter of a loaded model among the weights of all models
+    (--model-memory): its bytes count as the model's from then on, until the caller says what the
+    model has. Raises `RequestFailed` (507)."""
+    model.weights_bytes += nbytes
+    await manager.turns.take(turn := object())
+    try:
+        reason = lacking_room(manager.models, model, manager.limits)
+        if not reason and not await make_room(manager, model):
+            reason = (
+                lacking_room(manager.models, model, manager.limits)
+                or "idle models are in use again: try again"
+            )
+    finally:
+        manager.turns.give(turn)
+    if reason:
+        raise insufficient(f"with the adapter {adapter!r} {reason}")
+
+
+def _refused(message: str) -> RequestFailed:
+    return RequestFailed(
+        Problem(503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5)
+    )
+
+
+@attrs.define(eq=False)
+class Operation:
+    """A change of a model's state that somebody requested."""
+
+    name: str
+    """The model's name in the API."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    problem: Problem | None = None
+    """Why it failed, once it is done."""
+
+
+class ModelControl:
+    """Starts operations on the models of one manager. Raises `RequestFailed` (404) for a name that
+    no model has."""
+
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
+
+    def load(
+        self, name: str | None, *, pinned: bool | None = None, ttl_s: float | None = None
+    ) -> Operation:
+        """Load a model, or wake it. Fails with 507 if it does not fit beside the models that are
+        pinned or in use; then it is neither pinned nor has another time to live."""
+        model = self._manager.find(name)
+        return self._begin(model, lambda: self._load(model, pinned, ttl_s))
+
+    def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
+        """Unload a model, or put it to sleep, when its running requests have ended. `force`: end
+        them with an error, and do so although it is pinned. Fails with 409 for a pinned model."""
+        model = self._manager.find(name)
+        return self._begin(
+            model, lambda: self._unload(model, "asleep" if sleep else "unloaded", force=force)
+        )
+
+    def pin(self, name: str | None, *, pinned: bool) -> str:
+        """Pin a model, so that it is not unloaded, or release it. Returns its name in the API."""
+        model = self._manager.find(name)
+        model.pinned = pinned
+        self._manager.notify()
+        return model.names[0]
+
+    async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
+        """Load a LoRA adapter of a model, which is loaded before, and keep it when the model goes
+        and comes. Raises `RequestFailed` (507: it does not fit), and `ModelUnusable`."""
+        model = self._manager.find(name)
+        lease = await self._manager.lease(model.names[0])
+        try:
+            await lease.runtime.load_adapter(
+                adapter, directory, partial(room_for_adapter, self._manager, model, adapter)
+            )
+            model.settings = attrs.evolve(
+                model.settings, adapter=(*model.settings.adapter, f"{adapter}={directory}")
+            )
+        finally:
+            model.weights_bytes = lease.runtime.weights_bytes
+            lease.release()
+
+    async def unload_adapter(self, name: str | None, adapter: str) -> None:
+        """Unload a LoRA adapter of a model when the requests that have it have ended; requests that
+        come now are refused. Raises `RequestFailed` (404)."""
+        model = self._manager.find(name)
+        adapters = adapters_of(model.settings.adapter)
+        if adapters.pop(adapter, None) is None:
+            raise adapter_unknown(adapter)
+        model.settings = attrs.evolve(
+            model.settings, adapter=tuple(f"{name}={path}" for name, path in adapters.items())
+        )
+        model.unloaded_adapters = with_unloaded(model.unloaded_adapters, adapter)
+        if model.runtime is not None:
+            with suppress(ModelUnusable):  # The model itself was unloaded meanwhile.
+                await (runtime := model.runtime).unload_adapter(adapter)
+                model.weights_bytes = runtime.weights_bytes
+
+    def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
+        self._manager.refuse_if_draining()
+        operation = Operation(model.names[0])
+        # The request's context ends with it.
+        Context().run(self._manager.nursery.start_soon, _run, operation, work)
+        return operation
+
+    async def _load(self, model: ManagedModel, pinned: bool | None, ttl_s: float | None) -> None:
+        if model.state in AWAY:
+            model.weights_bytes = await self._manager.measured(model)
+            if reason := lacking_room(self._manager.models, model, self._manager.limits):
+                raise RequestFailed(
+                    Problem(507, reason, "server_error", "model", code="insufficient_memory")
+                )
+            model.unusable_until = -inf  # Its files may have been repaired since.
+        lease = await self._manager.lease(model.names[0])
+        model.pinned = model.pinned if pinned is None else pinned
+        model.ttl_s = model.ttl_s if ttl_s is None else ttl_s
+        lease.release()
+
+    async def _unload(self, model: ManagedModel, after: Away, *, force: bool) -> None:
+        manager = self._manager
+        while model.state in ("waiting", "loading", "unloading"):
+            if model.state == "loading" and model.problem is not None:
+                raise RequestFailed(model.problem)
+            if force and model.state == "unloading" and model.runtime is not None:
+                await manager.unload(model, after, at_once=True)
+                return
+            await manager.changed.wait()
+        if model.state in AWAY:
+            model.state = "unloaded" if after == "unloaded" else model.state
+            return
+        if model.pinned and not force:
+            message = f"{model.names[0]} is pinned: release it (POST /v1/models/pin), or send force"
+            raise RequestFailed(
+                Problem(409, message, "invalid_request_error", "model", code="model_pinned")
+            )
+        # Requests that come now wait, and load it again.
+        model.state, runtime = "unloading", model.runtime
+        if runtime is not None:
+            runtime.leaving = after
+        manager.notify()
+        while not force and model.running and model.runtime is runtime:
+            await manager.changed.wait()
+        if runtime is not None and model.runtime is runtime:
+            await manager.unload(model, after, at_once=force)
+
+    async def put_idle_to_sleep(self) -> None:
+        """Put each model to sleep that nobody has used for its time to live. Runs until
+        cancelled."""
+        manager = self._manager
+        while True:
+            now = trio.current_time()
+            mortal = [model for model in manager.models if model.is_idle and model.ttl_s]
+            due = [model for model in mortal if model.used_at + model.ttl_s <= now]
+            for model in due:
+                # Not used meanwhile.
+                if model.is_idle and model.used_at + model.ttl_s <= trio.current_time():
+                    await manager.unload(model, "asleep")
+            if not due:
+                with trio.move_on_at(
+                    min((model.used_at + model.ttl_s for model in mortal), default=inf)
+                ):
+                    await manager.changed.wait()
+
+
+async def _run(operation: Operation, work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except RequestFailed as failed:
+        operation.problem = failed.problem
+    except ModelUnusable as unusable:
+        operation.problem = load_problem(unusable)
+    except trio.Cancelled:  # The server has ended before it.
+        operation.problem = DRAINING
+        raise
+    finally:
+        operation.done.set()

@@ -10,16 +10,37 @@ from math import inf
 import attrs
 import trio
 
-from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, State
 from trouper.actors.runtime.supervision import innermost
+from trouper.protocol.loading import Loading, LoadWatch
 from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import adapters_of
 from trouper.protocol.paths import encodable
 from trouper.protocol.problems import ModelUnusable, Problem, is_shortage
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
+
+
+class LoadProgress:
+    """The latest progress of each model. Engines' threads write, anybody reads: each value replaces
+    the one before."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str | None, Loading] = {}
+
+    def watching(self, model: str | None, watch: LoadWatch) -> LoadWatch:
+        """Return a watch of one model's loading that notes the progress and passes it on."""
+
+        def note(loading: Loading) -> None:
+            self._latest[model] = loading
+            watch(loading)
+
+        return note
+
+    def of(self, model: str | None) -> Loading | None:
+        return self._latest.get(model)
+
 
 AWAY = ("unloaded", "asleep")
 """States of a model whose weights are not in memory."""

@@ -16,7 +16,7 @@ from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.storage.model_files import ModelFiles
 
 if TYPE_CHECKING:
-    from trouper.actors.runtime.model_control import ModelControl
+    from trouper.actors.runtime.model_manager import ModelControl
 
 State = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]
 Away = Literal["unloaded", "asleep"]

@@ -14,15 +14,13 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from trouper.actors.scheduling.batch_yielding import BatchYielding
-from trouper.actors.scheduling.chunk_sizer import free_rows
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.draft_records import UNCHOSEN
-from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.kv_memory import KvMemory
-from trouper.actors.scheduling.prefill_budget import PrefillBudget
-from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.preemption import BatchYielding
+from trouper.actors.scheduling.prefill_budget import PrefillBudget, free_rows
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence

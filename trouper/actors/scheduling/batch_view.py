@@ -9,8 +9,7 @@ from math import inf
 
 import attrs
 
-from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import QUEUED, State
+from trouper.actors.scheduling.sequence import QUEUED, Sequence, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats, RowState, RowStats
 from trouper.protocol.watch import Watch
 

@@ -16,13 +16,11 @@ import numpy as np
 
 from trouper.actors.scheduling.admission import Admission
 from trouper.actors.scheduling.batch_view import BatchView
-from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_handover import CrashHandover
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import DiskTier
-from trouper.actors.scheduling.kv_memory import KvMemory
-from trouper.actors.scheduling.memory_budget import MemoryBudget
+from trouper.actors.scheduling.kv_memory import KvMemory, MemoryBudget
 from trouper.actors.scheduling.plan_composer import PlanComposer
 from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
@@ -36,6 +34,7 @@ from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.actors.scheduling.step_statistics import StepStatistics
 from trouper.actors.scheduling.tenant_shares import TenantShares
+from trouper.actors.scheduling.tree_node import token_bytes
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, Stepped

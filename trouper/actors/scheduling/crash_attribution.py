@@ -16,14 +16,37 @@ isolates more than the one before: there are finitely many.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NewType
 
 import attrs
 
-from trouper.actors.scheduling.crash_cause import Cause
 from trouper.actors.scheduling.prepared_request import PreparedRequest
+
+
+@attrs.frozen
+class Cause:
+    """Type of an exception and the innermost location in the code. The message is left out, since
+    it may quote a prompt and differs between crashes of the same cause."""
+
+    error: str
+    location: str
+
+    def __str__(self) -> str:
+        return f"{self.error} at {self.location}"
+
+
+def cause_of(error: BaseException) -> Cause:
+    frames = traceback.extract_tb(error.__traceback__)
+    location = (
+        f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"
+        if frames
+        else "an unknown place"
+    )
+    return Cause(type(error).__name__, location)
+
 
 Content = NewType("Content", bytes)
 """Digest of a prompt's tokens and of what shapes its computation: equal for a request that is sent

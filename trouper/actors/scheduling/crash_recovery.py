@@ -19,8 +19,7 @@ import logging
 import attrs
 
 from trouper.actors.scheduling.allocation_failures import BOUND_S, AllocationFailures
-from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict
-from trouper.actors.scheduling.crash_cause import cause_of
+from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict, cause_of
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.system_shortages import SystemShortages

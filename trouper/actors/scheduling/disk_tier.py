@@ -33,8 +33,7 @@ from math import exp2, inf
 
 import attrs
 
-from trouper.actors.scheduling.found_prefix import Found
-from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.tree_node import Node
 from trouper.actors.scheduling.write_queue import InFlightWrite
 from trouper.protocol.blocks import BlockRef, Tensors

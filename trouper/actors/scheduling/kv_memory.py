@@ -14,17 +14,237 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from typing import Self
 
 import attrs
 
-from trouper.actors.scheduling.found_prefix import Found
-from trouper.actors.scheduling.memory_budget import CountedRows, MemoryBudget
+from trouper.actors.scheduling.allocation_failures import AllocationFailures
+from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.preemption import Preemption
-from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.protocol.health import AdapterStats, MemoryStatus
+from trouper.protocol.kv import BatchLengths, KvLayout, KvUsage
+from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import KvBound
+from trouper.protocol.problems import Problem
+from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+
+ACTIVATION_BYTES = 2**17
+"""Estimated bytes of activations for each token of a prefill chunk: a layer of a model of 4B has
+about three vectors of 10,000 numbers and ten of 2,500 at a time."""
+LOGIT_BYTES = 12
+"""Bytes of one logit of a row: in float32, with penalties applied and with noise added."""
+RESERVE, RETURN_RESERVE = 64, 16
+"""A sequence enters if this part of the limit stays free; one that was preempted needs more, so
+that it is not preempted at once."""
+
+
+@attrs.frozen(eq=False)
+class CountedRows:
+    """What follows of rows for the memory that they may hold after the next plan."""
+
+    lengths: BatchLengths
+    drafts: bool = attrs.field(kw_only=True)
+    """Whether any of them may draft, if that takes memory."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class MemoryBudget:
+    kv: KvLayout
+    weights_bytes: int
+    """Bytes of the weights without adapters."""
+    margin_bytes: int
+    """Estimated bytes of one step's activations and logits."""
+    kv_memory: int | None
+    """Upper bound of the limit, from the settings."""
+    memory_fraction: float
+    sharers: int
+    """Number of models that share the device."""
+    max_draft_tokens: int
+    memory: Watch[MemoryStatus]
+    adapters: Watch[AdapterStats]
+    allocations: AllocationFailures
+    """Its bound is one of the limit, too."""
+    row_bytes_known: bool = attrs.field(init=False)
+    """Whether a row's bytes are known."""
+    _seen: tuple[MemoryStatus, AdapterStats] | None = attrs.field(default=None, init=False)
+    """What `_lasting` follows from. Every step asks for the limit several times, and these change
+    once in seconds."""
+    _lasting: int | None = attrs.field(default=None, init=False)
+    _usages: list[KvUsage] = attrs.field(factory=list, init=False)
+    """The usages of the rows that were last counted, of which `_counted` follows."""
+    _counted: CountedRows = attrs.field(
+        factory=lambda: CountedRows(BatchLengths(), drafts=False), init=False
+    )
+
+    @row_bytes_known.default
+    def _knows_bytes(self) -> bool:
+        return self.kv.row_bytes(1) > 0
+
+    @classmethod
+    def of(
+        cls,
+        card: ModelCard,
+        settings: Settings,
+        watches: CoreWatches,
+        allocations: AllocationFailures,
+    ) -> Self:
+        return cls(
+            kv=card.kv,
+            weights_bytes=card.base_weights_bytes,
+            margin_bytes=step_bytes(card, settings),
+            kv_memory=None if settings.kv_memory is None else int(settings.kv_memory),
+            memory_fraction=settings.memory_fraction,
+            sharers=card.memory_sharers,
+            max_draft_tokens=settings.spec_draft_tokens,
+            memory=watches.memory,
+            adapters=watches.adapters,
+            allocations=allocations,
+        )
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Limit on the bytes of rows and cached blocks at present. None: no bound, since the
+        device's limit or a row's bytes are unknown."""
+        if not self.row_bytes_known:
+            return None
+        failed, pressure = self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes
+        if failed is None and not pressure:
+            return self._lasting_bytes
+        return min_known(self._lasting_bytes, failed, pressure or None)
+
+    @property
+    def _lasting_bytes(self) -> int | None:
+        """The limit without the bounds of a failed allocation and of the system's memory pressure,
+        which hold for minutes only."""
+        if not self.row_bytes_known:
+            return None
+        memory, adapters = self.memory.latest, self.adapters.latest
+        if self._seen is None or self._seen[0] is not memory or self._seen[1] is not adapters:
+            room = room_bytes(
+                memory,
+                adapters,
+                memory_fraction=self.memory_fraction,
+                weights_bytes=self.weights_bytes,
+                margin_bytes=self.margin_bytes,
+            )
+            device = room // self.sharers
+            self._seen, self._lasting = (
+                (memory, adapters),
+                min_known(self.kv_memory, device if device > 0 else None),
+            )
+        return self._lasting
+
+    def count(self, rows: Ordered[Sequence]) -> CountedRows:
+        """Count what these rows may hold after the next plan. All rows are counted in each step: of
+        a row that decodes this stays the same until it has grown out of it."""
+        usages = [
+            row.kv_usage
+            if row.num_scheduled_tokens < row.kv_usage_until and not row.num_draft_tokens
+            else self._usage(row)
+            for row in rows
+        ]
+        drafts = self.kv.draft_state_bytes > 0 and any(row.records for row in rows)
+        if usages != self._usages or drafts != self._counted.drafts:
+            self._usages, self._counted = usages, CountedRows(BatchLengths(usages), drafts=drafts)
+        return self._counted
+
+    def _usage(self, row: Sequence) -> KvUsage:
+        usage = self.kv.usage(*self.lengths(row))
+        if not (row.prefilling or row.num_draft_tokens):
+            row.kv_usage, row.kv_usage_until = usage, row.num_scheduled_tokens + usage.lasts
+        return usage
+
+    def lengths(self, row: Sequence) -> tuple[int, int]:
+        """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in
+        its KV, which the last token is not; and the most in its KV after the next plan, with what
+        that may draft."""
+        if row.prefilling:
+            return row.num_prefill_tokens, row.num_prefill_tokens + 1
+        drafts = row.num_draft_tokens + (self.max_draft_tokens if row.records else 0)
+        reserved = min(row.num_scheduled_tokens + drafts, row.max_tokens)
+        return row.num_tokens - 1, row.num_prompt_tokens + reserved
+
+    def with_entering(self, rows: CountedRows, entering: Sequence) -> CountedRows:
+        """Count a sequence that enters beside these rows: when it has prefilled what is known of
+        its tokens, and sampled one."""
+        usage = self.kv.usage(entering.num_tokens, entering.num_tokens + 1)
+        return CountedRows(
+            rows.lengths.with_row(usage), drafts=rows.drafts or bool(entering.records)
+        )
+
+    def rows_bytes(self, rows: CountedRows) -> int:
+        """Bytes that these rows may hold after the next plan. If any row may draft, all keep
+        recurrent states of before."""
+        return self.kv.bytes_of(rows.lengths) + rows.drafts * self.kv.draft_state_bytes * len(
+            rows.lengths
+        )
+
+    def admits(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
+        """Whether a waiting sequence may enter beside these rows: some of the limit must stay
+        free."""
+        reserve = limit // (RETURN_RESERVE if entering.started else RESERVE)
+        return self.rows_bytes(self.with_entering(rows, entering)) + reserve <= limit
+
+    def restrict(self, sequence: Sequence) -> Problem | None:
+        """Reduce the length of an answer that would outgrow the limit even if the sequence ran
+        alone. Returns a problem if not even the prompt and one token fit. Bounds that hold for
+        minutes only do not count: they end, and a sequence alone may enter whatever it is."""
+        limit = self._lasting_bytes
+        fitting = None if limit is None else self.kv.max_tokens(limit)
+        if fitting is None:
+            return None
+        if sequence.num_tokens + 1 > fitting:
+            return too_long(sequence.request, sequence.num_prompt_tokens, fitting)
+        sequence.output.max_tokens = min(sequence.max_tokens, fitting - sequence.num_prompt_tokens)
+        return None
+
+
+def step_bytes(card: ModelCard, settings: Settings) -> int:
+    """Estimate the bytes of one step's activations and logits."""
+    return (
+        settings.prefill_step_size * ACTIVATION_BYTES
+        + settings.rows * card.vocab_size * LOGIT_BYTES
+    )
+
+
+def room_bytes(
+    memory: MemoryStatus,
+    adapters: AdapterStats,
+    *,
+    memory_fraction: float,
+    weights_bytes: int,
+    margin_bytes: int,
+) -> int:
+    """Bytes that the device has besides the weights (`weights_bytes`, without adapters), the
+    adapters and one step (`margin_bytes`); below 0 if it has less than these."""
+    fixed_bytes = max(weights_bytes, memory.fixed_bytes) + adapters.nbytes + margin_bytes
+    return int(memory.limit_bytes * memory_fraction) - fixed_bytes
+
+
+def min_known(*bounds: int | None) -> int | None:
+    """The smallest of the bounds that are known; None: none is."""
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
+    remedy = (
+        f"shorten the prompt to {max_tokens - 1} tokens" if max_tokens > 1 else "raise the limit"
+    )
+    return Problem(
+        400,
+        f"memory holds {max_tokens} tokens of one request (--kv-memory, --memory-fraction); "
+        f"{prompt_tokens} of prompt and 1 of answer "
+        f"are more: {remedy}",
+        param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+        code="context_length_exceeded",
+    )
+
 
 MAX_SPARE = 32
 """How many times as large as needed the engine's buffers can be: eight slots for one row, each four

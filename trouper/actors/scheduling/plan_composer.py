@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import attrs
 
 from trouper.actors.scheduling.admission import Admission
-from trouper.actors.scheduling.chunk_sizer import round_chunk, take_turns
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.kv_memory import KvMemory
-from trouper.actors.scheduling.prefill_budget import PrefillBudget
+from trouper.actors.scheduling.prefill_budget import PrefillBudget, round_chunk, take_turns
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.row_reclaiming import RowReclaiming

@@ -23,16 +23,12 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.cache_namespace import NO_SCOPE
 from trouper.actors.scheduling.eviction import Sizes
-from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
-from trouper.actors.scheduling.row_storing import RowStoring
+from trouper.actors.scheduling.row_storing import LiveRows, RowStoring
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.snapshot_boundaries import snapshot_boundaries
-from trouper.actors.scheduling.tree_node import Node
-from trouper.actors.scheduling.wait_for_primary import LiveRows
+from trouper.actors.scheduling.tree_node import Chain, Node
 from trouper.actors.scheduling.write_queue import WriteQueue
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import CacheStats
@@ -41,6 +37,67 @@ from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Load, Restore, Store
 from trouper.protocol.requests import CacheScope
 from trouper.protocol.settings import Settings
+
+TURNS_KEPT = 2
+"""Number of last turns of a prompt whose ends get a snapshot, besides the first turn's end: these
+are most often shared by branches."""
+APART_TOKENS = 16
+"""Minimum distance of two snapshots in tokens. A closer one is not worth its pass over the model,
+nor the memory that older turns lose: the end of the last turn and the end of the prompt often have
+only a template's few tokens between them."""
+
+
+def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval: int) -> list[int]:
+    """Boundaries at which other prompts are likely to continue: before this prompt's end; where it
+    departs from the known texts, which end at `last` or in one of its children, and where its first
+    turn ends (however short the remainder, since more prompts will begin like this); at ends of
+    turns; and every `interval` tokens. None is in the cached tokens or close behind them."""
+    end, first = row.num_prefill_tokens - 1, cached_tokens + APART_TOKENS
+    shared, _ = last.nearest(row.chain.part(last.end, end))
+    turns = [turn for turn in row.turns if turn <= end]
+    likely = {*turns[-TURNS_KEPT:], *range(interval, end, interval)}
+    boundaries = {last.end + shared, *turns[:1], *(at for at in likely if at <= end - APART_TOKENS)}
+    return [*sorted(at for at in boundaries if first <= at < end), end]
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """Result of a lookup: what a prompt can reuse now, and what it could reuse after waiting."""
+
+    match: Match
+    tokens: int
+    """Number of tokens that need not be computed."""
+    source: Sequence | None
+    """Live row that has the last of these tokens in its tail."""
+    primary: Sequence | None = None
+    """Live row that computes more tokens of this prompt."""
+    until: int = 0
+    """Number of tokens, from the beginning, that the primary and the prompt share."""
+    gain: int = 0
+    """Number of tokens that waiting for the primary saves."""
+    missing: tuple[Node, ...] = ()
+    """Nodes that are only on disk. With them `missing_tokens` more tokens need not be computed."""
+    missing_tokens: int = 0
+
+    @property
+    def unused(self) -> Found:
+        """The result for the same prompt if nothing is restored. Where it departs from others is
+        still known: a snapshot belongs there."""
+        return Found(Match((), 0, self.match.last), 0, None)
+
+    def within(self, nbytes: int, sizes: Sizes, *, at_snapshot: bool) -> tuple[Node, ...]:
+        """The first nodes, as many as take at most `nbytes` bytes of memory; with `at_snapshot`
+        they end at a snapshot, which counts."""
+        nodes, count = self.match.nodes, 0
+        nbytes -= at_snapshot * sizes.snapshot_bytes
+        for node in nodes:
+            nbytes -= sizes.block_bytes(node.size)
+            if nbytes < 0:
+                break
+            count += 1
+        while 0 < count < len(nodes) and at_snapshot and nodes[count - 1].snapshot is None:
+            count -= 1
+        return nodes[:count]
 
 
 class PrefixCache:

@@ -51,7 +51,11 @@ class RowReclaiming:
         }
         if not excess:
             return []
-        rows = [row for row in self.preemption.batch.rows.values() if _may_leave(row, excess)]
+        rows = [
+            row
+            for row in self.preemption.batch.rows.values()
+            if tenant_of(row) in excess and row.can_be_preempted and not row.dropped
+        ]
         beyond: list[Sequence] = []
         for row in sorted(rows, key=lambda row: (row.arrived_at, row.id), reverse=True):
             if excess[tenant_of(row)] > 0:
@@ -72,10 +76,3 @@ class RowReclaiming:
             min(count, shares.row_share - shares.running[tenant]) for tenant, count in ready.items()
         )
         return max(0, num_rows - (shares.rows - batch.num_rows))
-
-
-def _may_leave(row: Sequence, excess: dict[Tenant, int]) -> bool:
-    """Whether a row may be preempted: not one that is isolated after a crash, or would begin
-    anew."""
-    is_bound = row.dropped or row.standing.isolated or row.request.embed
-    return tenant_of(row) in excess and not is_bound

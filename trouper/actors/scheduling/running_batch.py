@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
-from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import State
+from trouper.actors.scheduling.sequence import Sequence, State
 from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.plans import RowId
 from trouper.protocol.problems import Problem

@@ -4,30 +4,63 @@ except for the replies."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping
+from enum import Enum
 from math import inf
 from typing import Protocol
 
 import attrs
 
 from trouper.actors.scheduling.answer_output import AnswerOutput
-from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.crash_attribution import Standing
 from trouper.actors.scheduling.draft_records import UNCHOSEN, Records
 from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
-from trouper.actors.scheduling.sequence_state import (
-    QUEUED,
-    TRANSITIONS,
-    IllegalTransitionError,
-    State,
-)
-from trouper.actors.scheduling.tree_node import Node
+from trouper.actors.scheduling.tree_node import Chain, Node
 from trouper.protocol.kv import NO_USAGE, KvUsage
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import NO_ROW, RowId
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Finished, Started, TokenLogprobs
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
+
+
+class State(Enum):
+    WAITING = "waiting"
+    """In the queue."""
+    WAITING_FOR_PREFIX = "waiting for a prefix"
+    """In the queue, until a running sequence has prefilled a prefix that both share."""
+    WAITING_FOR_DISK = "waiting for the disk"
+    """In the queue, until blocks of its prefix are read."""
+    PREFILLING = "prefilling"
+    """Has a row in the engine, and tokens that no plan prefills yet."""
+    DECODING = "decoding"
+    """Has a row, which samples at least one token in each step."""
+    LAST_TOKEN_SCHEDULED = "last token scheduled"  # noqa: S105 - no password.
+    """Has a row, which the next plan drops: its last token is in flight."""
+    PREEMPTED = "preempted"
+    """Left its row before its end. In the queue, or aborted and not yet dropped by the engine."""
+    FINISHED = "finished"
+    """Its terminal event was sent, or its client aborted it."""
+
+
+QUEUED = frozenset({State.WAITING, State.WAITING_FOR_PREFIX, State.WAITING_FOR_DISK})
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.WAITING: QUEUED | {State.PREFILLING, State.FINISHED},
+    State.WAITING_FOR_PREFIX: QUEUED | {State.PREFILLING, State.FINISHED},
+    State.WAITING_FOR_DISK: QUEUED | {State.PREFILLING, State.FINISHED},
+    State.PREFILLING: frozenset(
+        {State.DECODING, State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}
+    ),
+    State.DECODING: frozenset({State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}),
+    State.LAST_TOKEN_SCHEDULED: frozenset({State.PREEMPTED, State.FINISHED}),
+    State.PREEMPTED: QUEUED | {State.PREFILLING, State.FINISHED},
+    State.FINISHED: frozenset(),
+}
+
+
+class IllegalTransitionError(Exception):
+    """A fault of the scheduler: a sequence was used in a state in which that makes no sense."""
 
 
 class DiskRead(Protocol):
@@ -148,6 +181,12 @@ class Sequence:
     def of_batch(self) -> bool:
         """Whether its request is of a batch."""
         return self.request.priority == BATCH_PRIORITY
+
+    @property
+    def can_be_preempted(self) -> bool:
+        """False for a sequence that is isolated after a crash, and for an embedding, which would
+        begin anew."""
+        return not (self.standing.isolated or self.request.embed)
 
     # -- transitions -----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ While requests of one tenant alone run or wait, nothing here has an effect. Othe
   moments without others. So long prompts of a tenant that seldom sends some are not slowed down,
   and one that always sends some takes its share of the time.
 
-Batches have no share: they yield to all others (`batch_yielding.py`). Among themselves they take
+Batches have no share: they yield to all others (`preemption.py`). Among themselves they take
 turns.
 
 Unlike the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
@@ -29,7 +29,7 @@ from operator import itemgetter
 
 import attrs
 
-from trouper.actors.scheduling.chunk_sizer import share_chunks
+from trouper.actors.scheduling.prefill_budget import share_chunks
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.plans import Chunk, Plan, RowId
 

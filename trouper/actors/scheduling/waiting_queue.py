@@ -4,18 +4,18 @@ all others of their priority. Tenants take turns within a priority (`tenant_shar
 Lower priorities go first, so a sequence could wait for ever while others of a lower number arrive.
 Therefore a sequence that has waited longer than `max_wait_s` is overdue: it goes before all that
 are not, and overdue sequences go in the order of their arrival. Those of batches become overdue one
-at a time, if none of them runs (`batch_yielding.py`).
+at a time, if none of them runs (`preemption.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Ordered
 from itertools import islice
+from typing import Protocol, TypeVar
 
-from trouper.actors.scheduling.crash_attribution import Blame
-from trouper.actors.scheduling.crash_isolation import may_enter
+from trouper.actors.scheduling.crash_attribution import Blame, Standing
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.tenant_shares import TenantShares
@@ -151,3 +151,57 @@ class WaitingQueue:
 
     def _class_of(self, sequence: Sequence) -> deque[Sequence]:
         return self._classes.setdefault(sequence.request.priority, deque())
+
+
+LONE_PATIENCE_S = 10.0
+"""Time for which others may overtake a request that must run alone; after it no request is admitted
+before that one."""
+
+
+class Queued(Protocol):
+    """A request that waits for a row."""
+
+    @property
+    def standing(self) -> Standing: ...
+
+    @property
+    def since(self) -> float: ...
+
+
+Q = TypeVar("Q", bound=Queued)
+
+
+def may_enter(
+    waiting: Ordered[Q],
+    present: Collection[Standing],
+    trials: Ordered[Standing],
+    *,
+    idle: bool,
+    apart: bool,
+    now: float,
+) -> Ordered[Q]:
+    """Requests of the queue that may be admitted now, in order. A row that runs alone enters when
+    nothing is in flight (`idle`), so that a crash can have come from nobody else. `present`: rows
+    in the engine, and those whose last plans are not answered yet. `trials`: suspects in the order
+    of their trials. `apart`: all rows run alone."""
+    if any(standing.isolated for standing in present) or (apart and present):
+        return ()
+    free = idle and not present
+    if trials:
+        first = next(queued for queued in waiting if queued.standing is trials[0])
+        return (first,) if free else ()
+    if apart:
+        return waiting[:1] if free else ()
+    return _with_lone(waiting, free=free, now=now)
+
+
+def _with_lone(waiting: Ordered[Q], *, free: bool, now: float) -> Ordered[Q]:
+    lone = [index for index, queued in enumerate(waiting) if queued.standing.alone]
+    if not lone:
+        return waiting
+    if lone[0] == 0 and free:
+        return waiting[:1]
+    overdue = next(
+        (index for index in lone if now - waiting[index].since > LONE_PATIENCE_S), len(waiting)
+    )
+    return [queued for queued in waiting[:overdue] if not queued.standing.alone]
