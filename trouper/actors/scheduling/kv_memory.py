@@ -1,13 +1,12 @@
 """KV memory: running rows and cached blocks share a limit, which holds after each plan unless a
-single row runs.
+single row runs. Pure.
 
-Rows come first. If they outgrow what cached blocks leave them, three things are done until they
-fit, in this order:
+Rows come first. When rows outgrow the limit, three measures follow in order:
 
-1. Cached blocks that nobody uses are evicted, least recently used first.
-2. Blocks that running rows have stored of their own KV are copies: rows let go of them, and these
-  are evicted. The row that would be preempted first keeps its copy, since it returns by it.
-3. Rows are preempted: of the lowest priority the youngest first. The last row never is.
+1. Evict unused cached blocks, least recently used first.
+2. Evict blocks that running rows have stored as copies of their own KV. The row that would be
+   preempted first keeps its copy, to return by.
+3. Preempt rows, of the lowest priority the youngest first; never the last row.
 """
 
 from __future__ import annotations
@@ -34,34 +33,31 @@ from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
+# A layer of a 4B model has about three vectors of 10,000 numbers and ten of 2,500 at a time.
 ACTIVATION_BYTES = 2**17
-"""Estimated bytes of activations for each token of a prefill chunk: a layer of a model of 4B has
-about three vectors of 10,000 numbers and ten of 2,500 at a time."""
+# Float32, penalized, with noise.
 LOGIT_BYTES = 12
-"""Bytes of one logit of a row: in float32, with penalties applied and with noise added."""
 RESERVE, RETURN_RESERVE = 64, 16
-"""A sequence enters if this part of the limit stays free; one that was preempted needs more, so
-that it is not preempted at once."""
+"""One part in so many of the limit stays free when a sequence enters, and when a preempted one
+returns."""
 
 
 @attrs.frozen(eq=False)
 class CountedRows:
-    """What follows of rows for the memory that they may hold after the next plan."""
+    """Memory that rows may need after the next plan."""
 
     lengths: BatchLengths
     drafts: bool = attrs.field(kw_only=True)
-    """Whether any of them may draft, if that takes memory."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class MemoryBudget:
     kv: KvLayout
     weights_bytes: int
-    """Bytes of the weights without adapters."""
+    """Without adapters."""
     margin_bytes: int
-    """Estimated bytes of one step's activations and logits."""
+    """Activations and logits of one step."""
     kv_memory: int | None
-    """Upper bound of the limit, from the settings."""
     memory_fraction: float
     sharers: int
     """Number of models that share the device."""
@@ -69,15 +65,12 @@ class MemoryBudget:
     memory: Watch[MemoryStatus]
     adapters: Watch[AdapterStats]
     allocations: AllocationFailures
-    """Its bound is one of the limit, too."""
     row_bytes_known: bool = attrs.field(init=False)
-    """Whether a row's bytes are known."""
+    # Inputs of `_lasting`, which change once in seconds, while each step reads the limit several
+    # times.
     _seen: tuple[MemoryStatus, AdapterStats] | None = attrs.field(default=None, init=False)
-    """What `_lasting` follows from. Every step asks for the limit several times, and these change
-    once in seconds."""
     _lasting: int | None = attrs.field(default=None, init=False)
     _usages: list[KvUsage] = attrs.field(factory=list, init=False)
-    """The usages of the rows that were last counted, of which `_counted` follows."""
     _counted: CountedRows = attrs.field(
         factory=lambda: CountedRows(BatchLengths(), drafts=False), init=False
     )
@@ -109,8 +102,7 @@ class MemoryBudget:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Limit on the bytes of rows and cached blocks at present. None: no bound, since the
-        device's limit or a row's bytes are unknown."""
+        """Present limit in bytes; None if the device's limit or a row's bytes are unknown."""
         if not self.row_bytes_known:
             return None
         failed, pressure = self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes
@@ -120,8 +112,10 @@ class MemoryBudget:
 
     @property
     def _lasting_bytes(self) -> int | None:
-        """The limit without the bounds of a failed allocation and of the system's memory pressure,
-        which hold for minutes only."""
+        """The limit without the bounds that hold for minutes only."""
+        # Models in one process share the device equally: one alone would leave nothing to the
+        # others' rows. If weights leave nothing, the estimate is useless: there is no bound, and
+        # the janitor watches the device.
         if not self.row_bytes_known:
             return None
         memory, adapters = self.memory.latest, self.adapters.latest
@@ -141,8 +135,8 @@ class MemoryBudget:
         return self._lasting
 
     def count(self, rows: Ordered[Sequence]) -> CountedRows:
-        """Count what these rows may hold after the next plan. All rows are counted in each step: of
-        a row that decodes this stays the same until it has grown out of it."""
+        """Count the memory that rows may need after the next plan."""
+        # The count of a decoding row stays the same until the row outgrows its capacity.
         usages = [
             row.kv_usage
             if row.num_scheduled_tokens < row.kv_usage_until and not row.num_draft_tokens
@@ -161,9 +155,8 @@ class MemoryBudget:
         return usage
 
     def lengths(self, row: Sequence) -> tuple[int, int]:
-        """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in
-        its KV, which the last token is not; and the most in its KV after the next plan, with what
-        that may draft."""
+        """Number of tokens that decides the row's bank, and the maximum in the KV after the next
+        plan, drafts included."""
         if row.prefilling:
             return row.num_prefill_tokens, row.num_prefill_tokens + 1
         drafts = row.num_draft_tokens + (self.max_draft_tokens if row.records else 0)
@@ -171,30 +164,27 @@ class MemoryBudget:
         return row.num_tokens - 1, row.num_prompt_tokens + reserved
 
     def with_entering(self, rows: CountedRows, entering: Sequence) -> CountedRows:
-        """Count a sequence that enters beside these rows: when it has prefilled what is known of
-        its tokens, and sampled one."""
+        """Count a sequence as if its known tokens were prefilled and one was sampled."""
         usage = self.kv.usage(entering.num_tokens, entering.num_tokens + 1)
         return CountedRows(
             rows.lengths.with_row(usage), drafts=rows.drafts or bool(entering.records)
         )
 
     def rows_bytes(self, rows: CountedRows) -> int:
-        """Bytes that these rows may hold after the next plan. If any row may draft, all keep
-        recurrent states of before."""
+        """Bytes that rows may need after the next plan."""
+        # If any row may draft, all keep earlier recurrent states.
         return self.kv.bytes_of(rows.lengths) + rows.drafts * self.kv.draft_state_bytes * len(
             rows.lengths
         )
 
     def admits(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
-        """Whether a waiting sequence may enter beside these rows: some of the limit must stay
-        free."""
+        """Whether a sequence may enter with a reserve left."""
         reserve = limit // (RETURN_RESERVE if entering.started else RESERVE)
         return self.rows_bytes(self.with_entering(rows, entering)) + reserve <= limit
 
     def restrict(self, sequence: Sequence) -> Problem | None:
-        """Reduce the length of an answer that would outgrow the limit even if the sequence ran
-        alone. Returns a problem if not even the prompt and one token fit. Bounds that hold for
-        minutes only do not count: they end, and a sequence alone may enter whatever it is."""
+        """Reduce `max_tokens` to the lasting limit. Returns a problem if not even one token
+        fits."""
         limit = self._lasting_bytes
         fitting = None if limit is None else self.kv.max_tokens(limit)
         if fitting is None:
@@ -206,7 +196,6 @@ class MemoryBudget:
 
 
 def step_bytes(card: ModelCard, settings: Settings) -> int:
-    """Estimate the bytes of one step's activations and logits."""
     return (
         settings.prefill_step_size * ACTIVATION_BYTES
         + settings.rows * card.vocab_size * LOGIT_BYTES
@@ -221,14 +210,13 @@ def room_bytes(
     weights_bytes: int,
     margin_bytes: int,
 ) -> int:
-    """Bytes that the device has besides the weights (`weights_bytes`, without adapters), the
-    adapters and one step (`margin_bytes`); below 0 if it has less than these."""
+    """Bytes beside weights, adapters and one step; negative if too few."""
     fixed_bytes = max(weights_bytes, memory.fixed_bytes) + adapters.nbytes + margin_bytes
     return int(memory.limit_bytes * memory_fraction) - fixed_bytes
 
 
 def min_known(*bounds: int | None) -> int | None:
-    """The smallest of the bounds that are known; None: none is."""
+    """The least of the known bounds, if any."""
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
@@ -246,9 +234,8 @@ def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
     )
 
 
+# Buffers have at most eight slots for one row, each four times as long as the row.
 MAX_SPARE = 32
-"""How many times as large as needed the engine's buffers can be: eight slots for one row, each four
-times as long as the row."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -259,10 +246,9 @@ class KvMemory:
     preemption: Preemption
     counters: SchedulerCounters
     row_bytes: int = 0
-    """Bytes that rows may hold after the plan in composition."""
+    """Bytes that rows may need after the plan in composition."""
+    # Rows behind `row_bytes`, counted once for all sequences that may enter.
     _counted: CountedRows = attrs.field(init=False)
-    """The rows of which `row_bytes` follows: none is looked at again for each sequence that may
-    enter beside them."""
 
     @_counted.default
     def _count_none(self) -> CountedRows:
@@ -271,9 +257,9 @@ class KvMemory:
     # -- rows that run ---------------------------------------------------------------------------
 
     def relieve(self, now: float, choose_proposers: Callable[[Sequence], None]) -> None:
-        """Make room for what rows may hold after the next plan, and for the first of the queue if
-        its priority is higher than that of rows. Comes before the plan stores anything. How much
-        the first takes follows from what may draft for it (`choose_proposers`)."""
+        """Make room for the rows of the next plan, and for the queue's first sequence if its
+        priority is higher. Precedes all stores of the plan. `choose_proposers` decides drafting,
+        which takes memory."""
         rows = self._rows()
         self._count(rows)
         limit = self.budget.limit_bytes
@@ -287,8 +273,7 @@ class KvMemory:
         self.bound_cache()
 
     def bound_buffers(self) -> KvBound | None:
-        """Bound of the engine's buffers in the step of the plan in composition, with the rows that
-        it admits. None while memory is so plentiful that room to spare cannot exceed it."""
+        """Bound of the engine's buffers in this step; None while memory is plentiful."""
         limit = self.budget.limit_bytes
         if limit is None:
             return None
@@ -300,8 +285,8 @@ class KvMemory:
         )
 
     def bound_cache(self) -> None:
-        """Bound cached blocks to what rows leave, among them rows that the plan in composition
-        drops: it stores before that."""
+        """Bound cached blocks to the memory left by rows."""
+        # Rows that this plan drops count: stores precede drops.
         limit = self.budget.limit_bytes
         if limit is not None:
             dropping = self.batch.dropping
@@ -316,11 +301,9 @@ class KvMemory:
         return self.budget.rows_bytes(self.budget.count(rows))
 
     def _rows(self) -> list[Sequence]:
-        """Rows that no plan drops."""
         return [row for row in self.batch.rows.values() if not row.dropped]
 
     def _fit(self, rows: list[Sequence], limit: int, now: float) -> None:
-        """Free memory until the rows fit."""
         rows.sort(key=_kept_longest)
         excess = self._evict(rows[:-1], self.row_bytes + self.cache.bytes - limit)
         while excess > 0 and len(rows) > 1:
@@ -329,8 +312,7 @@ class KvMemory:
             self._evict(rows, excess)
 
     def _evict(self, rows: Ordered[Sequence], nbytes: int) -> int:
-        """Evict cached blocks, and where these are too few copies of what `rows` hold. Returns the
-        number of bytes that are missing then."""
+        """Returns the number of bytes still missing."""
         nbytes -= self.cache.evict(max(0, nbytes))
         for row in rows:
             if nbytes <= 0:
@@ -340,7 +322,7 @@ class KvMemory:
         return nbytes
 
     def _preempt(self, row: Sequence, now: float) -> int:
-        """Returns the number of bytes that become free."""
+        """Returns the number of freed bytes."""
         before = self.row_bytes
         self.preemption.preempt(row, now)
         self.counters.add(preemptions=1)
@@ -348,9 +330,8 @@ class KvMemory:
         return before - self.row_bytes
 
     def _make_way(self, first: Sequence, limit: int, now: float) -> None:
-        """Preempt rows of a lower priority than `first` of the queue, if that lets it enter: as
-        many as it needs, or all where it has room only alone. Only for memory: where all rows are
-        in use it waits, as in vLLM."""
+        """Preempt rows of a lower priority if that lets `first` enter."""
+        # For memory alone: if all rows are in use, `first` waits, as in vLLM.
         if self._has_room(self._counted, first, limit):
             return
         rows = self._rows()
@@ -365,8 +346,7 @@ class KvMemory:
             self._preempt(lower.pop(), now)
 
     def _has_room(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
-        """Whether a waiting sequence may enter beside these rows. Alone it may, whatever it takes
-        (`admits`), and while the device's memory is nearly full only alone."""
+        """Whether a sequence may enter. Nearly full device memory allows only an empty batch."""
         if not rows.lengths:
             return True
         return not self.budget.memory.latest.under_pressure and self.budget.admits(
@@ -376,9 +356,9 @@ class KvMemory:
     # -- rows that enter -------------------------------------------------------------------------
 
     def admits(self, sequence: Sequence, *, idle: bool) -> bool:
-        """Whether there is room for a waiting sequence's prompt beside other rows. Alone it always
-        enters, but after a failed allocation only when no plan is in flight (`idle`): if its step
-        fails, it is known that it ran alone, and no row loses tokens. Cached blocks make room."""
+        """Whether a sequence has room, cached blocks evicted. An empty batch takes any sequence."""
+        # After a failed allocation nothing may be in flight (`idle`), so that a second failure
+        # costs no other row.
         limit = self.budget.limit_bytes
         if limit is None:
             return True
@@ -387,9 +367,8 @@ class KvMemory:
         return self.budget.admits(self._counted, sequence, limit)
 
     def enter(self, sequence: Sequence, found: Found) -> Found | None:
-        """Make room for a sequence that enters now, but evict nothing that it restores. Returns
-        what it can restore, which is less than `found` where row and blocks do not fit together;
-        None: it must wait, since others use too many blocks."""
+        """Make room for a sequence without evicting blocks that it restores. Returns the prefix to
+        restore, or None if the sequence must wait."""
         limit, counted = self.budget.limit_bytes, self.budget.with_entering(self._counted, sequence)
         row_bytes = self.budget.rows_bytes(counted)
         if limit is not None:
@@ -406,5 +385,4 @@ class KvMemory:
 
 
 def _kept_longest(row: Sequence) -> tuple[float, float, int]:
-    """Sort key: the row that is preempted last comes first."""
     return row.priority, row.arrived_at, row.id

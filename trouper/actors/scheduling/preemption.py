@@ -1,9 +1,11 @@
-"""Preemption: a sequence leaves its row before the end of its answer, and goes on later in another
-row.
+"""Preemption: a sequence leaves its row early, and goes on later in another one.
 
-What its row has computed is stored by the plan that drops the row, as far as there is room, so that
-it resumes from its own blocks, in memory or on disk, and computes the remainder again. Tokens that
-were on their way are sampled again, with the same result.
+The plan that drops the row stores its KV, as far as there is room. The sequence resumes from these
+blocks and computes the rest again. Tokens in flight are sampled again, with the same result.
+
+Requests of batches yield to others, since each row makes every step longer: while others run or
+wait, batches keep `--batch-min-rows` rows. If others need all rows, a request of a batch becomes
+overdue after `--priority-max-wait-s`, and keeps its row to the end.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.replies import Progress
 from trouper.protocol.settings import Settings
 
+# A client that asks again at once then preempts nothing.
 RESUME_S = 1.0
-"""Time without other requests after which all rows of batches may run again."""
+"""Time without other requests after which batches may use all rows again."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -29,8 +32,6 @@ class Preemption:
     batch: RunningBatch
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """Take a sequence out of the batch and put it before all others of its priority in the
-        queue."""
         self.batch.remove(sequence)
         sequence.preempt()
         sequence.read = None  # What it has read may be on disk alone when it returns.
@@ -44,10 +45,9 @@ class BatchYielding:
     counters: SchedulerCounters
     settings: Settings
     _others_at: float = -inf
-    """Time of the last plan at which other requests ran or waited."""
+    """Time of the last plan with other requests."""
     _ran_at: float = inf
-    """Time of the last plan at which a request of a batch ran, or at which one began to wait; inf:
-    none is there."""
+    """Time at which a request of a batch last ran, or began to wait; inf: there is none."""
 
     def yield_rows(self, now: float) -> None:
         """Preempt rows of batches, or let a request of a batch become overdue. Comes first in a
@@ -60,7 +60,7 @@ class BatchYielding:
         self._mark_overdue(now, runs=bool(rows))
 
     def admits(self, sequence: Sequence, now: float) -> bool:
-        """Whether a waiting sequence may have a row, as far as batches are concerned."""
+        """Whether batches leave a row to a waiting sequence."""
         if not sequence.of_batch or now - self._others_at >= RESUME_S:
             return True
         return len(self._rows()[0]) < self.settings.batch_min_rows
@@ -75,9 +75,10 @@ class BatchYielding:
         return rows, len(rows) < len(running)
 
     def _preempt(self, rows: list[Sequence], now: float) -> None:
-        """Preempt rows beyond those that batches keep. One more, if another request waits for a row
-        and all are in use. One that waits for a prefix or for the disk would not take the row, and
-        the batch would return to it in the same plan, in each step."""
+        """Preempt rows beyond those that batches keep, the youngest first."""
+        # One more if another request waits for a row alone and all rows are in use. A request that
+        # waits for a prefix or the disk would not take the row, and the batch would return in each
+        # step.
         excess, queue, batch = (
             len(rows) - self.settings.batch_min_rows,
             self.preemption.queue,
@@ -94,8 +95,7 @@ class BatchYielding:
             self.counters.add(preemptions=1)
 
     def _mark_overdue(self, now: float, *, runs: bool) -> None:
-        """Let the first waiting request of a batch become overdue if none of them ran for
-        --priority-max-wait-s."""
+        """Let the first request of a batch become overdue if none ran for --priority-max-wait-s."""
         first = self.preemption.queue.first_of_batches
         if runs or first is None:
             self._ran_at = now if runs else inf

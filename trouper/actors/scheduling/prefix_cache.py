@@ -1,19 +1,9 @@
-"""The prefix cache: which part of a prompt need not be computed. This is the scheduler's side of
-docs/cache.md; its state is that of the prefix tree, and everything follows from the plans and their
-results.
+"""The prefix cache: the part of a prompt that need not be computed (docs/cache.md).
 
-A lookup has a fixed order, from what costs nothing to what costs time. The tree is matched first,
-once, against memory and disk together: the match ends at the first node that is in neither, since
-nothing behind a hole can be used (F6). The part in memory can be restored by the next plan. Then
-live rows are compared, from the last full block on: a tail is copied at once and costs no block, so
-it extends the part in memory before anything slower is considered. Only what is still missing then
-may be waited for, and the lookup says what each wait would save (`gain` for a primary,
-`missing_tokens` for the disk) without beginning either: the core compares both with the time that
-computing takes.
-
-A lookup pins nothing, since its result is used at once or not at all. `enter` pins what the plan
-restores until that plan is sent, so that whatever else the same plan needs room for cannot evict
-it, and the node that the row continues until the row ends.
+A lookup proceeds from free to slow: one match of the tree over memory and disk, up to the first
+node in neither (F6); then tails of live rows; then the benefit of each wait (`gain`,
+`missing_tokens`), which the core compares with the time of computing. A lookup pins nothing.
+`enter` pins the restored nodes until the plan is sent, and the row's node until the row ends.
 """
 
 from __future__ import annotations
@@ -39,19 +29,15 @@ from trouper.protocol.requests import CacheScope
 from trouper.protocol.settings import Settings
 
 TURNS_KEPT = 2
-"""Number of last turns of a prompt whose ends get a snapshot, besides the first turn's end: these
-are most often shared by branches."""
+"""Number of last turns whose ends get a snapshot besides the first turn's."""
 APART_TOKENS = 16
-"""Minimum distance of two snapshots in tokens. A closer one is not worth its pass over the model,
-nor the memory that older turns lose: the end of the last turn and the end of the prompt often have
-only a template's few tokens between them."""
+"""Minimum distance of two snapshots in tokens. A closer one is not worth its pass and memory."""
 
 
 def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval: int) -> list[int]:
-    """Boundaries at which other prompts are likely to continue: before this prompt's end; where it
-    departs from the known texts, which end at `last` or in one of its children, and where its first
-    turn ends (however short the remainder, since more prompts will begin like this); at ends of
-    turns; and every `interval` tokens. None is in the cached tokens or close behind them."""
+    """Boundaries of prefill at which other prompts are likely to continue."""
+    # Where this prompt departs from known texts, the ends of the first and the last turns, and
+    # every `interval` tokens.
     end, first = row.num_prefill_tokens - 1, cached_tokens + APART_TOKENS
     shared, _ = last.nearest(row.chain.part(last.end, end))
     turns = [turn for turn in row.turns if turn <= end]
@@ -62,32 +48,30 @@ def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval:
 
 @attrs.frozen(eq=False)
 class Found:
-    """Result of a lookup: what a prompt can reuse now, and what it could reuse after waiting."""
+    """The reusable prefix now, and after a wait."""
 
     match: Match
     tokens: int
-    """Number of tokens that need not be computed."""
     source: Sequence | None
-    """Live row that has the last of these tokens in its tail."""
+    """Live row whose tail has the last of these tokens."""
     primary: Sequence | None = None
     """Live row that computes more tokens of this prompt."""
     until: int = 0
-    """Number of tokens, from the beginning, that the primary and the prompt share."""
+    """Number of tokens that the primary shares."""
     gain: int = 0
-    """Number of tokens that waiting for the primary saves."""
+    """Number of tokens that a wait for the primary saves."""
     missing: tuple[Node, ...] = ()
-    """Nodes that are only on disk. With them `missing_tokens` more tokens need not be computed."""
+    """Nodes on disk only, worth `missing_tokens` tokens."""
     missing_tokens: int = 0
 
     @property
     def unused(self) -> Found:
-        """The result for the same prompt if nothing is restored. Where it departs from others is
-        still known: a snapshot belongs there."""
+        """Result if nothing is restored; a snapshot still belongs at the end of the match."""
         return Found(Match((), 0, self.match.last), 0, None)
 
     def within(self, nbytes: int, sizes: Sizes, *, at_snapshot: bool) -> tuple[Node, ...]:
-        """The first nodes, as many as take at most `nbytes` bytes of memory; with `at_snapshot`
-        they end at a snapshot, which counts."""
+        """The first nodes, at most `nbytes` bytes; with `at_snapshot` up to a snapshot, which
+        counts."""
         nodes, count = self.match.nodes, 0
         nbytes -= at_snapshot * sizes.snapshot_bytes
         for node in nodes:
@@ -101,9 +85,6 @@ class Found:
 
 
 class PrefixCache:
-    """The prefix tree, the live rows that continue it, and the blocks that wait to be written to
-    disk."""
-
     def __init__(
         self, tree: PrefixTree, layout: KvLayout, snapshot_tokens: int, stats: CacheStats
     ) -> None:
@@ -116,7 +97,6 @@ class PrefixCache:
         self._storing = RowStoring(tree, self._live, self.writes, self._snapshot_tokens)
         self._count = self._published = stats
         self._state: tuple[CacheStats, dict[str, Any]] | None = None
-        """What `_published` was made of."""
 
     @classmethod
     def of(
@@ -144,12 +124,10 @@ class PrefixCache:
         return self.tree.chain(tokens, salt, scope)
 
     def nothing(self, chain: Chain) -> Found:
-        """Result of a lookup for a prompt that must be computed from its first token on."""
         return Found(Match((), 0, chain.root), 0, None)
 
     def look(self, chain: Chain) -> Found:
-        """Look a prompt up, in the order that the module's docstring explains. The last token is
-        always computed, since its logits are needed (F3)."""
+        """Look a prompt up. The last token is always computed, for its logits (F3)."""
         if not self._enabled:
             return self.nothing(chain)
         limit, tails = len(chain) - 1, self._snapshot_tokens is None
@@ -166,8 +144,7 @@ class PrefixCache:
         return attrs.evolve(found, missing=missing, missing_tokens=match.tokens - found.tokens)
 
     def _in_memory(self, match: Match) -> tuple[Match, tuple[Node, ...]]:
-        """Split a match into the part in memory and the nodes that are missing for the remainder
-        (F6)."""
+        """Split a match into the part in memory and the missing nodes (F6)."""
         resident = next(
             (n for n, node in enumerate(match.nodes) if node.block is None), len(match.nodes)
         )
@@ -182,20 +159,17 @@ class PrefixCache:
         return Match(nodes, tokens, match.last), tuple(missing)
 
     def waits(self) -> None:
-        """Count a request that waits for a primary."""
         self._add(waited=1)
 
     def wait_for(self, primary: Sequence, until: int) -> None:
-        """Add a boundary to the primary where a waiting prompt departs from it. The primary pauses
-        there, so that both prefill their remainders together, before the primary's stream begins
-        and slows the other's prefill. For a model that needs snapshots, the snapshot is made
-        there."""
+        """Let the primary pause where a waiting prompt departs."""
+        # Both then prefill their remainders together, before the primary's stream slows the other's
+        # prefill.
         primary.add_boundary(until)
 
     # -- a row's life ----------------------------------------------------------------------------
 
     def enter(self, row: Sequence, found: Found) -> Restore | None:
-        """Start a row with the result of its lookup."""
         if not self._enabled:
             return None
         chain, match, block_size = row.chain, found.match, self.tree.sizes.block_size
@@ -246,7 +220,6 @@ class PrefixCache:
         return self._storing.computed(row)
 
     def wants_storing(self, row: Sequence) -> bool:
-        """Whether a decoding row has something to store."""
         return self._storing.due(row)
 
     def leave(self, row: Sequence) -> list[Store]:
@@ -254,15 +227,13 @@ class PrefixCache:
         return self._storing.ended(row)
 
     def release(self, row: Sequence) -> None:
-        """Let go of what a running row has stored, so that it can be evicted. The row stores
-        nothing any more."""
+        """Make the stored blocks of a running row evictable. The row stores nothing any more."""
         self._live.detach(row)
 
     # -- the disk --------------------------------------------------------------------------------
 
     @property
     def saves(self) -> bool:
-        """Whether there is a disk tier."""
         return self.writes.enabled
 
     @saves.setter
@@ -270,8 +241,7 @@ class PrefixCache:
         self.writes.enabled = enabled
 
     def missing_refs(self, found: Found) -> tuple[BlockRef, ...]:
-        """What to read from disk: blocks that are not in memory, and the snapshot of the last node
-        if one is needed."""
+        """Blocks to read from disk, with the last node's snapshot if one is needed."""
         last = None if self._snapshot_tokens is None else found.missing[-1]
         return tuple(
             BlockRef(node.key, node.tokens, node.block is None, node is last)
@@ -294,7 +264,7 @@ class PrefixCache:
             self._eviction.unpin(node)
 
     def on_disk(self, blocks: Iterable[tuple[bytes, BlockRef]]) -> None:
-        """Record blocks on disk, each with the key of its parent."""
+        """Record blocks, each with the key of its parent."""
         empty = not self.tree.sizes.token_bytes
         for parent_key, ref in blocks:
             self.tree.on_disk(parent_key, attrs.evolve(ref, payload=True) if empty else ref)
@@ -304,8 +274,7 @@ class PrefixCache:
             self.tree.not_on_disk(key)
 
     def loaded(self, ticket: int, blocks: Iterable[BlockData]) -> list[Load]:
-        """Assign ids to blocks that were read, as far as there is room. From now on they are in
-        memory like any other."""
+        """Assign ids to blocks that were read, as far as there is room."""
         loads: list[Load] = []
         for index, data in enumerate(blocks):
             node = self.tree.known(data.key)
@@ -326,7 +295,6 @@ class PrefixCache:
         return loads
 
     def saved(self, keys: Iterable[bytes], *, refused: bool) -> None:
-        """Take the answer to a write."""
         blocks = self.writes.answered(keys)
         if not refused:
             self.on_disk(blocks)
@@ -334,17 +302,15 @@ class PrefixCache:
     # -- eviction --------------------------------------------------------------------------------
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that the composed plan evicts."""
+        """Ids that the plan in composition evicts."""
         return self._eviction.freed()
 
     @property
     def evictable_bytes(self) -> int:
-        """Number of bytes that `evict` could free now."""
         return self._eviction.evictable_bytes
 
     @property
     def bytes(self) -> int:
-        """Bytes of all cached blocks and snapshots in memory."""
         return self._eviction.bytes
 
     def bound(self, nbytes: int | None) -> None:
@@ -352,8 +318,7 @@ class PrefixCache:
         self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:
-        """Evict cached blocks with the next plan, to make room for rows. Returns the number of
-        evicted bytes."""
+        """Evict cached blocks with the next plan. Returns the number of evicted bytes."""
         return self._eviction.evict(nbytes)
 
     # -- statistics ------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
-"""What a row stores: which of its KV becomes blocks and snapshots, and when.
+"""Storing of rows: which KV of a row becomes blocks and snapshots, and when; and the reuse of live
+rows.
 
-Full blocks are stored by the plan after the chunk that completed them, so that other prompts can
-use them at once. What follows the last full block is stored when the row ends, or when an answer
-has grown by `TAIL_TOKENS`: until then other rows copy it from the row itself.
+Full blocks are stored by the plan after their last chunk. The *tail* behind them is stored when the
+row ends, or has grown by `TAIL_TOKENS`; until then other rows copy the tail from the row. A
+*primary* is a row that prefills tokens which a waiting prompt shares; the core decides whether to
+wait.
 """
 
 from __future__ import annotations
@@ -20,16 +22,15 @@ from trouper.protocol.plans import PLANS_IN_FLIGHT, RowId, Store
 
 
 class LiveMatch(NamedTuple):
-    """What live rows add to a prompt's match in the tree."""
+    """Extension of a prompt's match in the tree by live rows."""
 
     tokens: int
-    """Number of tokens that need not be computed: those of the match, or more with the tail of
-    `source`."""
+    """Number of tokens that need not be computed, with the tail of `source`."""
     source: Sequence | None = None
     primary: Sequence | None = None
-    """Row that computes more tokens of this prompt than `tokens`."""
+    """Row that computes more tokens of this prompt."""
     until: int = 0
-    """Number of tokens, from the beginning, that the primary and the prompt share."""
+    """Number of tokens that the primary and the prompt share."""
 
 
 class LiveRows:
@@ -40,14 +41,12 @@ class LiveRows:
         self._rows: dict[Node, dict[RowId, Sequence]] = {}
 
     def attach(self, row: Sequence, node: Node) -> None:
-        """Attach a row to a node, and detach it from the one that it had."""
         self._eviction.pin(node)
         self.detach(row)
         row.node = node
         self._rows.setdefault(node, {})[row.id] = row
 
     def detach(self, row: Sequence) -> None:
-        """Detach a row that has no KV any more, or moves on."""
         if row.node is None:
             return
         rows = self._rows[row.node]
@@ -60,9 +59,9 @@ class LiveRows:
     def extend(
         self, chain: Chain, limit: int, last: Node, tokens: int, *, tails: bool
     ) -> LiveMatch:
-        """Extend a match of `tokens` tokens, whose full blocks end at `last`, by live rows. A tail
-        begins where the full blocks end, so only a match of all of these can continue in one, and
-        only if `tails`: rings and states cannot be copied at a token."""
+        """Extend a match of `tokens` tokens, whose full blocks end at `last`, by live rows."""
+        # A tail begins behind the last full block, so only a match of all full blocks can continue
+        # in one, and only if `tails`: rings and states cannot be copied at a token.
         match, until, primary = LiveMatch(tokens), 0, None
         prompt = chain.part(last.end, limit)
         for row in self._rows.get(last, {}).values():
@@ -83,14 +82,12 @@ class LiveRows:
 
 
 TAIL_TOKENS = 256
-"""Length at which the tail of an answer is stored, so that the end of a row is never expensive and
-no step copies much."""
+"""Length at which the tail of an answer is stored, so that no step copies much."""
 
 
 @attrs.frozen(eq=False)
 class RowStoring:
-    """Composes the `Store`s of rows. `snapshot_tokens`: the interval of snapshots; None: the model
-    needs none."""
+    """`snapshot_tokens`: interval of snapshots; None: the model needs none."""
 
     _tree: PrefixTree
     _live: LiveRows
@@ -98,7 +95,7 @@ class RowStoring:
     _snapshot_tokens: int | None
 
     def computed(self, row: Sequence) -> list[Store]:
-        """Stores of a row that continues: its full blocks, and a snapshot at a boundary."""
+        """Stores of a row that continues: full blocks, and a snapshot at a boundary."""
         if row.node is None:
             return []
         at = row.num_computed_tokens
@@ -112,10 +109,10 @@ class RowStoring:
         return stores
 
     def due(self, row: Sequence) -> bool:
-        """Whether a decoding row has a long tail, or is at a boundary; if not,
-        `Sequence.stores_from` says from when on this has to be asked again. Where the cache had no
-        room, that is once as many tokens have come: it hashes each block and looks for something to
-        evict, which would be done for each row in each step."""
+        """Whether a decoding row has a long tail, or is at a boundary. If not, sets
+        `Sequence.stores_from`."""
+        # After a failed store the next attempt waits for as many tokens again: each attempt hashes
+        # the block and looks for a victim.
         missing = max(TAIL_TOKENS, self._tree.sizes.block_size)
         if row.node is not None:  # Else it stores nothing before it enters again.
             missing += max(row.node.end, row.no_room_at) - row.num_tokens
@@ -128,7 +125,7 @@ class RowStoring:
         return False
 
     def ended(self, row: Sequence) -> list[Store]:
-        """Stores of a row that ends: all of its KV, while the row is still in the engine (F12)."""
+        """Stores of a row that ends: all of its KV, while the engine still has the row (F12)."""
         if row.node is None:
             return []
         at = min(row.num_computed_tokens, row.num_tokens)
@@ -143,8 +140,8 @@ class RowStoring:
         return self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
 
     def _store(self, row: Sequence, end: int, cut: int | None) -> list[Store]:
-        """Stores of full blocks up to `end`; with `cut` also the part of a block up to there, and
-        its snapshot if one is needed."""
+        """Stores of full blocks up to `end`; with `cut` also of the part up to there, with its
+        snapshot."""
         stores: list[Store] = []
         size = self._tree.sizes.block_size
         node = row.node
@@ -182,8 +179,8 @@ class RowStoring:
     def _store_block(
         self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]
     ) -> Node | None:
-        """The node of these tokens. If it is not in memory yet, its store is added to `stores`,
-        merged with the last one where it continues that."""
+        """The node of these tokens. A new store is added to `stores`, or merged with the last
+        one."""
         tokens = row.chain.part(start, end)
         before = self._tree.child(parent, tokens)
         in_memory = before is not None and before.block is not None

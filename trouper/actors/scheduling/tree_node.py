@@ -1,4 +1,5 @@
-"""A node of the prefix tree: the tokens of one block, and where its data is."""
+"""A node of the prefix tree and its key: a hash of the block's tokens and of the parent's key, as
+in vLLM's prefix caching."""
 
 from __future__ import annotations
 
@@ -14,14 +15,13 @@ from trouper.protocol.blocks import TOKEN_BYTES
 from trouper.protocol.plans import BlockId
 
 _tokens = itemgetter(0)
+# Bytes that are compared as a number, where NumPy takes two to five times as long. The beginning of
+# a chat template is shorter.
 SOON = 128 * TOKEN_BYTES
-"""Bytes that are compared as a number: NumPy takes two to five times as long for so few. The
-beginning of a chat template is shorter."""
 
 
 def common(a: bytes, b: bytes) -> int:
-    """Number of tokens in the common prefix of two token strings. Most that are compared differ
-    soon, or not at all."""
+    """Number of tokens in the common prefix of two token strings."""
     size = min(len(a), len(b))
     a, b = a[:size], b[:size]
     if a == b:
@@ -34,31 +34,27 @@ def common(a: bytes, b: bytes) -> int:
 
 @attrs.define(eq=False)
 class Node:
-    """A node of the prefix tree: the tokens of one block after those of its parent. It is usable
-    while its block is in memory or on disk."""
+    """The tokens of one block, usable while the block is in memory or on disk."""
 
     key: bytes
     parent: Node | None
     tokens: bytes
     end: int
-    """Number of tokens from the root to the end of this node."""
+    """Number of tokens from the root on."""
     block: BlockId | None = None
     snapshot: BlockId | None = None
     on_disk: bool = False
     snapshot_on_disk: bool = False
     queued: bool = False
-    """Whether the node is on a list of nodes to write to disk."""
+    """Whether the node waits for the disk."""
     pins: int = 0
     """Number of rows and loads that use the node."""
     locks: int = 0
-    """Number of pins, and of children that are locked. A locked node has a pin on it or on a
-    descendant."""
+    """Number of pins and of locked children."""
     resident_children: int = 0
-    """Number of children that are resident."""
     last_used: int = 0
     snapshot_last_used: int = 0
     _order: list[tuple[bytes, Node]] = attrs.field(factory=list)
-    """Children, sorted by their tokens."""
 
     # Siblings have distinct tokens, and entries of a heap distinct stamps.
     def __lt__(self, other: Node) -> bool:
@@ -78,8 +74,7 @@ class Node:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the node or a descendant is in memory or pinned. The parent of a resident node is
-        not evicted."""
+        """Whether the node or a descendant is in memory or pinned, so that the parent must stay."""
         return self.block is not None or self.pins > 0 or self.resident_children > 0
 
     @property
@@ -101,9 +96,9 @@ class Node:
         del self._order[bisect_left(self._order, (child.tokens, child))]
 
     def nearest(self, tokens: bytes) -> tuple[int, Node | None]:
-        """The usable child that shares the longest prefix with `tokens`, and its length in tokens.
-        The further a child is from where `tokens` would be inserted the less it shares, so the
-        first usable one on either side is the best of that side."""
+        """Length in tokens of the longest common prefix with a usable child, and that child."""
+        # The common prefix shrinks with the distance from the insertion point: the first usable
+        # child on either side is the best of that side.
         index = bisect_left(self._order, (tokens,))
         sides = range(index - 1, -1, -1), range(index, len(self._order))
         near = [
@@ -113,8 +108,9 @@ class Node:
         return max(((n, node) for n, node in found if n), default=(0, None))
 
     def longest_with_snapshot(self, tokens: bytes) -> Node | None:
-        """The longest usable child that is a prefix of `tokens` and has a snapshot. All prefixes of
-        `tokens` are prefixes of what it shares with the last child that is not greater."""
+        """The longest usable child with a snapshot that is a prefix of `tokens`."""
+        # All prefixes of `tokens` are prefixes of the common part with the last child that is not
+        # greater.
         index = bisect_right(self._order, tokens, key=_tokens)
         while index:
             child_tokens, node = self._order[index - 1]
@@ -136,13 +132,12 @@ def sha256(data: bytes) -> bytes:
 
 
 def token_bytes(tokens: Iterable[int]) -> bytes:
-    """Tokens as big-endian int32: bytes compare as tokens do, so children can be sorted by them."""
+    """Tokens as big-endian int32, whose bytes sort as the tokens do."""
     return np.fromiter(tokens, ">i4").tobytes()
 
 
 class Chain:
-    """The tokens of one text, and the keys of its full blocks. A key is computed once, at its first
-    lookup (F7)."""
+    """The tokens of one text, and the keys of its full blocks, each computed once (F7)."""
 
     def __init__(self, root: Node, tokens: bytes, block_size: int, digest: Digest = sha256) -> None:
         self.root, self.tokens = root, bytearray(tokens)
@@ -163,7 +158,6 @@ class Chain:
         return self.tokens.startswith(part)
 
     def key(self, index: int) -> bytes:
-        """Key of full block number `index`."""
         keys, step = self._keys, self._step
         if index < len(keys):
             return keys[index]
