@@ -1,5 +1,5 @@
-"""The queue of SSDWriter's orders: reads come before writes, since requests wait for them, and
-writes rest while rows decode."""
+"""The queue of SSDWriter's orders: reads precede writes, since requests wait, and writes rest while
+rows decode."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from trouper.protocol.work import DiskOrder, Read, Write
 
 
 class DiskOrders:
-    """The orders that were received and not carried out yet."""
-
     def __init__(self, channel: trio.MemoryReceiveChannel[DiskOrder]) -> None:
         self._channel = channel
         self._orders: deque[DiskOrder] = deque()
@@ -32,7 +30,7 @@ class DiskOrders:
             await self._wait()
 
     def rest_writes(self, seconds: float) -> None:
-        """Delay the next write. Once no more orders arrive, the remaining writes do not rest."""
+        """Delay the next write, unless no more orders arrive."""
         self._writes_rest_until = trio.current_time() + seconds
 
     def _receive_waiting(self) -> None:
@@ -45,7 +43,7 @@ class DiskOrders:
                 self._open = False
 
     def _pop(self) -> DiskOrder | None:
-        """Take the first read, else the oldest order, unless that is a write and writes rest."""
+        """Take the first read, else the oldest order, unless that is a resting write."""
         for index, order in enumerate(self._orders):
             if isinstance(order, Read):
                 del self._orders[index]

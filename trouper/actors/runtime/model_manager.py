@@ -1,10 +1,10 @@
 """The model manager serves several models: one graph of six actors for each loaded model, within a
 bound on their weights.
 
-Nothing is shared between the graphs, so one model's requests never wait in another's queue or
-batch. A model is loaded when it is first requested, if necessary after the least recently used idle
-models were unloaded. Each user of a model holds a `Lease` on it, and a leased model is never
-unloaded: a request for one does not end another's.
+Graphs share nothing, so no model's requests wait in another's queue or batch. A model is loaded on
+request, if necessary after idle models were unloaded. Each user of a model holds a `Lease`, and a
+leased model is never unloaded unless forced. A sleeping model has its cached blocks on disk, and is
+loaded again on request.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.models")
 LOOK_S = 1.0
+# Most files are opened and read in less than a second. A dead network mount, or a FIFO, hangs a
+# load, and nothing can interrupt the thread; its weights count as loaded, since the load may go on.
 SILENT_S = 15.0
-"""Time without progress after which others load beside this model. Most files take less than a
-second to be opened and read."""
+"""Time without progress after which others load beside this model."""
+# Kernels of a large model take up to a minute to compile.
 STALLED_S = 120.0
-"""Time without progress after which requests for the model are refused. Kernels of a large model
-take up to a minute to compile."""
+"""Time without progress after which requests for the model are refused."""
 
 
 class LoadTurns:
-    """Whose turn it is. `changed` is called when a model has stalled, or goes on."""
+    """Turns of loading: one model after another, but not behind a silent one. `changed` is called
+    when a model stalls, or goes on."""
 
     def __init__(self, progress: LoadProgress, changed: Callable[[], None]) -> None:
         self._progress, self._changed = progress, changed
@@ -74,19 +76,18 @@ class LoadTurns:
         self._holder: object = None
 
     async def take(self, holder: object) -> None:
-        """Wait for the turn, in the order of asking."""
+        """Wait for the turn, first come, first served."""
         await self._turn.acquire_on_behalf_of(holder)
         self._holder = holder
 
     def give(self, holder: object) -> None:
-        """Give the turn to the next, unless that was done before."""
+        """Give the turn to the next, unless given before."""
         if self._holder is holder:
             self._holder = None
             self._turn.release_on_behalf_of(holder)
 
     async def watched(self, model: ManagedModel, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model in its turn, which ends early if nothing is heard of it. Raises what `load`
-        raises."""
+        """Load a model in its turn, which ends early in silence. Raises what `load` raises."""
         failed: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, model)
@@ -134,14 +135,13 @@ def _stalled(model: ManagedModel) -> Problem:
 
 
 UNLOAD_S = 5.0
-"""Maximum wait for an idle graph to finish its writes to disk."""
+"""Maximum wait for an idle graph's writes to disk."""
 RETRY_S = 60.0
-"""Time until a model that could not be loaded is tried again, since each try may unload another
-model."""
+"""Time between attempts to load a faulty model, since each may unload another."""
 
 
 class StartGraph(Protocol):
-    """Load a model and run its graph until it was drained."""
+    """Load a model and run its graph until drained."""
 
     def __call__(
         self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]
@@ -173,8 +173,7 @@ class ModelManager:
         return tuple(entry_of(model, held, self.limits, self._progress) for model in self.models)
 
     async def lease(self, name: str | None) -> Lease:
-        """Wait until the model is loaded, or has room to be loaded (--queue-timeout-s), and return
-        a lease on it."""
+        """Wait until the model is loaded, up to --queue-timeout-s for room, and return a lease."""
         model = self.find(name)
         model.leases += 1
         model.waiting += 1
@@ -213,7 +212,7 @@ class ModelManager:
             raise RequestFailed(DRAINING)
 
     def find(self, name: str | None) -> ManagedModel:
-        """Return the model of a name; None: the default. Raises `RequestFailed` (404)."""
+        """The model of a name; None: the default. Raises `RequestFailed` (404)."""
         found = next((model for model in self.models if name is None or name in model.names), None)
         if found is None:
             raise model_not_found(name or "", self.entries())
@@ -225,15 +224,14 @@ class ModelManager:
         self.notify()
 
     def notify(self) -> None:
-        """Wake those who wait for a change of any model."""
         self.changed.set()
         self.changed = trio.Event()
 
     # -- loading ---------------------------------------------------------------------------------
 
     def _request_load(self, model: ManagedModel) -> None:
-        """Start loading in a separate task, which continues when the client aborts, and has none of
-        its context variables. Raises the problem of the last attempt if that was recent."""
+        """Load in a separate task, which outlives the client and has none of its context variables.
+        Raises the problem of a recent attempt."""
         if model.state == "loading" and model.problem is not None:
             raise RequestFailed(model.problem)
         if model.state not in AWAY:
@@ -266,8 +264,8 @@ class ModelManager:
         )
 
     async def load(self, model: ManagedModel) -> None:
-        """Load a model in its turn. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no
-        room for it."""
+        """Load a model in its turn. Raises `ModelUnusable`, or `RequestFailed` (503) for lack of
+        room."""
         if len(self.models) > 1:
             model.weights_bytes = await self.measured(model)
         await load_in_turn(self, model, partial(self._load_now, model))
@@ -296,8 +294,7 @@ class ModelManager:
         return runtime
 
     async def _run(self, model: ManagedModel, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        """Run the graph of a model. Raises `ActorFailed` if it is the only model, since then
-        nothing is left to serve."""
+        """Run the graph of a model. Raises `ActorFailed` if no other model is left to serve."""
         try:
             await self._start(model.settings, task_status=task_status)
         except* ActorFailed as failed:
@@ -325,8 +322,8 @@ class ModelManager:
     async def unload(
         self, model: ManagedModel, after: Away = "unloaded", *, at_once: bool = False
     ) -> None:
-        """End the graph of a model, which has then written its blocks to disk and freed its memory.
-        `at_once`: end its requests, too."""
+        """End the graph of a model, with its blocks written and its memory freed. `at_once`: end
+        its requests, too."""
         assert model.runtime is not None, "it is ready"
         model.state, model.away_as = "unloading", after
         ended = model.ended  # The next load has an event of its own.
@@ -337,8 +334,7 @@ class ModelManager:
         self.notify()
 
     async def load_what_fits(self) -> None:
-        """Load the models after the first, in order, as long as no other must be unloaded for
-        them."""
+        """Load the models after the first, in order, while there is room."""
         for model in self.models[1:]:
             model.weights_bytes = await self._measured_or_none(model)
             if model.state == "unloaded" and model.weights_bytes and has_room_now(self, model):
@@ -359,8 +355,7 @@ class ModelManager:
             raise unforeseen(error) from error
 
     async def _measured_or_none(self, model: ManagedModel) -> int:
-        """Bytes of a model's weights; 0 if it cannot be loaded, in which case a request for it gets
-        the reason."""
+        """Bytes of a model's weights; 0 if unusable."""
         try:
             return await self.measured(model)
         except ModelUnusable as unusable:
@@ -401,9 +396,9 @@ async def run_model_manager(
     scan: Scan | None = None,
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
-    """Load the first model, return the model manager to the starter, load the others that fit; end
-    when it was drained. `default_name`: of the model whose settings name none; `options`: by what
-    settings name; `progress`: what `start` notes. Raises `ModelUnusable`, `SettingsInvalid`."""
+    """Load the first model, return the manager to the starter, load the others that fit; end when
+    drained. `default_name`: of a model without a name in its settings; `options`: by model name;
+    `progress`: filled by `start`. Raises `ModelUnusable`, `SettingsInvalid`."""
     require_names([each.model or default_name for each in settings], aliases)
     async with trio.open_nursery() as nursery:
         models = [
@@ -430,16 +425,14 @@ async def run_model_manager(
 
 
 def has_room_now(manager: ModelManager, model: ManagedModel) -> bool:
-    """Whether a model fits beside those that are loaded."""
     return has_room(
         [other for other in loaded(manager.models) if other is not model], model, manager.limits
     )
 
 
 async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
-    """Wait until a model would fit if all idle ones were unloaded. False: nobody waits for it any
-    more. Raises `RequestFailed` (503): at once if it does not fit beside the pinned models, else
-    when the others were in use for --queue-timeout-s."""
+    """Wait until a model would fit without all idle ones. False: nobody waits any more. Raises
+    `RequestFailed` (503): at once if pinned models leave no room, else after --queue-timeout-s."""
     limit_s = model.settings.queue_timeout_s or inf
     with trio.move_on_after(limit_s):
         while lacking_room(manager.models, model, manager.limits):
@@ -456,8 +449,8 @@ async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
 
 
 async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
-    """Unload idle models, those that were not used for longest first, until a model fits. False:
-    too many are in use again."""
+    """Unload idle models, least recently used first, until a model fits. False: too many are in use
+    again."""
     while not has_room_now(manager, model):
         idle = next_to_unload(manager.models)
         if idle is None or lacking_room(manager.models, model, manager.limits):
@@ -469,8 +462,8 @@ async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
 async def load_in_turn(
     manager: ModelManager, model: ManagedModel, load: Callable[[], Awaitable[None]]
 ) -> None:
-    """Load a model when it is its turn and there is room for it, unless nobody waits for it any
-    more. Raises `RequestFailed` (503), and what `load` raises."""
+    """Load a model in its turn when there is room, unless nobody waits any more. Raises
+    `RequestFailed` (503), and what `load` raises."""
     while await until_room(manager, model):
         await manager.turns.take(model)
         try:
@@ -484,9 +477,8 @@ async def load_in_turn(
 async def room_for_adapter(
     manager: ModelManager, model: ManagedModel, adapter: str, nbytes: int
 ) -> None:
-    """Make room for a LoRA adapter of a loaded model among the weights of all models
-    (--model-memory): its bytes count as the model's from then on, until the caller says what the
-    model has. Raises `RequestFailed` (507)."""
+    """Make room for a LoRA adapter within --model-memory. Its bytes count as the model's until the
+    caller corrects them. Raises `RequestFailed` (507)."""
     model.weights_bytes += nbytes
     await manager.turns.take(turn := object())
     try:
@@ -510,18 +502,18 @@ def _refused(message: str) -> RequestFailed:
 
 @attrs.define(eq=False)
 class Operation:
-    """A change of a model's state that somebody requested."""
+    """A requested change of a model's state."""
 
     name: str
     """The model's name in the API."""
     done: trio.Event = attrs.field(factory=trio.Event)
     problem: Problem | None = None
-    """Why it failed, once it is done."""
+    """Reason of a failure, once done."""
 
 
 class ModelControl:
-    """Starts operations on the models of one manager. Raises `RequestFailed` (404) for a name that
-    no model has."""
+    """Starts operations, each in a task of the manager, which outlives its client. Raises
+    `RequestFailed` (404) for an unknown name."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
@@ -529,29 +521,29 @@ class ModelControl:
     def load(
         self, name: str | None, *, pinned: bool | None = None, ttl_s: float | None = None
     ) -> Operation:
-        """Load a model, or wake it. Fails with 507 if it does not fit beside the models that are
-        pinned or in use; then it is neither pinned nor has another time to live."""
+        """Load or wake a model. Fails with 507 if pinned or used models leave no room; then
+        `pinned` and `ttl_s` have no effect."""
         model = self._manager.find(name)
         return self._begin(model, lambda: self._load(model, pinned, ttl_s))
 
     def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
-        """Unload a model, or put it to sleep, when its running requests have ended. `force`: end
-        them with an error, and do so although it is pinned. Fails with 409 for a pinned model."""
+        """Unload a model, or put it to sleep, after its running requests. `force`: end these with
+        an error, even if the model is pinned. Fails with 409 for a pinned model."""
         model = self._manager.find(name)
         return self._begin(
             model, lambda: self._unload(model, "asleep" if sleep else "unloaded", force=force)
         )
 
     def pin(self, name: str | None, *, pinned: bool) -> str:
-        """Pin a model, so that it is not unloaded, or release it. Returns its name in the API."""
+        """Pin or release a model. Returns its name in the API."""
         model = self._manager.find(name)
         model.pinned = pinned
         self._manager.notify()
         return model.names[0]
 
     async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
-        """Load a LoRA adapter of a model, which is loaded before, and keep it when the model goes
-        and comes. Raises `RequestFailed` (507: it does not fit), and `ModelUnusable`."""
+        """Load a LoRA adapter for good, its model first. Raises `RequestFailed` (507: too large),
+        and `ModelUnusable`."""
         model = self._manager.find(name)
         lease = await self._manager.lease(model.names[0])
         try:
@@ -566,8 +558,8 @@ class ModelControl:
             lease.release()
 
     async def unload_adapter(self, name: str | None, adapter: str) -> None:
-        """Unload a LoRA adapter of a model when the requests that have it have ended; requests that
-        come now are refused. Raises `RequestFailed` (404)."""
+        """Refuse new requests with a LoRA adapter, and unload the adapter after the last one.
+        Raises `RequestFailed` (404)."""
         model = self._manager.find(name)
         adapters = adapters_of(model.settings.adapter)
         if adapters.pop(adapter, None) is None:
@@ -629,8 +621,7 @@ class ModelControl:
             await manager.unload(model, after, at_once=force)
 
     async def put_idle_to_sleep(self) -> None:
-        """Put each model to sleep that nobody has used for its time to live. Runs until
-        cancelled."""
+        """Put models to sleep at the end of their time to live. Runs until cancelled."""
         manager = self._manager
         while True:
             now = trio.current_time()

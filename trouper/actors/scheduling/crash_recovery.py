@@ -38,7 +38,7 @@ class LeftBehind:
     problem: Problem
     """Problem for the requests, if no scheduler follows."""
     used_bytes: int = 0
-    """Of rows and cached blocks."""
+    """Bytes of rows and cached blocks."""
 
 
 class Recovery:
