@@ -37,7 +37,6 @@ SWAP_GROWTH: Final = 0.005
 @attrs.define
 class PressureBound:
     bound_bytes: int = 0
-    """Bound on rows and cached blocks; 0: there is none."""
     _swapped_bytes: int | None = None
 
     def look(self, stats: MemoryStats, used_bytes: int) -> MemoryPressure:
@@ -65,13 +64,11 @@ log = logging.getLogger("trouper.janitor")
 # The TTL is counted in days, and orphaned temporary files are rare.
 SWEEP_EVERY_S = 600.0
 INSPECT_EVERY_S = 60.0
-"""Interval of inspections without requests."""
 # Spare buffers make the allocator fast, and a few always exist.
 WORTH_RELEASING = 0.01
 """Least gain of a release, as a share of the device's limit."""
 
 FEW_ROWS = 4
-"""Number of rows up to which a release does not slow the next step."""
 # A burst of 60 clients left 1.8 times that memory behind.
 MAX_KEPT = 1.05
 """Multiple of the resident memory before a burst above which a release is worth its cost."""
@@ -133,9 +130,8 @@ class FixedMemory:
     # its end.
 
     nbytes: int = 0
-    """0: not measured yet."""
+    # Result of the last look, if no row ran.
     _last: int | None = None
-    """Result of the last look, if no row ran."""
 
     def measured(
         self, stats: MemoryStats, scheduler: SchedulerStats, adapters: AdapterStats = NO_ADAPTERS
@@ -159,12 +155,12 @@ class ProcessMemory:
 
     lowest_bytes: int = 0
     """Least resident memory so far; 0: unknown."""
+    # Maximum number of rows since memory was last near the least.
     _busiest: int = 0
-    """Maximum number of rows since memory was last near the least."""
+    # Resident memory at the last release.
     _bytes_before: int = 0
-    """Resident memory at the last release."""
+    # Number of looks between two releases.
     _pause: int = 0
-    """Number of looks between two releases."""
     _looks_to_wait: int = 0
 
     def is_worth_releasing(self, resident_bytes: int, rows: int) -> bool:

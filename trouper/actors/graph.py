@@ -2,10 +2,9 @@
 
     edge --requests--> RequestIntake --admitted--> Scheduler --plans--> ModelStepper
                                                        ^------results-------'
-    with several ranks:                            Scheduler --plans--> RankMirror --mirrored-->
-    ModelStepper
-                                                       ^------results-------'
-                                                       ^-----answers---------'
+    with several ranks:
+    Scheduler --plans--> RankMirror --mirrored--> ModelStepper
+        ^------results-------'   ^-----answers---------'
     Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
     watches: stats, batch, memory, directory, actors (latest value, nobody waits)
 
@@ -57,7 +56,6 @@ from trouper.protocol.settings import Settings
 DISK_KNOWN_S = 10.0
 """Maximum wait at the start for the catalogue of the disk."""
 LAST_WRITES_S = 5.0
-"""Maximum wait at the end for writes in flight."""
 log = logging.getLogger("trouper.graph")
 
 
@@ -259,7 +257,6 @@ class Graph:
         return verdict
 
     def _publish_stats(self, errored: int = 0) -> None:
-        """Publish statistics while there is no scheduler."""
         stats = self._watches.stats.latest
         recovery = self._recovery.look(trio.current_time())
         errored += stats.requests_errored
@@ -317,7 +314,6 @@ class Graph:
         return memory if self._ranks is None else self._ranks.memory(memory)
 
     async def _end_when_lost(self) -> None:
-        """End the graph when a rank is lost, since the engine may wait for ever."""
         if self._ranks is not None:
             await self._ranks.lost.wait()
             self._runtime.draining = True

@@ -42,7 +42,6 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.intake")
 LONG_GRAMMAR = 8192
-"""Characters beyond which a grammar is compiled in the lane of long ones."""
 Spread = Callable[[Grammar], Awaitable[None]]
 
 
@@ -78,7 +77,6 @@ class Intake:
         self._lanes = Lanes(settings.max_queue_size)
 
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
-        """Prepare a request at once, or in a task of `nursery`."""
         try:
             lane = lane_of(submission.request)
         except Exception as crash:  # noqa: BLE001 - a prompt of an embedding program may be anything
@@ -119,8 +117,6 @@ class Intake:
         return message
 
     async def _with_grammar(self, message: Submission, grammar: Grammar) -> Submission | None:
-        """Add the compiled grammar; a cached one waits for nobody. None if the request was aborted
-        in the wait. Raises `RequestFailed`."""
         compiled = self._model.tokenizer.known_grammar(grammar)
         if compiled is None:
             lane: Lane = "grammar" if len(grammar.source) <= LONG_GRAMMAR else "long grammar"
@@ -141,7 +137,6 @@ class Intake:
     async def _turn(
         self, submission: Submission, name: Lane, waits_for: str
     ) -> AsyncIterator[None]:
-        """Wait for a turn in a lane. Raises `RequestFailed` (429)."""
         client, lane = submission.request.tenant, self._lanes[name]
         submission.report(Progress(waits_for=waits_for + _behind(lane, client)))
         async with lane.turn(client):
@@ -164,14 +159,12 @@ class Intake:
 
 
 def _behind(lane: FairLane, client: str) -> str:
-    """Text that names the requests before the next one of a client."""
     if own := lane.ahead_of(client):
         return f", behind {own} of the same client"
     return ", behind those of other clients" if lane.is_busy else ""
 
 
 def _give_up(submission: Submission, crash: BaseException) -> None:
-    """Answer a request whose preparation crashed; no other is concerned."""
     log.error(
         "request %s could not be prepared: %s", submission.request.request_id, cause_of(crash)
     )
@@ -253,7 +246,6 @@ def check_model(request: Generate, model: LoadedModel) -> None:
 
 
 def check_grammar(grammar: Grammar | None) -> None:
-    """Check the length of a grammar. Raises `RequestFailed` (400)."""
     if grammar is not None and len(grammar.source) > MAX_SOURCE:
         size = len(grammar.source)
         message = (

@@ -42,9 +42,8 @@ class Gathering:
     # a few waits in vain end the waiting until requests come together again.
 
     gap_s: float
-    """Time without a request that ends a wait."""
+    # Number of consecutive requests that came alone to an idle engine.
     _alone: int = 0
-    """Number of consecutive requests that came alone to an idle engine."""
     _began: float = -inf
 
     def begin(self, now: float) -> float:
@@ -53,7 +52,6 @@ class Gathering:
         return self.gap_s if self._alone <= VAIN else 0.0
 
     def came(self, now: float) -> None:
-        """Note a request while the engine works or others wait."""
         if now - self._began <= MAX_GATHER_S:
             self._alone = 0
 
@@ -61,7 +59,6 @@ class Gathering:
 log = logging.getLogger("trouper.scheduler")
 
 PIECES = 10
-"""Number of pieces of a step's time limit."""
 FLUSH_S = 5.0
 """Time limit at the end for writes in flight to the disk."""
 # The engine's thread gets Python's lock, and the first token its client. More planning at once
@@ -87,9 +84,7 @@ class SchedulerEdges:
     orders: trio.MemorySendChannel[DiskOrder]
     watches: CoreWatches
     disk_known: trio.Event
-    """Set once the content of the disk is known."""
     disk_answer_s: float = ANSWER_S
-    """Longest silence of the disk while a request waits."""
 
 
 async def schedule(
@@ -118,14 +113,13 @@ class Scheduler:
         self._edges, self._settings, self._core = edges, settings, core
         self._gathering = Gathering(settings.gather_ms / 1000)
         self._piece_s = settings.stall_timeout_s / PIECES
+        # Start of the wait for the oldest plan's answer; inf: nobody waits.
         self._owed_since = inf
-        """Start of the wait for the oldest plan's answer; inf: nobody waits."""
         # Around the steps, to end the wait for a late answer. Not armed for each step: with cold
         # caches that takes 0.1 ms.
         self._look = trio.CancelScope()
 
     async def run(self) -> None:
-        """Do the steps, and look for late answers."""
         core = self._core
         core.take_up(trio.current_time())
         # The scheduler before this one may have left figures of a cache that is gone.
@@ -176,7 +170,6 @@ class Scheduler:
     # -- requests --------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        """Empty the inbox, so that no sender waits long."""
         while True:
             try:
                 self._hear(self._edges.admitted.receive_nowait())
@@ -214,7 +207,6 @@ class Scheduler:
                 return
 
     async def _receive_by(self, deadline: float) -> bool:
-        """Whether a message came in time."""
         with trio.move_on_at(deadline):
             try:
                 self._hear(await self._edges.admitted.receive())
@@ -245,7 +237,6 @@ class Scheduler:
             self._edges.plans.send_nowait(plan)
 
     async def _owed(self, now: float) -> Stepped:
-        """The answer to the oldest plan, if not late."""
         if self._owed_since == inf:
             self._owed_since = now
             if self._look.deadline == inf:

@@ -54,7 +54,6 @@ T = TypeVar("T")
 REST = 30.0
 """Rest between two writes while rows decode, as a multiple of the last write's duration."""
 BLOCKS_A_MESSAGE = 1000
-"""Number of blocks in one `Catalogue`."""
 
 
 async def write_to_disk(
@@ -127,7 +126,6 @@ class SSDWriter:
             await self._refuse(order, error)
 
     async def _refuse(self, order: DiskOrder, error: OSError) -> None:
-        """Answer an order that the disk failed, lest a request or a block wait."""
         if self._path is not None:
             self._detach(self._path, error)
         match order:
@@ -139,7 +137,6 @@ class SSDWriter:
                 await self._send(Catalogue(()))
 
     async def _save_catalogue(self) -> None:
-        """Save the catalogue, so that the next start need not open every file."""
         if self._store is not None:
             try:
                 await self._in_thread(partial(self._store.save_catalogue, self._limits))
@@ -194,7 +191,6 @@ class SSDWriter:
         self._publish(**{name: getattr(stats, name) + n for name, n in increments.items()})
 
     def _damaged(self, store: RunStore) -> int:
-        """Number of damaged files since the server's start."""
         return self._damaged_before + sum(store.damaged.values())
 
     async def _sweep(self, store: RunStore, ttl_s: float) -> None:
@@ -226,13 +222,11 @@ class SSDWriter:
         self._publish()
 
     async def _forget(self, removed: Iterable[RunInfo]) -> None:
-        """Report blocks that only these removed runs had."""
         keys = self._locations.remove(removed)
         if keys:
             await self._send(RemovedFromDisk(keys))
 
     async def _discard(self, store: RunStore, damaged: Damaged) -> None:
-        """Remove a damaged file and count a miss."""
         # A vanished file is a miss alone: another server of the directory may have removed it.
         if damaged.reason != "vanished":
             log.warning("removed a damaged file of the cache: %s", damaged)
@@ -291,7 +285,6 @@ class SSDWriter:
         )
 
     async def _read(self, store: RunStore, order: Read) -> None:
-        """Read run by run: the engine takes the blocks of one while the next is read."""
         blocks, names, began = list[BlockData](), set[str](), trio.current_time()
         for name, refs in self._locations.by_run(order.blocks):
             if (found := await self._tried(store, name, partial(store.read, name, refs))) is None:

@@ -24,25 +24,23 @@ class ExpectedState:
         self._lengths = np.zeros(0, np.int64)
         self._decoding = np.zeros(0, np.int64)
         self._indices: dict[RowId, int] = {}
+        # Number of prompt tokens that no plan has prefilled yet, by row.
         self._unscheduled: dict[RowId, int] = {}
-        """Number of prompt tokens that no plan has prefilled yet, by row."""
         self._embedded: set[RowId] = set()
         self._blocks = 0
         self._settled, self._order, self._tokens = -1, 0, 0
+        # Rows that decoded last, and their indices.
         self._last: tuple[tuple[RowId, ...], np.ndarray[tuple[int], np.dtype[np.intp]]] = (
             (),
             np.zeros(0, np.intp),
         )
-        """Rows that decoded last, and their indices."""
 
     @property
     def settled(self) -> int:
-        """Last step with a known result."""
         return self._settled
 
     @property
     def lengths(self) -> dict[RowId, int]:
-        """Tokens in each row's KV, for checks."""
         return {row: int(self._lengths[index]) for row, index in self._indices.items()}
 
     def digest(self) -> Digest:

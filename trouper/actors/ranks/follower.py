@@ -57,7 +57,6 @@ PLANS_AHEAD = 64
 LAST_WRITES_S = 2.0
 """Maximum wait at the end for writes in flight; less than LEAVING_S."""
 OUTBOX = 1024
-"""Maximum number of messages that wait for rank 0; more are dropped."""
 
 
 class Follower:
@@ -77,17 +76,16 @@ class Follower:
         self.reason = ""
         """Reason of the end; "" if regular."""
         self.unusable = False
-        """Whether a second try would fail in the same way."""
         self.linked = False
         """Whether the follower has joined, so that rank 0 decides its end."""
         self._settings, self._engine = settings, engine
         self._heartbeat_s = heartbeat_interval(settings.rank_timeout_s)
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
+        # Last completed step.
         self._step = -1
-        """Last completed step."""
         self._sent = trio.Event()
+        # None until the model is loaded.
         self._disk: FollowerDisk | None = None
-        """None until the model is loaded."""
         self._reported_directory: DirectoryStats | None = None
         self._tokenizer: Tokenizer | None = None
 
@@ -286,7 +284,6 @@ class Follower:
         )
 
     def _report_directory(self) -> None:
-        """Report at once whether the directory is in use."""
         # Rank 0 waits for the first report, and reads nothing while a disk is detached.
         assert self._disk is not None
         stats, before = self._disk.stats, self._reported_directory
@@ -304,7 +301,6 @@ class Follower:
         return True
 
     async def _send_last(self, message: Message) -> None:
-        """Send the last message, and wait until rank 0 has probably read it."""
         # A socket that is closed too early may discard the message.
         self._post(message)
         self._outbox.close()
@@ -313,7 +309,6 @@ class Follower:
             await trio.sleep(HEARTBEAT_S)
 
     def _end(self, reason: str, *, unusable: bool = False) -> RankLost:
-        """End the follower. Only the first reason counts. Returns the exception to raise."""
         if not self.ended.is_set():
             self.reason, self.unusable = reason, unusable
             self.ended.set()

@@ -45,7 +45,6 @@ from trouper.protocol.work import (
 ORDERS = 64
 NEWS = 16
 Keys = tuple[bytes, ...]
-"""Keys of a run's blocks."""
 
 
 class FollowerDisk:
@@ -65,7 +64,6 @@ class FollowerDisk:
         `stats` may have changed."""
         self.directory = Relayed(DirectoryStats(), directory_changed)
         self.ended = trio.Event()
-        """Set after the last order."""
         self._disk_writer = disk_writer
         self._card, self._settings, self._read_memory, self._report = (
             card,
@@ -77,13 +75,13 @@ class FollowerDisk:
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
         self._scheduler = Watch(SchedulerStats())
         self._tidying = trio.CancelScope()
+        # Runs whose bytes the engine returns, by step.
         self._runs: dict[int, Run] = {}
-        """Runs whose bytes the engine returns, by step."""
+        # Bytes of runs that wait to be written.
         self._underway: dict[Keys, int] = {}
-        """Bytes of runs that wait to be written."""
         self._shed = 0
+        # Blocks that were read, by ticket, until settled; None while being read.
         self._reads: dict[int, tuple[BlockData, ...] | None] = {}
-        """Blocks that were read, by ticket, until settled; None while being read."""
         self._read_bytes = 0
         # Limit of `_read_bytes`: more could not become blocks at the same time.
         self._capacity_bytes = (
@@ -92,7 +90,6 @@ class FollowerDisk:
 
     @property
     def stats(self) -> DirectoryStats | None:
-        """Statistics of the directory; None until the directory has been read."""
         stats = self.directory.latest
         if not (stats.attached or stats.reason):
             return None
@@ -118,7 +115,6 @@ class FollowerDisk:
             background.cancel_scope.cancel(reason="the last order was carried out")
 
     def close(self) -> None:
-        """Stop after the orders so far."""
         self._tidying.cancel(reason="no plan comes any more")
         self._orders.close()
 
@@ -150,7 +146,6 @@ class FollowerDisk:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Answer all orders after a crash or at the end."""
         for keys in list(self._underway):
             self._report_written(keys, refused=True)
         for ticket in list(self._reads):
@@ -195,7 +190,6 @@ class FollowerDisk:
         return attrs.evolve(load, payload=payload)
 
     def take_answer(self, stepped: Stepped) -> None:
-        """Write the run that the engine returns with this step."""
         run = self._runs.pop(stepped.step, None)
         if run is None:
             return

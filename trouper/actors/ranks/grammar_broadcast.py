@@ -19,14 +19,10 @@ TIMEOUT_FACTOR = 2.0
 
 @attrs.define(eq=False)
 class PendingGrammar:
-    """A grammar that followers are compiling."""
-
     missing: set[int]
-    """Ranks without an answer."""
     fault: str = ""
     """Reason of a rank's failure; "": none so far."""
     passes: bool = False
-    """Whether the reason is one of the moment."""
     done: trio.Event = attrs.field(factory=trio.Event)
 
 
@@ -77,7 +73,6 @@ class GrammarSpreader:
             )
 
     def take_answer(self, rank: int, message: Compiled) -> None:
-        """Handle a follower's answer, unless after the deadline."""
         pending = self._pending.get(message.ticket)
         if pending is not None:
             pending.missing.discard(rank)

@@ -35,9 +35,7 @@ from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
 CONNECT_S = 60.0
-"""Time limit for all followers to connect."""
 LOADING_S = 60.0
-"""Interval of reports about followers that are not ready."""
 DISK_REPORTS = 1024
 """Maximum number of unread disk reports; more are dropped, and no request waits for those."""
 
@@ -51,7 +49,6 @@ class Leader:
         self.joined = trio.Event()
         self.lost = trio.Event()
         self.unusable = False
-        """Whether a second try would be lost in the same way."""
         self.size = 1
         self._settings, self._host = settings, host
         self._heartbeat_s = heartbeat_interval(settings.rank_timeout_s)
@@ -63,14 +60,13 @@ class Leader:
             DISK_REPORTS
         )
         """Reports with their rank; of directories only changes of use."""
+        # Plans, and when each was sent, or became the oldest one without an answer.
         self._unanswered: deque[tuple[Plan, float]] = deque()
-        """Plans, and when each was sent, or became the oldest one without an answer."""
         self._answered = -1
         self.grammars = GrammarSpreader(self._post_to_all, settings.grammar_timeout_s)
 
     @property
     def reason(self) -> str:
-        """Reason of the group's end; "" while the group runs."""
         return self.stats.latest.lost
 
     async def run(self, *, task_status: trio.TaskStatus[bytes] = trio.TASK_STATUS_IGNORED) -> None:
@@ -84,7 +80,6 @@ class Leader:
             await trio.serve_listeners(self.attend, listeners, handler_nursery=nursery)
 
     def invite(self, host: str, port: int) -> bytes:
-        """Make the invitation that the engine sends to all ranks."""
         invitation = Invitation.to(host, port, self._own_secret)
         self._secret = self._own_secret or invitation.secret
         return invitation.encode()
@@ -92,7 +87,6 @@ class Leader:
     # -- the members ------------------------------------------------------------------------------
 
     async def attend(self, stream: trio.abc.Stream) -> None:
-        """Serve one connection to its end."""
         try:
             link, hello = await accept_follower(stream, self._secret)
         except LinkFailed as error:
@@ -118,7 +112,6 @@ class Leader:
         await member.run(self._heartbeat, self._heartbeat_s)
 
     def member_changed(self) -> None:
-        """Publish the new state, and wake all waiters."""
         self._publish()
         self._changed.set()
         self._changed = trio.Event()
@@ -185,7 +178,6 @@ class Leader:
         self._post_to_all(plan)
 
     def answered(self, stepped: Stepped) -> None:
-        """Record that rank 0 has completed a step."""
         self._answered = stepped.step
         self._unanswered.popleft()
         if self._unanswered:
@@ -196,7 +188,6 @@ class Leader:
         return self._post_to_all(fetch)
 
     def _post_to_all(self, message: Plan | Fetch | Compile) -> frozenset[int]:
-        """Send a message to every follower. Returns their ranks."""
         frame = encode(message)
         for member in self._members.values():
             member.post(frame)
@@ -275,7 +266,6 @@ class Leader:
     # -- end --------------------------------------------------------------------------------------
 
     def lose(self, reason: str, *, unusable: bool = False) -> None:
-        """End the group. Only the first reason counts."""
         if not self.lost.is_set():
             log.critical("the group of ranks ends: %s", reason)
             self.unusable = unusable

@@ -1,15 +1,14 @@
 """The disk tier over ranks: rank 0's relay between Scheduler and CacheJanitor and every rank's
 SSDWriter.
 
-Each rank's directory has its own shards, so a block is on disk only if every rank has its shard. A
-read keeps that true without one rank's disk delaying another's engine:
+A block is on disk only if every rank has its shard. A read keeps that true without one rank's disk
+delaying another's engine:
 
-1. Scheduler's `Read` goes to the followers as `Fetch` before rank 0's own writer, so that all disks
-   read at once. Links are in order, so the `Fetch` precedes any plan with its ticket.
-2. A follower reads and *keeps* its shards, and answers with the number of leading blocks: one
-   without its predecessor is useless.
+1. Scheduler's `Read` goes to the followers as `Fetch` before rank 0's own writer. Links are in
+   order, so the `Fetch` precedes any plan with its ticket.
+2. A follower reads and *keeps* its shards, and answers with the number of leading blocks.
 3. After all answers, or the time limit, Scheduler gets the shortest prefix and the longest
-   duration. No answer counts as no block.
+   duration.
 4. Scheduler's `Load`s name ticket and block; each rank inserts its own bytes
    (`FollowerDisk.replay`). A plan that settles the ticket frees the others.
 
@@ -64,8 +63,6 @@ WRITER_ORDERS = 64
 
 
 class FollowerDisks(Protocol):
-    """The leader as the relay sees it."""
-
     disk_reports: trio.MemoryReceiveChannel[tuple[int, DiskReport]]
 
     def fetch(self, fetch: Fetch) -> frozenset[int]: ...
@@ -88,16 +85,15 @@ class LeaderDisk:
         self._disk_writer = disk_writer
         self._writer_stats = Relayed(DirectoryStats(), self._publish)
         self._all_known = trio.Event()
+        # Ranks that failed to answer a read within the last PAUSE_S.
         self._silent: list[int] = []
-        """Ranks that failed to answer a read within the last PAUSE_S."""
+        # Reads by ticket.
         self._reads: dict[int, PendingRead] = {}
-        """Reads by ticket."""
+        # Writes by the keys of their blocks.
         self._writes: dict[tuple[bytes, ...], PendingWrite] = {}
-        """Writes by the keys of their blocks."""
         self._lacking = 0
 
     async def run(self) -> None:
-        """Run until the last order is carried out."""
         await self._give_up_all()
         writer_orders, writer_orders_in = trio.open_memory_channel[DiskOrder](WRITER_ORDERS)
         writer_news, writer_news_in = trio.open_memory_channel[DiskNews](0)
@@ -121,7 +117,6 @@ class LeaderDisk:
             reads.cancel_scope.cancel(reason="nobody waits for a read any more")
 
     async def _give_up_all(self) -> None:
-        """Answer all orders that the writer forgot in a crash."""
         tickets, writes = list(self._reads), list(self._writes.items())
         self._reads.clear()
         self._writes.clear()
@@ -167,7 +162,6 @@ class LeaderDisk:
                     )
 
     async def _answer_read(self, read: Read) -> None:
-        """Wait for all ranks, and answer with the blocks common to all."""
         pending, limit_s = self._reads[read.ticket], self._limit_s(read)
         with trio.move_on_after(limit_s) as waiting:
             await pending.complete.wait()
@@ -256,8 +250,6 @@ class LeaderDisk:
         return self._writes[keys]
 
     async def _take_written(self, rank: int, keys: tuple[bytes, ...], *, refused: bool) -> None:
-        """Handle one rank's answer to a write. A run is written when every rank has written its
-        part."""
         write = self._pending_write(keys)
         write.missing.discard(rank)
         write.refused |= refused

@@ -12,9 +12,7 @@ from trouper.protocol.work import Loaded
 @attrs.define(eq=False)
 class PendingRead:
     missing: set[int]
-    """Ranks without an answer."""
     blocks: tuple[BlockData, ...] = ()
-    """Blocks that rank 0 has read."""
     nbytes: int = 0
     seconds: float = 0.0
     """Duration of the slowest rank's read."""
@@ -30,7 +28,6 @@ class PendingRead:
 
     @property
     def common_blocks(self) -> tuple[BlockData, ...]:
-        """Blocks that every rank has."""
         return () if self.missing else self.blocks[: self.shortest]
 
 
@@ -39,7 +36,6 @@ class PendingWrite:
     """A run of which every rank writes its part."""
 
     missing: set[int]
-    """Ranks without an answer."""
     since: float
     refused: bool = False
     nbytes: int | None = None

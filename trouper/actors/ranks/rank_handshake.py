@@ -2,24 +2,23 @@
 
 The order of its steps matters, since each protects the next.
 
-1. *Invitation.* Rank 0 listens, and sends its address to all ranks by a collective. Whoever reaches
-   MLX's ring can take part, so the secret is in a file of each rank (--rank-secret-file), which
-   `trouper launch` makes on one machine. Otherwise the invitation has a new secret, and the ring's
+1. *Invitation.* Rank 0 sends its address to all ranks by a collective. Whoever reaches MLX's ring
+   can take part, so the secret is in a file of each rank (--rank-secret-file), which `trouper
+   launch` makes on one machine. Without a file the invitation has a new secret, and the ring's
    network must be trusted.
-2. *Authentication* (`Link.authenticate`), in both directions and before a message is parsed:
-   anybody may connect, and a comparison of 32 bytes is safer to expose than a decoder.
-3. *Hello.* The follower sends rank, wire version, package versions and flags. The version is
-   compared first, since equal fields mean the same only for equal versions; then the rank, which
-   must be free; then the flags. All before weights are read: a wrong flag costs seconds.
-4. *Refusal.* A mismatch is answered with `Refused`, so that both processes end with one reason. A
-   new start would fail too: the group is unusable, and the launcher does not try again.
-5. *Heartbeats.* Both ends detect the loss of the other from here on, before the load, which may
-   take longer than `--rank-timeout-s`.
-6. *Ready.* The follower has loaded its shard and sends its model card. Rank 0 compares all cards.
-   The cache of all ranks becomes as large as the smallest, since all ranks store and evict alike.
-7. *Plans* follow the last `Ready`. Every rank starts empty and receives every plan in order, from
-   which rank 0 predicts the state of all. Nobody can join later: a rank that lost its connection
-   has missed plans. The group ends then, and the launcher starts anew.
+2. *Authentication* (`Link.authenticate`), in both directions and before any message is parsed: a
+   comparison of 32 bytes is safer to expose than a decoder.
+3. *Hello.* The wire version is compared first, since other fields mean the same only for equal
+   versions; then the rank, then package versions and flags. All before weights are read: a wrong
+   flag costs seconds.
+4. *Refusal.* Both processes end with one reason. A new start would fail too, so the launcher does
+   not try again.
+5. *Heartbeats* begin before the load, which may take longer than `--rank-timeout-s`.
+6. *Ready.* Rank 0 compares all model cards. The cache of all ranks becomes as large as the
+   smallest, since all ranks store and evict alike.
+7. *Plans* follow the last `Ready`. Every rank starts empty and receives every plan in order. Nobody
+   can join later: a rank that lost its connection has missed plans, so the group ends, and the
+   launcher starts anew.
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ def shared_flags(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Versions of `PACKAGES`; "none" if not installed."""
     return tuple((name, _version(name)) for name in PACKAGES)
 
 
@@ -167,7 +165,6 @@ def reason_to_refuse(hello: Hello, settings: Settings, ranks: Container[int]) ->
 def _difference(
     ours: Iterable[tuple[str, str]], theirs: Mapping[str, str]
 ) -> tuple[str, str, str] | None:
-    """Name of the first difference, and its two values."""
     pairs = ((name, here, theirs.get(name, "none")) for name, here in ours)
     return next((pair for pair in pairs if pair[1] != pair[2]), None)
 

@@ -41,9 +41,8 @@ class Link:
 
     _stream: trio.abc.Stream
     heard_at: float = attrs.field(factory=trio.current_time)
-    """Time of the last message from the other end."""
+    # Received bytes that are not decoded yet.
     _received: bytearray = attrs.field(factory=bytearray)
-    """Received bytes that are not decoded yet."""
 
     @classmethod
     async def authenticate(cls, stream: trio.abc.Stream, secret: bytes, role: Role) -> Self:
@@ -60,15 +59,12 @@ class Link:
         return link
 
     async def send(self, message: Message) -> None:
-        """Raises `LinkFailed`."""
         await self._write(encode(message))
 
     async def send_frame(self, frame: bytes) -> None:
-        """Send a message that was encoded once for all followers. Raises `LinkFailed`."""
         await self._write(frame)
 
     async def receive(self) -> Message:
-        """Receive the next message. Raises `LinkFailed` at the end of the connection."""
         try:
             message = decode(await self._read(body_length(await self._read(LENGTH.size))))
         except NotUnderstood as error:

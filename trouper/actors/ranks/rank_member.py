@@ -30,15 +30,10 @@ from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
 OUTBOX = 256
-"""Maximum number of messages that wait for one follower, which a follower that reads never
-reaches."""
 DiskReport = Fetched | WriteDone | Missing | DirectoryStats
-"""A follower's message about its disk."""
 
 
 class Group(Protocol):
-    """The leader as a member sees it."""
-
     def lose(self, reason: str, *, unusable: bool = False) -> None: ...
 
     def member_changed(self) -> None: ...
@@ -57,7 +52,6 @@ class RankMember:
         self.connected = True
         self.state: RankState = "loading"
         self.step = -1
-        """Last answered step."""
         self.memory: MemoryStats | None = None
         self.card: ModelCard | None = None
         """The loaded model; None before."""
@@ -103,7 +97,6 @@ class RankMember:
             self._end("its connection ended")
 
     def leave(self) -> None:
-        """Let the follower end after its last plan."""
         if self.state == "ready":
             self.state = "left"
             self.post(encode(Leave()))

@@ -27,7 +27,6 @@ class AdapterRoom:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the model's weights and present adapters."""
         return self.card.base_weights_bytes + self.adapters.latest.held_bytes
 
     def require(self, name: str, plan: AdapterPlan) -> None:
@@ -77,7 +76,6 @@ class AdapterRoom:
         self.left(plan.total_bytes)
 
     def left(self, nbytes: int) -> None:
-        """Note the present bytes of all adapters' matrices."""
         self.adapters.publish(AdapterStats(held_bytes=nbytes))
 
 

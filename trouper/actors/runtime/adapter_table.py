@@ -11,11 +11,9 @@ from trouper.protocol.model import AdapterCard
 from trouper.protocol.problems import RequestFailed, adapter_not_found
 
 MAX_UNLOADED = 1000
-"""Number of unloaded adapters that are remembered."""
 
 
 def with_unloaded(names: Sequence[str], name: str) -> tuple[str, ...]:
-    """Names of unloaded adapters with one more, the latest last."""
     return (*(other for other in names if other != name), name)[-MAX_UNLOADED:]
 
 
@@ -23,7 +21,6 @@ class AdapterTable:
     """`card` may be called on any thread."""
 
     def __init__(self, model: str, cards: Iterable[AdapterCard] = ()) -> None:
-        """`model`: its name, for messages."""
         self._model = model
         self._cards = {card.name: card for card in cards}
         self._running: Counter[str] = Counter()
@@ -47,13 +44,11 @@ class AdapterTable:
         return card
 
     def end(self, name: str) -> None:
-        """Note the end of a counted request."""
         self._running[name] -= 1
         self._changed.set()
         self._changed = trio.Event()
 
     def refusal(self, name: str) -> RequestFailed:
-        """The 404 for an unknown adapter."""
         return adapter_not_found(name, self._model, tuple(self._cards))
 
     def add(self, card: AdapterCard) -> None:

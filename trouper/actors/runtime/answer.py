@@ -52,16 +52,15 @@ class Answer(ClosesAtEnd):
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
-    """Time of the last token, set by the scheduler."""
     problem: Problem | None = None
     _ended: Ended | None = None
     _disk_tokens: int = 0
+    # Number of arrived tokens that were unread at the close.
     _unread_tokens: int = 0
-    """Number of arrived tokens that were unread at the close."""
     _cancelled: bool = False
     _arrivals: Arrivals = attrs.field(factory=Arrivals)
+    # Replies before those in the channel.
     _unread: deque[Reply] = attrs.field(init=False)
-    """Replies before those in the channel."""
 
     @_unread.default
     def _unread_of_arrivals(self) -> deque[Reply]:
@@ -69,7 +68,6 @@ class Answer(ClosesAtEnd):
 
     @property
     def queued(self) -> bool:
-        """Whether the request waits for a row, as far as replies were read."""
         return self._limits.phase in ("preparation", "queue")
 
     async def wait_accepted(self) -> None:
@@ -159,7 +157,6 @@ class Answer(ClosesAtEnd):
 
     @property
     def waiting(self) -> int:
-        """Number of unread replies."""
         return len(self._unread) + self._replies.statistics().current_buffer_used
 
     @property

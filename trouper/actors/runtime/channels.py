@@ -45,7 +45,6 @@ class Channels:
         )
 
     def note_peaks(self) -> None:
-        """Record the current fill of all channels, in some microseconds."""
         for name, opened in self._opened.items():
             self._peaks[name] = max(self._peaks[name], opened.statistics().current_buffer_used)
 

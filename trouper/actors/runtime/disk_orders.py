@@ -14,8 +14,8 @@ class DiskOrders:
     def __init__(self, channel: trio.MemoryReceiveChannel[DiskOrder]) -> None:
         self._channel = channel
         self._orders: deque[DiskOrder] = deque()
+        # Whether more orders may arrive.
         self._open = True
-        """Whether more orders may arrive."""
         self._writes_rest_until = 0.0
 
     async def next(self) -> DiskOrder | None:
@@ -43,7 +43,6 @@ class DiskOrders:
                 self._open = False
 
     def _pop(self) -> DiskOrder | None:
-        """Take the first read, else the oldest order, unless that is a resting write."""
         for index, order in enumerate(self._orders):
             if isinstance(order, Read):
                 del self._orders[index]
@@ -54,7 +53,6 @@ class DiskOrders:
         return self._orders.popleft()
 
     async def _wait(self) -> None:
-        """Wait for an order, or until the oldest write has rested."""
         with trio.move_on_at(self._writes_rest_until if self._orders else float("inf")):
             try:
                 self._orders.append(await self._channel.receive())

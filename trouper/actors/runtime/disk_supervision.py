@@ -26,7 +26,6 @@ class WriterSupervision:
     directory: Watch[DirectoryStats]
 
     async def supervise(self, run: Callable[[], Awaitable[None]], limit: RestartLimit) -> None:
-        """Run the actor, as `supervise` does."""
         begun = False
 
         async def begin() -> None:

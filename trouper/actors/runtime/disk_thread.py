@@ -14,7 +14,6 @@ from trouper.actors.runtime.worker_threads import run_on_thread
 T = TypeVar("T")
 # A file is written in less than a second.
 LAST_WORK_S = 2.0
-"""Longest wait for running work after cancellation."""
 
 
 class DiskThread:

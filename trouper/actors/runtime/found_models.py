@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trouper.models")
 RESCAN_S = 10.0
-"""Interval between scans."""
 
 
 @attrs.frozen
 class ScannedModel:
-    """A model of a scan, and the bytes of its weights on this device."""
-
     files: ModelFiles
     weights_bytes: int
 
@@ -64,7 +61,6 @@ def _update(manager: ModelManager, scanned: Sequence[ScannedModel], ttl_s: float
 
 
 def _renew(model: ManagedModel, found: ScannedModel) -> None:
-    """Update a known model from a scan."""
     # A new commit in the hub's cache is another directory, from which the model is loaded next
     # time.
     model.files, model.created = found.files, found.files.created_at
@@ -74,7 +70,6 @@ def _renew(model: ManagedModel, found: ScannedModel) -> None:
 
 
 def _managed(found: ScannedModel, base: Settings, ttl_s: float) -> ManagedModel:
-    """The model with those settings of the default model that do not concern that model itself."""
     speculation = "auto" if base.speculation in ("draft_model", "mtp") else base.speculation
     settings = attrs.evolve(
         base,

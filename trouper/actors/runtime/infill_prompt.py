@@ -8,9 +8,7 @@ from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import InfillPrompt
 
 REPOSITORY = "myproject\n"
-"""Name of the repository, as in llama.cpp."""
 FILE = "filename\n"
-"""Name of the answer's file, as in llama.cpp."""
 SNIPPET = "\n\n--- snippet ---\n\n"
 """Header of a file if the vocabulary has no token for that, as in llama.cpp."""
 
@@ -40,7 +38,6 @@ def infill_of(prompt: InfillPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def leading(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens before any text."""
     bare, encoded = tokenizer.encode("a", special=False), tokenizer.encode("a")
     start = next((at for at in range(len(encoded)) if encoded[at : at + len(bare)] == bare), 0)
     return encoded[:start]

@@ -76,12 +76,10 @@ class LoadTurns:
         self._holder: object = None
 
     async def take(self, holder: object) -> None:
-        """Wait for the turn, first come, first served."""
         await self._turn.acquire_on_behalf_of(holder)
         self._holder = holder
 
     def give(self, holder: object) -> None:
-        """Give the turn to the next, unless given before."""
         if self._holder is holder:
             self._holder = None
             self._turn.release_on_behalf_of(holder)
@@ -135,14 +133,11 @@ def _stalled(model: ManagedModel) -> Problem:
 
 
 UNLOAD_S = 5.0
-"""Maximum wait for an idle graph's writes to disk."""
 RETRY_S = 60.0
 """Time between attempts to load a faulty model, since each may unload another."""
 
 
 class StartGraph(Protocol):
-    """Load a model and run its graph until drained."""
-
     def __call__(
         self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]
     ) -> Awaitable[None]: ...
@@ -322,8 +317,8 @@ class ModelManager:
     async def unload(
         self, model: ManagedModel, after: Away = "unloaded", *, at_once: bool = False
     ) -> None:
-        """End the graph of a model, with its blocks written and its memory freed. `at_once`: end
-        its requests, too."""
+        """End the graph of a model, with blocks written and memory freed. `at_once`: end running
+        requests, too."""
         assert model.runtime is not None, "it is ready"
         model.state, model.away_as = "unloading", after
         ended = model.ended  # The next load has an event of its own.
@@ -344,7 +339,7 @@ class ModelManager:
                 await self.changed.wait()
 
     async def measured(self, model: ManagedModel) -> int:
-        """Bytes of a model's weights; its date is noted. Raises `ModelUnusable`."""
+        """Bytes of a model's weights. Raises `ModelUnusable`."""
         try:
             found = await self._measure(model.settings)
             model.created = found.created
@@ -355,7 +350,6 @@ class ModelManager:
             raise unforeseen(error) from error
 
     async def _measured_or_none(self, model: ManagedModel) -> int:
-        """Bytes of a model's weights; 0 if unusable."""
         try:
             return await self.measured(model)
         except ModelUnusable as unusable:
@@ -365,7 +359,6 @@ class ModelManager:
     # -- the end ---------------------------------------------------------------------------------
 
     async def drain(self, timeout_s: float) -> bool:
-        """Drain all models, each with `Runtime.drain`."""
         self.draining = True
         self.notify()
         finished = []
@@ -397,8 +390,8 @@ async def run_model_manager(
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
     """Load the first model, return the manager to the starter, load the others that fit; end when
-    drained. `default_name`: of a model without a name in its settings; `options`: by model name;
-    `progress`: filled by `start`. Raises `ModelUnusable`, `SettingsInvalid`."""
+    drained. `default_name`: of a model without a name in its settings; `options`: by model name.
+    Raises `ModelUnusable`, `SettingsInvalid`."""
     require_names([each.model or default_name for each in settings], aliases)
     async with trio.open_nursery() as nursery:
         models = [
@@ -477,8 +470,8 @@ async def load_in_turn(
 async def room_for_adapter(
     manager: ModelManager, model: ManagedModel, adapter: str, nbytes: int
 ) -> None:
-    """Make room for a LoRA adapter within --model-memory. Its bytes count as the model's until the
-    caller corrects them. Raises `RequestFailed` (507)."""
+    """Make room for a LoRA adapter within --model-memory. The bytes count as the model's until the
+    caller corrects the sum. Raises `RequestFailed` (507)."""
     model.weights_bytes += nbytes
     await manager.turns.take(turn := object())
     try:
@@ -502,13 +495,9 @@ def _refused(message: str) -> RequestFailed:
 
 @attrs.define(eq=False)
 class Operation:
-    """A requested change of a model's state."""
-
     name: str
-    """The model's name in the API."""
     done: trio.Event = attrs.field(factory=trio.Event)
     problem: Problem | None = None
-    """Reason of a failure, once done."""
 
 
 class ModelControl:
@@ -527,15 +516,15 @@ class ModelControl:
         return self._begin(model, lambda: self._load(model, pinned, ttl_s))
 
     def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
-        """Unload a model, or put it to sleep, after its running requests. `force`: end these with
-        an error, even if the model is pinned. Fails with 409 for a pinned model."""
+        """Unload a model, or put one to sleep, after its running requests. `force`: end these with
+        an error, and ignore a pin. Fails with 409 for a pinned model."""
         model = self._manager.find(name)
         return self._begin(
             model, lambda: self._unload(model, "asleep" if sleep else "unloaded", force=force)
         )
 
     def pin(self, name: str | None, *, pinned: bool) -> str:
-        """Pin or release a model. Returns its name in the API."""
+        """Pin or release a model. Returns the name in the API."""
         model = self._manager.find(name)
         model.pinned = pinned
         self._manager.notify()

@@ -29,8 +29,6 @@ class LoadProgress:
         self._latest: dict[str | None, Loading] = {}
 
     def watching(self, model: str | None, watch: LoadWatch) -> LoadWatch:
-        """A watch that notes the progress of one model and passes it on."""
-
         def note(loading: Loading) -> None:
             self._latest[model] = loading
             watch(loading)
@@ -42,7 +40,6 @@ class LoadProgress:
 
 
 AWAY = ("unloaded", "asleep")
-"""States without weights in memory."""
 
 
 @attrs.define(eq=False)
@@ -55,20 +52,15 @@ class ManagedModel:
     created: int = 0
     """Unix time of the model's config; 0: unknown."""
     leases: int = 0
-    """Number of leases, with those of waiting requests."""
     waiting: int = 0
-    """Number of requests that wait for the model."""
     used_at: float = 0.0
     """Time of loading, or of the last release of a lease."""
     problem: Problem | None = None
-    """Problem of the last attempt to load."""
     unusable_until: float = -inf
-    """Time until which no attempt is made."""
     pinned: bool = False
     ttl_s: float = 0.0
     """Time without requests until sleep; 0: never."""
     away_as: State = "unloaded"
-    """State after the end of the graph."""
     files: ModelFiles | None = None
     """Facts from the model's files; None for a model of --model."""
     # Outlast the graph, which ends when the model sleeps.
@@ -83,21 +75,17 @@ class ManagedModel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether unloading disturbs nobody."""
         return self.state == "ready" and not self.leases and not self.pinned
 
     @property
     def is_kept(self) -> bool:
-        """Whether the model stays until released."""
         return self.state == "ready" and self.pinned
 
 
 @attrs.frozen
 class LoadLimits:
     weights_bytes: int
-    """Bytes of all weights (--model-memory)."""
     max_models: int | None = None
-    """Number of models (--max-loaded-models)."""
 
 
 def managed(
@@ -202,7 +190,6 @@ def entry_of(
 
 
 def unforeseen(error: Exception) -> ModelUnusable:
-    """Error for an unforeseen exception, from an architecture's code or a file's bytes."""
     cause = innermost(error)
     return ModelUnusable(f"{type(cause).__name__}: {cause}")
 

@@ -16,11 +16,9 @@ from trouper.protocol.settings import Settings
 LONG_TEXT = 20_000
 """Characters and other parts beyond which tokenizing leaves the event loop: about 5 ms."""
 LONG_LANE = 200_000
-"""Characters beyond which a prompt is tokenized in the slow lane."""
 MIN_CHARACTERS = 16
 """Lower bound of a token's maximum characters, whatever the vocabulary says."""
 TOKEN_CHARACTERS = 16
-"""Characters that few tokens exceed."""
 # English has about four characters a token.
 PROBED_CHARACTERS = 8
 """Characters per available token in the probe, the tokenized beginning of a long text."""
@@ -61,7 +59,6 @@ def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
 
 
 def lane_of_text(prompt: Prompt) -> Lane:
-    """Lane of a prompt that is not short."""
     return "quick" if is_short(prompt, LONG_LANE) else "slow"
 
 
@@ -127,7 +124,6 @@ def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -
 
 
 def infill_text(prompt: InfillPrompt) -> str:
-    """All text of the prompt."""
     prefix = "" if isinstance(prompt.prefix, tuple) else prompt.prefix
     return "".join((prefix, prompt.suffix, *(part for file in prompt.extra for part in file)))
 
@@ -166,7 +162,6 @@ def check_text(value: object, param: str) -> None:
 
 
 def _leaves(value: object) -> Iterator[object]:
-    """Every scalar inside, and every key."""
     inside: list[object] = [value]
     while inside:
         value = inside.pop()

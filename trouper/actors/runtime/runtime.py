@@ -46,8 +46,6 @@ MakeRoom = Callable[[int], Awaitable[None]]
 
 @attrs.define(eq=False)
 class Runtime:
-    """Client interface of a running graph."""
-
     settings: Settings
     model: ModelCard
     tokenizer: Tokenizer
@@ -58,14 +56,13 @@ class Runtime:
     _adapters: AdapterTable
     _engine: Engine
     finished: trio.Event = attrs.field(factory=trio.Event)
-    """Set when every actor has ended."""
     draining: bool = False
     leaving: Leaving = ""
     """State of the model after a drain, if the server goes on."""
+    # Threads for tokenizing without an answer.
     _lanes: Lanes = attrs.field(
         default=attrs.Factory(lambda self: Lanes(self.settings.max_queue_size), takes_self=True)
     )
-    """Threads for tokenizing without an answer."""
     _room: AdapterRoom = attrs.field(init=False)
 
     @_room.default
@@ -124,7 +121,6 @@ class Runtime:
 
     @property
     def adapters(self) -> tuple[AdapterCard, ...]:
-        """LoRA adapters that requests may name now."""
         return self._adapters.cards
 
     @property
@@ -134,7 +130,6 @@ class Runtime:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the model's weights and present adapters."""
         return self._room.weights_bytes
 
     async def load_adapter(
@@ -176,8 +171,6 @@ class Runtime:
             return await self._lanes.run(tokens_of, prompt, self.tokenizer, limit, check_characters)
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:
-        """Send a submission to the intake, or close it. A full inbox means that the intake is
-        behind."""
         deadline = answer._limits.next_deadline()
         try:
             if self.draining:
@@ -200,7 +193,6 @@ class Runtime:
         raise RequestFailed(deadline.problem)
 
     def problem_of_end(self) -> Problem:
-        """Reason to refuse requests when the graph ends."""
         if lost := self._watches.ranks.latest.lost:
             return rank_lost(lost)
         return MODEL_UNLOADING if self.leaving else DRAINING
@@ -210,7 +202,6 @@ class Runtime:
         return self._watches.health(draining=self.draining, leaving=self.leaving)
 
     def channels(self) -> tuple[ChannelStats, ...]:
-        """Current fill of each channel."""
         return self._channels.stats()
 
     def view_batch(self) -> BatchStats:

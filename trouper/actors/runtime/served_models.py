@@ -30,7 +30,6 @@ class Lease:
     _give_back: Callable[[], None]
 
     def release(self) -> None:
-        """To be called once."""
         self._give_back()
 
 
@@ -43,9 +42,7 @@ class ModelEntry:
     state: State
     runtime: Runtime | None
     waiting: int = 0
-    """Number of requests that wait for the model."""
     problem: Problem | None = None
-    """Problem of the last attempt to load."""
     pinned: bool = False
     ttl_s: float = 0.0
     """Time without requests until sleep; 0: never."""
@@ -55,11 +52,8 @@ class ModelEntry:
     """Unix time of the config; 0: unknown, since the files were never read."""
     progress: Loading | None = None
     adapters: tuple[str, ...] = ()
-    """Names of LoRA adapters."""
     adapter_directories: tuple[str, ...] = ()
-    """Directories of adapters in the settings."""
     unloaded_adapters: tuple[str, ...] = ()
-    """Names of unloaded adapters, perhaps loaded again since."""
     files: ModelFiles | None = None
     """Facts from the model's files; None for a model of --model."""
     _fits: Callable[[], bool | None] = attrs.field(default=lambda: None, eq=False, repr=False)
@@ -83,8 +77,7 @@ class Models(Protocol):
     """Interface by which the HTTP server gets models."""
 
     @property
-    def finished(self) -> trio.Event:
-        """Set when all were drained."""
+    def finished(self) -> trio.Event: ...
 
     @property
     def draining(self) -> bool: ...

@@ -18,8 +18,6 @@ from trouper.protocol.watch import Watch
 
 @attrs.define(eq=False)
 class Arrivals:
-    """State of arrived replies that both ends of the channel share."""
-
     follower: Callable[[], None] | None = None
     """Called with a reply if no task waits, in the sender's task: no blocking, no exception. None
     as soon as the client closes the channel."""
@@ -53,12 +51,9 @@ class Submission:
     replies: trio.MemorySendChannel[Reply]
     prompt: tuple[int, ...] = ()
     max_tokens: int = 0
-    """Maximum number of output tokens, within the context."""
     thinking: ThinkingLimit | None = None
     breakers: Breakers | None = None
-    """Sequence breakers of DRY."""
     compiled_grammar: object = None
-    """Keeps the compiled grammar alive for the engine."""
     # Beside the channel: only the latest counts, and a chunk need not wake the client.
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
     arrivals: Arrivals = attrs.field(factory=Arrivals)
@@ -73,7 +68,6 @@ class Submission:
 
     @property
     def aborted(self) -> bool:
-        """Whether the client has closed the channel."""
         # Asked for every row after each step's Deltas; no client runs in between, so a channel that
         # took one is open.
         if self.arrivals.taken:
@@ -110,7 +104,6 @@ class Submission:
         self.close()
 
     def close(self) -> None:
-        """Close the channel, and let go of the request."""
         self.replies.close()
         self.arrivals.let_go()
 

@@ -17,7 +17,6 @@ from trouper.protocol.watch import Watch
 log = logging.getLogger("trouper.supervision")
 
 Judge = Callable[[BaseException], Verdict]
-"""Decides the effect of a crash on the limit."""
 ENDS_OF_CHANNELS = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
 """Exceptions by which other actors of a group observe a crash."""
 
@@ -54,7 +53,6 @@ class CrashCount:
 
     @property
     def pause_s(self) -> float:
-        """Pause before the next start, in seconds."""
         return self.limit.pause_s * 2.0 ** max(0, len(self._counted) - 1)
 
     def __len__(self) -> int:
@@ -93,7 +91,6 @@ async def supervise(
 
 
 def note_crash(cause: BaseException, stats: Watch[ActorStats], judge: Judge) -> Verdict:
-    """Log and publish a crash."""
     # Nothing may keep the exception: its traceback holds frames of the engine, with all rows' KV.
     text = f"{type(cause).__name__}: {cause}"
     log.error("%s crashed: %s", stats.latest.name, text, exc_info=cause)

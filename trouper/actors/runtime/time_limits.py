@@ -33,7 +33,6 @@ class Deadline(NamedTuple):
     code: Code
     flag: str
     waited: str = ""
-    """Reason for which the request has no row yet."""
 
     @property
     def problem(self) -> Problem:
@@ -57,8 +56,6 @@ class Deadline(NamedTuple):
 
 @attrs.define
 class TimeLimits:
-    """The limits of one request, and its phase."""
-
     timeouts: Timeouts
     began: float
     """trio.current_time() at submission."""
@@ -112,14 +109,12 @@ class TimeLimits:
 
     @property
     def _since(self) -> float:
-        """Start of the phase's limit: the last chunk or reply."""
         progress = self.progress.latest
         began = self.began if self.phase in ("preparation", "queue") else self._phase_began
         return trio.current_time() if progress.preempted else max(began, progress.at)
 
 
 def _deadline(since: float, seconds: float | None, code: Code, flag: str) -> Deadline:
-    """`seconds` None: never."""
     return Deadline(since + (seconds or inf), seconds or 0.0, code, flag)
 
 

@@ -13,8 +13,6 @@ MAX_IN_A_ROW = 2
 
 
 class UnreadableFiles:
-    """Decides whether the file or the disk is at fault."""
-
     def __init__(self) -> None:
         self._in_a_row = 0
         self._named: set[str] = set()

@@ -60,7 +60,6 @@ class Watches:
     memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
     directory: Watch[DirectoryStats] = attrs.field(factory=lambda: Watch(DirectoryStats()))
     last_viewed_at: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
-    """Time of the batch's last view, on trio's clock."""
     batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
     adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
     """Published by the `Runtime`, before an adapter is loaded."""
@@ -97,7 +96,6 @@ class Watches:
         )
 
     def _status(self, *, draining: bool) -> tuple[Status, str]:
-        """Status and detail. The server is ready while the engine makes progress (D11, F27)."""
         group, since = self.group.latest, self.stats.latest.stalled_since
         if self.ranks.latest.lost:
             return "lost", self.ranks.latest.lost

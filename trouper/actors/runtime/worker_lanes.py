@@ -34,7 +34,6 @@ class LaneSize:
 
     threads: int
     of_client: float = inf
-    """Threads that one client may have at a time."""
 
 
 SIZES: dict[Lane, LaneSize] = {
@@ -71,8 +70,8 @@ class FairLane:
             max_of_client,
             too_many,
         )
+        # Tickets by client, in the order of turns. No queue is empty.
         self._waiting: dict[str, deque[Ticket]] = {}
-        """Tickets by client, in the order of turns. No queue is empty."""
         self._at_work: Counter[str] = Counter()
 
     @property
@@ -81,11 +80,9 @@ class FairLane:
 
     @property
     def is_busy(self) -> bool:
-        """Whether all threads are at work."""
         return self._at_work.total() >= self._size.threads
 
     def ahead_of(self, client: str) -> int:
-        """Number of tickets of the client that wait or work."""
         return len(self._waiting.get(client, ())) + self._at_work[client]
 
     @asynccontextmanager
@@ -128,7 +125,6 @@ class FairLane:
             del self._waiting[ticket.client]
 
     def _leave(self, ticket: Ticket) -> None:
-        """Give back a turn, or the position of a cancelled ticket."""
         if not ticket.called.is_set():
             self._remove(ticket)
         elif ticket.refused is None:
@@ -140,7 +136,6 @@ class FairLane:
             self._call()
 
     def _call(self) -> None:
-        """Give turns while there are threads."""
         while not self.is_busy and (client := self._next()) is not None:
             queue = self._waiting.pop(client)
             ticket = queue.popleft()
@@ -150,7 +145,6 @@ class FairLane:
             ticket.called.set()
 
     def _next(self) -> str | None:
-        """The client whose turn is next."""
         return next(
             (client for client in self._waiting if self._at_work[client] < self._size.of_client),
             None,
@@ -159,7 +153,6 @@ class FairLane:
 
 class Lanes:
     def __init__(self, max_waiting: int) -> None:
-        """`max_waiting`: requests that may wait in each lane."""
         share = max(1, max_waiting // GRAMMAR_SHARE)
         self._lanes = {
             lane: FairLane(

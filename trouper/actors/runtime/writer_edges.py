@@ -28,4 +28,3 @@ class WriterEdges:
 
 
 DiskWriter: TypeAlias = Callable[[WriterEdges, Path | None, str, Settings], Awaitable[None]]
-"""Type of `write_to_disk`."""

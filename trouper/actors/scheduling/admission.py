@@ -94,7 +94,6 @@ class Admission:
         return tuple(admits)
 
     def _look_up(self, sequence: Sequence) -> Found | None:
-        """None while the sequence waits."""
         request = sequence.request
         if (
             request.prompt_logprobs is not None and not sequence.num_output_tokens

@@ -23,16 +23,13 @@ alone."""
 
 @attrs.define(eq=False)
 class AllocationFailures:
-    """Failed allocations of one model, over restarts of the engine."""
-
     bound_bytes: int | None = None
-    """Bound on the bytes of rows and cached blocks."""
     _until: float = 0.0
+    # The row that ran alone in the last failed step.
     _lone: Standing | None = None
-    """The row that ran alone in the last failed step."""
     _refused: Standing | None = None
+    # Contents without enough memory although alone.
     _too_large: Contents = attrs.field(factory=lambda: Contents(BOUND_S))
-    """Contents without enough memory although alone."""
 
     def failed(self, involved: Sequence[Involved], used_bytes: int, now: float) -> bool:
         """Handle a step without memory, in which rows and cached blocks had `used_bytes`. Returns

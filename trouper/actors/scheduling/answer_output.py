@@ -25,7 +25,6 @@ class AnswerOutput:
     tokenizer: Tokenizer
     text: TextStream
     ends: frozenset[int]
-    """Ids of tokens that end the answer."""
     max_tokens: int
     """Maximum of the request, or less if memory holds fewer."""
     first_token_at: float | None = None
@@ -98,14 +97,12 @@ class AnswerOutput:
             self.client.report(Progress(delta.at))
 
     def flush(self) -> None:
-        """Send the text that waits to be joined."""
         if self._unsent:
             delta = joined(self._unsent)
             self._unsent.clear()
             self.client.reply(delta)
 
     def fail(self, problem: Problem) -> None:
-        """Send the terminal event."""
         # Even if the text cannot be sent: this answer's text may have crashed the scheduler, which
         # has others to hand over.
         try:

@@ -16,7 +16,6 @@ from trouper.protocol.watch import Watch
 VIEW_S = 2.0
 """Time for which one view keeps the snapshot current; a viewer views again before."""
 LATENCIES_KEPT = 512
-"""Maximum number of inter-token latencies, the last ones."""
 
 
 @attrs.define(eq=False)
@@ -25,12 +24,12 @@ class BatchView:
 
     _last_viewed_at: Watch[float]
     _batch: Watch[BatchStats]
+    # Time of the last answered view.
     _answered: float = -inf
-    """Time of the last answered view."""
     _latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=LATENCIES_KEPT))
     _latency_count: int = 0
+    # Time of the last observed step with tokens.
     _tokens_at: float | None = None
-    """Time of the last observed step with tokens."""
 
     @property
     def _watched(self) -> bool:
@@ -107,7 +106,6 @@ def _state_of(sequence: Sequence) -> RowState:
 
 
 def _restored(sequence: Sequence) -> tuple[int, int]:
-    """Number of tokens from disk, and of those needed."""
     if sequence.state is State.PREFILLING:
         return sequence.num_computed_tokens, sequence.num_prefill_tokens
     read = sequence.read if sequence.state is State.WAITING_FOR_DISK else None

@@ -156,12 +156,10 @@ class Core:
 
     @property
     def waiting(self) -> int:
-        """Number of sequences in the queue."""
         return len(self._queue)
 
     @property
     def plans_in_flight(self) -> int:
-        """Number of unanswered plans."""
         return len(self._unanswered)
 
     # -- after a crash ---------------------------------------------------------------------------
@@ -172,7 +170,6 @@ class Core:
         return self._recovery.crashed
 
     def take_up(self, now: float) -> None:
-        """Take the sequences of the crashed scheduler."""
         self._handover.take_up(now)
 
     def proof(self, now: float) -> tuple[Plan, ...]:
@@ -223,7 +220,6 @@ class Core:
         self._queue.append(sequence)
 
     def close(self) -> None:
-        """Note that no more requests will come."""
         self._open = False
 
     def hear(self, news: DiskNews, now: float) -> None:
@@ -305,7 +301,6 @@ class Core:
     # -- results ---------------------------------------------------------------------------------
 
     def stalled(self, since: float) -> None:
-        """Note that the oldest plan is overdue; readiness is progress (D11, F27)."""
         self._counters.stalled(since)
 
     def update(self, stepped: Stepped, now: float) -> None:
@@ -331,7 +326,6 @@ class Core:
         )
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:
-        """Learn from the results of drafts."""
         for row, num_draft_tokens in zip(plan.decode, plan.drafts, strict=False):
             if row in self._batch.rows:
                 self._batch.rows[row].num_draft_tokens -= num_draft_tokens

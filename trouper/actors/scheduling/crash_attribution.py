@@ -45,7 +45,6 @@ Content = NewType("Content", bytes)
 """Digest of a prompt's tokens and of the parameters that shape the computation."""
 QUARANTINE_S = 3600.0
 MAX_CONTENTS = 1024
-"""Maximum length of each list."""
 SUSPICION_S = 600.0
 """Time for which a content of a crashed step stays suspect, even once answered."""
 APART_S = 60.0
@@ -64,7 +63,6 @@ class Standing:
     alone: bool = False
     """Whether the request shares no step for its whole life."""
     passes_at: int = 1
-    """Number of output tokens that end the trial."""
 
     @property
     def isolated(self) -> bool:
@@ -73,8 +71,6 @@ class Standing:
 
 @attrs.frozen
 class Involved:
-    """A row of the crashed step."""
-
     standing: Standing
     fresh: bool
     """Whether the step had prefill or the first tokens of the row."""
@@ -170,7 +166,6 @@ class Blame:
         return self.quarantine.has(standing.content, now)
 
     def condemns(self, standing: Standing, output_tokens: int, now: float) -> bool:
-        """Whether to refuse a request that was carried over a crash."""
         # An answer of the same content that is past the point of the crash, or draws other tokens,
         # is innocent.
         if not self.refuses(standing, now):
@@ -258,7 +253,6 @@ class Blame:
         return Verdict(counts=False)
 
     def trial_order(self, standings: Iterable[Standing]) -> list[Standing]:
-        """Suspects in the order of their trials."""
         first = self._trial.suspects if self._trial is not None else ()
         order = {id(one): index for index, one in enumerate(first)}
         return sorted(

@@ -137,7 +137,6 @@ class CrashHandover:
                 self.batch.finish_aborted(row)
 
     def _involved(self, unanswered: tuple[Plan, ...]) -> tuple[Involved, ...]:
-        """Rows of the unanswered plans, one of which has crashed."""
         fresh = {row for plan in unanswered for row in plan.fresh_rows}
         rows = {row for plan in unanswered for row in plan.rows}
         return tuple(

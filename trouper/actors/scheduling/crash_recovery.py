@@ -25,20 +25,14 @@ log = logging.getLogger("trouper.recovery")
 
 @attrs.frozen(eq=False)
 class LeftBehind:
-    """State that a scheduler hands over at its end."""
-
     carried: tuple[Sequence, ...]
     """Requests that have not ended, oldest first."""
     involved: tuple[Involved, ...]
-    """Rows of the unanswered plans."""
     certain: bool
     """Whether the only row of `involved` was being handled."""
     closed: bool
-    """Whether no more requests can arrive."""
     problem: Problem
-    """Problem for the requests, if no scheduler follows."""
     used_bytes: int = 0
-    """Bytes of rows and cached blocks."""
 
 
 class Recovery:
@@ -99,7 +93,6 @@ class Recovery:
         return verdict
 
     def take_up(self) -> tuple[Sequence, ...]:
-        """Give the requests to the next scheduler."""
         carried, self._left = self._carried, None
         return carried
 
@@ -137,7 +130,6 @@ class Recovery:
 
 
 def crashes_engine(left_s: float) -> Problem:
-    """Problem of a quarantined request."""
     # 422: OpenAI's and Anthropic's clients repeat 408, 409, 429 and 5xx by themselves.
     message = (
         "this request makes the engine crash, also when it runs alone; the same is refused for "

@@ -17,7 +17,6 @@ class TextStream:
         self._stops = stops
         self._held = ""
         self.stop: str | None = None
-        """The stop string that ended the text."""
 
     def push(self, data: bytes, *, may_stop: bool = True) -> str:
         """Append bytes, and return text that is safe to send; not after a stop. Without `may_stop`

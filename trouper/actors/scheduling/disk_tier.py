@@ -60,7 +60,6 @@ LATENCY_S = 0.02
 WORTH = 0.8
 """Maximum expected duration of a load, as a share of the time of computing."""
 HALF_LIFE_S = 300.0
-"""Half-life of a measured slowness."""
 # Each file takes less than a second.
 ANSWER_S = 15.0
 """Longest silence of the disk while a request waits."""
@@ -73,19 +72,15 @@ _tickets = count()
 
 @attrs.define(eq=False)
 class Ticket:
-    """A load that a request waits for."""
-
     number: int
     pinned: tuple[Node, ...]
     requested: tuple[BlockRef, ...]
     arrived: set[bytes] = attrs.field(factory=set)
-    """Keys of the blocks that were read so far."""
     nbytes: int = 0
     seconds: float = 0.0
     done: bool = False
     read_tokens: int = 0
     sizes: dict[bytes, int] = attrs.field(init=False)
-    """Number of tokens of each requested block."""
 
     @sizes.default
     def _sizes_of_requested(self) -> dict[bytes, int]:
@@ -103,19 +98,16 @@ class ReadSpeed:
     measured_at: float = 0.0
 
     def measured(self, nbytes: int, seconds: float, now: float) -> None:
-        """Learn from a load."""
         # Small loads measure latency, not speed.
         if seconds > 0 and nbytes > 2**20:
             expected = self.expected(now)
             self.bytes_per_s, self.measured_at = expected + 0.3 * (nbytes / seconds - expected), now
 
     def expected(self, now: float) -> float:
-        """Expected speed in bytes a second."""
         slower = max(0.0, FIRST_BYTES_PER_S - self.bytes_per_s)
         return self.bytes_per_s + slower * (1 - exp2((self.measured_at - now) / HALF_LIFE_S))
 
     def worth(self, nbytes: int, computing_s: float, now: float) -> bool:
-        """Whether reading is expected to be faster than computing."""
         return LATENCY_S + nbytes / self.expected(now) < WORTH * computing_s
 
 
@@ -135,15 +127,15 @@ class DiskTier:
         self._send, self._directory, self._on_catalogue = send, directory, on_catalogue
         self._cache, self._clock = cache, clock
         self._loading: dict[int, Ticket] = {}
+        # Writes whose bytes an unanswered plan requests.
         self._requested: deque[InFlightWrite] = deque()
-        """Writes whose bytes an unanswered plan requests."""
         # Tickets answered since the last plan. Other ranks hold their blocks until a plan settles
         # them.
         self._settled: list[int] = []
         self._in_flight_bytes = 0
         self._speed, self._answer_s = ReadSpeed(), answer_s
+        # Time of the last news, or of the first unanswered order.
         self._heard_at = -inf
-        """Time of the last news, or of the first unanswered order."""
         self._silent_until = -inf
         self._send(Announce())
 
@@ -153,7 +145,6 @@ class DiskTier:
 
     @property
     def busy(self) -> bool:
-        """Whether bytes are in flight to the disk."""
         return self._in_flight_bytes > 0
 
     # -- from disk -------------------------------------------------------------------------------
@@ -210,7 +201,6 @@ class DiskTier:
         )
 
     def forget(self, number: int) -> None:
-        """Cancel the ticket of an aborted request."""
         ticket = self._loading.pop(number, None)
         if ticket is not None:
             ticket.done = True
@@ -247,7 +237,6 @@ class DiskTier:
             self._on_catalogue()
 
     def settled(self) -> tuple[int, ...]:
-        """Tickets that the next plan settles."""
         settled, self._settled = tuple(self._settled), []
         return settled
 
@@ -294,7 +283,6 @@ class DiskTier:
         return tuple(ids), pending.run
 
     def persisted(self, data: tuple[Tensors, ...]) -> None:
-        """Send the engine's answer to `pick` to the disk."""
         if not data:
             return
         pending = self._requested.popleft()

@@ -24,13 +24,10 @@ from trouper.protocol.plans import BlockId
 NODE_COST = 1024
 """Bytes of a node in this process besides its KV, which bound even the number of empty blocks."""
 SNAPSHOT, BLOCK = 0, 1
-"""What an entry of the heap would evict."""
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """Sizes of KV in bytes, and the capacity of the cache."""
-
     block_size: int
     token_bytes: int
     snapshot_bytes: int
@@ -38,7 +35,6 @@ class Sizes:
     capacity_blocks: int | None = None
 
     def block_bytes(self, num_tokens: int) -> int:
-        """Bytes of a block of so many tokens against the capacity."""
         return num_tokens * self.token_bytes + NODE_COST
 
     @property
@@ -63,20 +59,18 @@ class Eviction:
         self.evicted_blocks = 0
         self.evicted_snapshots = 0
         self.refused = 0
-        """Number of failed calls of `make_room`."""
         self._ids = count()
         self._clock = count(1)
+        # Candidates, oldest first: (stamp, SNAPSHOT or BLOCK, node). Entries with an outdated stamp
+        # are void.
         self._heap: list[tuple[int, int, Node]] = []
-        """Candidates, oldest first: (stamp, SNAPSHOT or BLOCK, node). Entries with an outdated
-        stamp are void."""
         self._freed: list[BlockId] = []
+        # Nodes that are pinned until the plan in composition is sent.
         self._unsent: list[Node] = []
-        """Nodes that are pinned until the plan in composition is sent."""
 
     # -- use -------------------------------------------------------------------------------------
 
     def touch(self, nodes: Iterable[Node]) -> None:
-        """Mark nodes as used now."""
         stamp = next(self._clock)
         for node in nodes:
             node.last_used = stamp

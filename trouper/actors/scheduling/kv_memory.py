@@ -44,8 +44,6 @@ returns."""
 
 @attrs.frozen(eq=False)
 class CountedRows:
-    """Memory that rows may need after the next plan."""
-
     lengths: BatchLengths
     drafts: bool = attrs.field(kw_only=True)
 
@@ -56,11 +54,9 @@ class MemoryBudget:
     weights_bytes: int
     """Without adapters."""
     margin_bytes: int
-    """Activations and logits of one step."""
     kv_memory: int | None
     memory_fraction: float
     sharers: int
-    """Number of models that share the device."""
     max_draft_tokens: int
     memory: Watch[MemoryStatus]
     adapters: Watch[AdapterStats]
@@ -135,7 +131,6 @@ class MemoryBudget:
         return self._lasting
 
     def count(self, rows: Ordered[Sequence]) -> CountedRows:
-        """Count the memory that rows may need after the next plan."""
         # The count of a decoding row stays the same until the row outgrows its capacity.
         usages = [
             row.kv_usage
@@ -216,7 +211,6 @@ def room_bytes(
 
 
 def min_known(*bounds: int | None) -> int | None:
-    """The least of the known bounds, if any."""
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
@@ -285,7 +279,6 @@ class KvMemory:
         )
 
     def bound_cache(self) -> None:
-        """Bound cached blocks to the memory left by rows."""
         # Rows that this plan drops count: stores precede drops.
         limit = self.budget.limit_bytes
         if limit is not None:

@@ -36,13 +36,11 @@ class PlanComposer:
     memory: Watch[MemoryStatus]
     settings: Settings
     prefill_together: bool
-    """Whether prompts share passes."""
     chunk_step: int = 1
-    """See `ModelCard.chunk_step`."""
     loads: list[Load] = attrs.field(factory=list)
     """Blocks that were read from disk, for the next plan."""
+    # The last row that prefilled in a pass of its own.
     _last_lone: RowId = NO_ROW
-    """The last row that prefilled in a pass of its own."""
     _memory_seen: MemoryStatus = attrs.field(
         default=attrs.Factory(lambda self: self.memory.latest, takes_self=True)
     )
@@ -101,8 +99,6 @@ class PlanComposer:
         )
 
     def _schedule(self, decoding: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
-        """Count the samples and prefills of the plan. The next plan drops rows whose last token
-        this one samples."""
         for sequence in decoding:
             if sequence.schedule_token():
                 self.batch.drop(sequence)
@@ -113,7 +109,6 @@ class PlanComposer:
             self.commit.to_store[chunk.row] = sequence
 
     def _stores(self) -> tuple[Store, ...]:
-        """Stores of rows that go on and of rows that leave."""
         stores: list[Store] = []
         for sequence in self.commit.take_to_store():
             stores += self.cache.computed(sequence)
@@ -150,7 +145,6 @@ class PlanComposer:
         )
 
     def _relieve_pressure(self) -> None:
-        """Evict cached blocks to make room for rows, once for each look of the janitor."""
         memory = self.memory.latest
         if memory.under_pressure and memory is not self._memory_seen:
             self.cache.evict(

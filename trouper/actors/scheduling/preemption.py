@@ -44,10 +44,10 @@ class BatchYielding:
     preemption: Preemption
     counters: SchedulerCounters
     settings: Settings
+    # Time of the last plan with other requests.
     _others_at: float = -inf
-    """Time of the last plan with other requests."""
+    # Time at which a request of a batch last ran, or began to wait; inf: there is none.
     _ran_at: float = inf
-    """Time at which a request of a batch last ran, or began to wait; inf: there is none."""
 
     def yield_rows(self, now: float) -> None:
         """Preempt rows of batches, or let a request of a batch become overdue. Comes first in a
@@ -60,13 +60,11 @@ class BatchYielding:
         self._mark_overdue(now, runs=bool(rows))
 
     def admits(self, sequence: Sequence, now: float) -> bool:
-        """Whether batches leave a row to a waiting sequence."""
         if not sequence.of_batch or now - self._others_at >= RESUME_S:
             return True
         return len(self._rows()[0]) < self.settings.batch_min_rows
 
     def _rows(self) -> tuple[list[Sequence], bool]:
-        """Rows of batches that no plan drops, and whether there are others."""
         batch = self.preemption.batch
         if not batch.num_rows_of_batches:  # Most servers have none, and this is asked in each step.
             return [], any(not row.dropped for row in batch.rows.values())
@@ -75,7 +73,6 @@ class BatchYielding:
         return rows, len(rows) < len(running)
 
     def _preempt(self, rows: list[Sequence], now: float) -> None:
-        """Preempt rows beyond those that batches keep, the youngest first."""
         # One more if another request waits for a row alone and all rows are in use. A request that
         # waits for a prefix or the disk would not take the row, and the batch would return in each
         # step.

@@ -48,8 +48,8 @@ class ChunkSizer:
     tokens: int = FIRST_CHUNK_TOKENS
     min_tokens: int = MIN_BUSY_TOKENS
     _measured: bool = False
+    # Tokens and seconds of the last accepted step.
     _seen: tuple[int, float] = (0, 0.0)
-    """Tokens and seconds of the last accepted step."""
     _surprised: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -156,7 +156,6 @@ AIM = 0.75
 REST = 1.5
 """Maximum number of chunks in a step that completes all prompts while no row decodes."""
 NEWEST = 0.2
-"""Weight of the newest step in a moving average."""
 
 
 Work = Literal["text", "score", "embed"]
@@ -180,8 +179,6 @@ class Sizers:
 
 @attrs.frozen
 class PlannedWork:
-    """Prefill of a plan in flight."""
-
     work: Work
     limited: bool
     """Whether the budget left tokens of this kind over."""
@@ -191,8 +188,8 @@ class PlannedWork:
 class PrefillBudget:
     _stall_s: float
     _sizers: dict[Work, Sizers]
+    # Prefill of each plan in flight, the oldest first.
     _planned: deque[PlannedWork] = attrs.field(factory=deque)
-    """Prefill of each plan in flight, the oldest first."""
     _last: Work = "embed"
     decode_s: float = 0.0
     """Moving average of the seconds of a step that only decodes."""
@@ -201,7 +198,6 @@ class PrefillBudget:
 
     @classmethod
     def of(cls, settings: Settings, chunk_step: int = 1) -> Self:
-        """`chunk_step`: see `ModelCard`."""
         # A device that prepares shapes has done so for lone prompts of up to as many tokens, which
         # cost about as much as a few do.
         stall_s, max_tokens = settings.decode_stall_ms / 1000 * AIM, settings.prefill_step_size
@@ -227,7 +223,6 @@ class PrefillBudget:
         return requested if requested <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
-        """Learn from the result of a plan."""
         # If decoding alone comes near the stall bound (a large batch, a busy machine), prefill may
         # take as long again: with less a client would wait for minutes.
         prefilled = sum(chunk.tokens for chunk in plan.prefill)

@@ -55,11 +55,8 @@ class Found:
     source: Sequence | None
     """Live row whose tail has the last of these tokens."""
     primary: Sequence | None = None
-    """Live row that computes more tokens of this prompt."""
     until: int = 0
-    """Number of tokens that the primary shares."""
     gain: int = 0
-    """Number of tokens that a wait for the primary saves."""
     missing: tuple[Node, ...] = ()
     """Nodes on disk only, worth `missing_tokens` tokens."""
     missing_tokens: int = 0
@@ -205,7 +202,6 @@ class PrefixCache:
         return Restore(found.tokens, blocks, found.source.id if found.source else None, snapshot)
 
     def cut(self, chain: Chain, found: Found, nbytes: int) -> Found:
-        """Reduce a result to cached blocks of at most `nbytes` bytes."""
         nodes = found.within(nbytes, self.tree.sizes, at_snapshot=self._snapshot_tokens is not None)
         if len(nodes) == len(found.match.nodes):
             return found
@@ -216,14 +212,12 @@ class PrefixCache:
         )
 
     def computed(self, row: Sequence) -> list[Store]:
-        """Stores of a row that continues."""
         return self._storing.computed(row)
 
     def wants_storing(self, row: Sequence) -> bool:
         return self._storing.due(row)
 
     def leave(self, row: Sequence) -> list[Store]:
-        """Stores of a row that ends."""
         return self._storing.ended(row)
 
     def release(self, row: Sequence) -> None:

@@ -24,7 +24,7 @@ from trouper.protocol.requests import CacheScope
 class PendingNodes:
     """Blocks on disk whose parent is unknown so far, by its key."""
 
-    # Of a tenant yet to come, or of a text announced from its end.
+    # For a tenant yet to come, or from a text announced from its end.
 
     def __init__(self) -> None:
         self._by_parent: dict[bytes, dict[bytes, BlockRef]] = {}
@@ -190,7 +190,6 @@ class PrefixTree:
         return node
 
     def _prune(self, node: Node) -> None:
-        """Remove nodes without block, file and children."""
         while (parent := node.parent) is not None and not (
             node.usable or node.pins or not node.is_leaf or self._nodes.get(node.key) is not node
         ):

@@ -21,8 +21,7 @@ class PreparedRequest(Protocol):
     def request(self) -> Generate: ...
 
     @property
-    def prompt(self) -> tuple[int, ...]:
-        """Prompt tokens, at least one."""
+    def prompt(self) -> tuple[int, ...]: ...
 
     @property
     def max_tokens(self) -> int:
@@ -32,23 +31,19 @@ class PreparedRequest(Protocol):
     def thinking(self) -> ThinkingLimit | None: ...
 
     @property
-    def breakers(self) -> Breakers | None:
-        """Sequence breakers of DRY."""
+    def breakers(self) -> Breakers | None: ...
 
     @property
-    def aborted(self) -> bool:
-        """Whether the client closed the reply channel."""
+    def aborted(self) -> bool: ...
 
     def accept(self, max_tokens: int, /) -> None:
         """Tell the client that the request is queued, and the maximum length of the answer."""
 
     def reply(self, event: Reply, /) -> bool: ...
 
-    def report(self, progress: Progress, /) -> None:
-        """Publish the progress of the row, for time limits."""
+    def report(self, progress: Progress, /) -> None: ...
 
-    def fail(self, problem: Problem) -> None:
-        """Send the terminal event and close."""
+    def fail(self, problem: Problem) -> None: ...
 
     def close(self) -> None: ...
 

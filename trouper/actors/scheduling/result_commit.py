@@ -35,7 +35,6 @@ class ResultCommit:
     """The sequence whose token is being committed, which cannot go on after a crash."""
 
     def take_to_store(self) -> list[Sequence]:
-        """Sequences that may have blocks to store, without those that leave."""
         to_store, self.to_store = self.to_store, {}
         return [sequence for sequence in to_store.values() if not sequence.dropped]
 
@@ -62,7 +61,6 @@ class ResultCommit:
                 sequence.client.report(progress)
 
     def results(self, stepped: Stepped, now: float) -> None:
-        """Commit scores of prompts, embeddings, and rows that the engine gave up."""
         rows = self.batch.rows
         for row, logprobs in stepped.prompt_logprobs:
             if row in rows:
@@ -135,7 +133,6 @@ class ResultCommit:
 
 
 def row_failed(request: Generate, fault: RowFault) -> Problem:
-    """Error of a request whose row cannot continue."""
     match fault.kind:
         case "not_a_number":
             return Problem(500, fault.reason, "server_error", None, "not_a_number")

@@ -21,8 +21,8 @@ class RowReclaiming:
     shares: TenantShares
     preemption: Preemption
     counters: SchedulerCounters
+    # Since when a tenant has had more rows than its share beside another one; inf: none has.
     _beyond_since: float = inf
-    """Since when a tenant has had more rows than its share beside another one; inf: none has."""
 
     def reclaim_rows(self, now: float) -> None:
         """Preempt rows beyond shares. Comes before a plan counts rows."""
@@ -37,7 +37,6 @@ class RowReclaiming:
             self.counters.add(preemptions=1)
 
     def _beyond(self) -> list[Sequence]:
-        """Rows beyond the share of their tenant, in the order of leaving."""
         share, running = self.shares.row_share, self.shares.running
         excess = {
             tenant: count - share

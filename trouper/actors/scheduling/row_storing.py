@@ -22,15 +22,11 @@ from trouper.protocol.plans import PLANS_IN_FLIGHT, RowId, Store
 
 
 class LiveMatch(NamedTuple):
-    """Extension of a prompt's match in the tree by live rows."""
-
     tokens: int
     """Number of tokens that need not be computed, with the tail of `source`."""
     source: Sequence | None = None
     primary: Sequence | None = None
-    """Row that computes more tokens of this prompt."""
     until: int = 0
-    """Number of tokens that the primary and the prompt share."""
 
 
 class LiveRows:
@@ -95,7 +91,6 @@ class RowStoring:
     _snapshot_tokens: int | None
 
     def computed(self, row: Sequence) -> list[Store]:
-        """Stores of a row that continues: full blocks, and a snapshot at a boundary."""
         if row.node is None:
             return []
         at = row.num_computed_tokens

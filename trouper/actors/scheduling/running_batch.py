@@ -20,12 +20,10 @@ class RunningBatch:
         self._counters, self._shares = counters, shares
         self.rows: dict[RowId, Sequence] = {}
         self.dropping: list[Sequence] = []
-        """Sequences whose rows the next plan drops."""
         self.removed: dict[RowId, Sequence] = {}
         """Removed sequences, until the plan with their drop is answered."""
         self.num_rows_of_batches = 0
         self.aborted: set[RowId] = set()
-        """Rows in `removed` whose client left; still tried if the engine crashes."""
         self._ids = count()
 
     def next_id(self) -> RowId:
@@ -33,7 +31,6 @@ class RunningBatch:
 
     @property
     def decoding(self) -> list[Sequence]:
-        """Sequences that sample a token in the next step."""
         return self._in_state(State.DECODING)
 
     @property
@@ -105,6 +102,5 @@ class RunningBatch:
         return len(failed)
 
     def named(self, rows: Iterable[RowId]) -> dict[RowId, Sequence]:
-        """Sequences of these rows, removed or not."""
         sequences = self.removed | self.rows
         return {row: sequences[row] for row in rows if row in sequences}

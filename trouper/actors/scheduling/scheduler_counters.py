@@ -23,7 +23,6 @@ class SchedulerCounters:
         self._values["stalled_since"] = None
 
     def add(self, **events: int) -> None:
-        """Count events, by the name of their field in `SchedulerStats`."""
         values = self._values
         for name, number in events.items():
             values[name] += number

@@ -27,12 +27,10 @@ from trouper.protocol.requests import BATCH_PRIORITY, Generate
 
 class State(Enum):
     WAITING = "waiting"
-    """In the queue."""
     WAITING_FOR_PREFIX = "waiting for a prefix"
     """In the queue, until a running sequence has prefilled a shared prefix."""
     WAITING_FOR_DISK = "waiting for the disk"
     PREFILLING = "prefilling"
-    """Has a row, and tokens that no plan prefills yet."""
     DECODING = "decoding"
     """Samples at least one token in each step."""
     LAST_TOKEN_SCHEDULED = "last token scheduled"  # noqa: S105 - no password.
@@ -58,7 +56,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 
 class IllegalTransitionError(Exception):
-    """A fault of the scheduler: the table lacks this transition."""
+    pass
 
 
 class DiskRead(Protocol):
@@ -90,20 +88,16 @@ class Sequence:
     arrived_at: float = 0.0
     queued_at: float = 0.0
     overdue: bool = False
-    """Whether the wait has exceeded --priority-max-wait-s."""
 
     # In the queue.
     primary: Sequence | None = None
-    """Running sequence that prefills tokens of this prompt."""
     shared_tokens: int = 0
-    """Number of tokens that the primary must have prefilled."""
     read: DiskRead | None = None
     """Ordered at most once for each row."""
 
     # In a row of the engine.
     id: RowId = NO_ROW
     num_unscheduled_tokens: int = 0
-    """Number of tokens that no plan prefills yet."""
     num_resumed_tokens: int = 0
     """Output tokens at entry, which the row prefills behind the prompt."""
     num_scheduled_tokens: int = 0
@@ -113,17 +107,14 @@ class Sequence:
     """Counted KV until `kv_usage_until` scheduled tokens."""
     kv_usage_until: int = 0
     dropped: bool = False
-    """Whether a sent plan or the next plan drops the row."""
     node: Node | None = None
     """Where the row's stored blocks end; None: nothing is stored."""
     boundaries: list[int] = attrs.field(factory=list)
     """Numbers of tokens at which a chunk must end; ascending."""
     snapshot_at: int = 0
-    """Number of tokens at the last snapshot."""
     stores_from: int = 0
     """Number of output tokens before which there is nothing to store."""
     no_room_at: int = 0
-    """Number of tokens when the cache last had no room."""
     records: Records = UNCHOSEN
     """Drafts of each permitted proposer; empty: no drafts."""
 
@@ -256,7 +247,6 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the awaited prefix or disk read has come."""
         if self.state is State.WAITING_FOR_DISK and self.read is not None:
             return self.read.done
         primary = self.primary
@@ -300,7 +290,6 @@ class Sequence:
 
     @property
     def turns(self) -> list[int]:
-        """Ends of the turns of the prompt."""
         ends = self.output.tokenizer.eos_token_ids
         return [index + 1 for index, token in enumerate(self.client.prompt) if token in ends]
 

@@ -13,7 +13,6 @@ from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import Plan, Stepped
 
 BANKS_EVERY_S = 1.0
-"""Interval of reports of the banks, as of the live page's snapshots."""
 
 
 @attrs.define
@@ -24,14 +23,13 @@ class StepStatistics:
 
     inter_token_latency: Histogram
     step_tokens: Histogram
+    # Time of the last result, if it had tokens.
     _tokens_at: float | None = None
-    """Time of the last result, if it had tokens."""
     _banks: tuple[BankStats, ...] = ()
     _banks_due_at: float = -inf
 
     @classmethod
     def of(cls, stats: SchedulerStats) -> StepStatistics:
-        """Continue the histograms of a crashed scheduler."""
         return cls(stats.inter_token_latency, stats.step_tokens)
 
     @property

@@ -36,5 +36,4 @@ class SystemShortages:
         self._until = now + AGAIN_S
 
     def refuses(self, standing: Standing) -> bool:
-        """Whether a row that was carried over ends here."""
         return standing in self._refused

@@ -30,7 +30,6 @@ from trouper.protocol.plans import Chunk, Plan, RowId
 
 # About 2,000 tokens of a small model on two CPU cores, 140,000 of 4B on a GPU.
 CREDIT_S = 4.0
-"""Maximum credit of prefill."""
 DEBT_S = 1.0
 """Maximum debt of a tenant that prefilled while nobody else decoded."""
 Tenant = tuple[bool, str]
@@ -43,8 +42,6 @@ def tenant_of(sequence: Sequence) -> Tenant:
 
 @attrs.define(eq=False)
 class TenantShares:
-    """Rows and waiting sequences by tenant; the queue and the batch keep the counters."""
-
     rows: int
     running: Counter[Tenant] = attrs.field(factory=Counter)
     """No count is 0."""
@@ -52,8 +49,8 @@ class TenantShares:
     """No count is 0."""
     _credit_s: dict[Tenant, float] = attrs.field(factory=dict)
     # Rows, and all of a tenant's, may have left before the answer.
+    # Tenants of the rows that each unanswered step prefills under contention.
     _planned: dict[int, dict[RowId, Tenant]] = attrs.field(factory=dict)
-    """Tenants of the rows that each unanswered step prefills under contention."""
 
     def enter(self, counter: Counter[Tenant], sequence: Sequence) -> None:
         counter[tenant_of(sequence)] += 1
@@ -75,11 +72,9 @@ class TenantShares:
 
     @property
     def row_share(self) -> int:
-        """Number of rows that each tenant may have."""
         return max(1, self.rows // max(1, len(self.present)))
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether its tenant may have another row."""
         tenant = tenant_of(sequence)
         return tenant[0] or self.running[tenant] < self.row_share or not self.contended
 

@@ -21,7 +21,6 @@ SOON = 128 * TOKEN_BYTES
 
 
 def common(a: bytes, b: bytes) -> int:
-    """Number of tokens in the common prefix of two token strings."""
     size = min(len(a), len(b))
     a, b = a[:size], b[:size]
     if a == b:
@@ -40,13 +39,11 @@ class Node:
     parent: Node | None
     tokens: bytes
     end: int
-    """Number of tokens from the root on."""
     block: BlockId | None = None
     snapshot: BlockId | None = None
     on_disk: bool = False
     snapshot_on_disk: bool = False
     queued: bool = False
-    """Whether the node waits for the disk."""
     pins: int = 0
     """Number of rows and loads that use the node."""
     locks: int = 0

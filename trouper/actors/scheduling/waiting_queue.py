@@ -20,15 +20,14 @@ from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
 
 MAX_COMPARED = 256
-"""Bound on the sequences that one is compared with."""
 
 
 class WaitingQueue:
     def __init__(self, shares: TenantShares, max_wait_s: float = 0.0) -> None:
         """`max_wait_s` 0: no sequence becomes overdue."""
         self._shares, self._max_wait_s = shares, max_wait_s
+        # Sequences by priority. No class is empty.
         self._classes: dict[int, deque[Sequence]] = {}
-        """Sequences by priority. No class is empty."""
         self.num_preempted = 0
         """Number of sequences that had a row and left it."""
 
@@ -36,7 +35,6 @@ class WaitingQueue:
         return sum(map(len, self._classes.values()))
 
     def is_full_for(self, request: Generate, size: int) -> bool:
-        """Whether a request is one too many of its tenant."""
         # Batches take no room from others, and bound the number of their requests themselves.
         return (
             request.priority != BATCH_PRIORITY
@@ -45,12 +43,10 @@ class WaitingQueue:
 
     @property
     def has_others(self) -> bool:
-        """Whether a sequence of no batch waits."""
         return any(priority != BATCH_PRIORITY for priority in self._classes)
 
     @property
     def others_may_enter(self) -> bool:
-        """Whether a sequence of no batch waits for nothing but a row."""
         # One that is isolated after a crash waits for all rows to end.
         classes = (
             sequences for priority, sequences in self._classes.items() if priority != BATCH_PRIORITY
@@ -84,7 +80,6 @@ class WaitingQueue:
         self._class_of(sequence).append(sequence)
 
     def prepend(self, sequence: Sequence, now: float) -> None:
-        """Queue a preempted sequence before all others of its priority."""
         sequence.queued_at = now
         self.num_preempted += sequence.started
         self._shares.enter(self._shares.waiting, sequence)
@@ -104,7 +99,6 @@ class WaitingQueue:
         self.num_preempted = 0
 
     def remove_aborted(self) -> list[Sequence]:
-        """Remove and return sequences whose client left."""
         # A suspect stays, and is tried to its end: else a client that leaves early could crash the
         # engine again and again.
         aborted = [

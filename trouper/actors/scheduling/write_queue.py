@@ -31,10 +31,10 @@ class WriteQueue:
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         self.enabled = False
+        # Chains of consecutive nodes that wait to be written.
         self._chains: deque[deque[Node]] = deque()
-        """Chains of consecutive nodes that wait to be written."""
+        # Blocks in flight by key, each with its parent's key.
         self._in_flight: dict[bytes, tuple[bytes, BlockRef]] = {}
-        """Blocks in flight by key, each with its parent's key."""
 
     def add(self, node: Node | None) -> None:
         """Queue a node and its ancestors."""
@@ -70,7 +70,6 @@ class WriteQueue:
         return None
 
     def _take(self, nodes: deque[Node], max_bytes: int) -> list[Node]:
-        """Take the next run off a chain."""
         # The rest is not visited: a long prompt has thousands of nodes, and a run of a large model
         # only a few.
         run: list[Node] = []
