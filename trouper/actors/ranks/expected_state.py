@@ -1,7 +1,8 @@
 """The expected state of every rank's engine, predicted from plans and corrected by results (F20).
 Pure.
 
-Of the KV only each row's length is known: rows and lengths determine the shapes in the collectives.
+The state of the KV is each row's length alone: rows and lengths determine the shapes in the
+collectives.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class StartGraph(Protocol):
 
 
 class ModelManager:
-    """Implements `Models`. Its graphs run in `nursery`."""
+    """Implements `Models`; the graphs run in `nursery`."""
 
     def __init__(
         self,

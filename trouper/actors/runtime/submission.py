@@ -43,7 +43,7 @@ whether the request named that length. Returns the permitted length; raises `Req
 
 @attrs.frozen(eq=False)
 class Submission:
-    """A request and the sending end of its replies. Its owner is the actor that holds it, which
+    """A request and the sending end of its replies. The actor that holds a submission is the owner,
     sends exactly one terminal event, then closes the channel. RequestIntake adds fields by
     `attrs.evolve` to make a `PreparedRequest`."""
 

@@ -3,8 +3,7 @@ Pure; the caller passes the time.
 
 The engine restarts after such a step, and all requests resume within half of the bytes in use;
 halved again until a row runs alone. A row without memory twice although alone is answered 503, and
-the bound ends. Its content runs alone for a while if sent again, so that it costs no other row a
-token.
+the bound ends. The same content, sent again, runs alone for a while and costs no other row a token.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ MIN_IDLE_TOKENS = 64
 MIN_LONE_TOKENS = 64
 """Minimum chunk of a row whose chunk runs in a pass of its own."""
 
-# Such a step reflects the machine (a new kernel, a busy moment), not the chunk; a second in a row
+# A slow step reflects the machine (a new kernel, a busy moment), not the chunk; a second in a row
 # counts. Otherwise one slow step makes chunks so small that each has a new shape and is slow again.
 SURPRISING = 3.0
 """Factor over a similar step from which one measurement is ignored."""

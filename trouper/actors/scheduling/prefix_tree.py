@@ -22,7 +22,7 @@ from trouper.protocol.requests import CacheScope
 
 
 class PendingNodes:
-    """Blocks on disk whose parent is unknown so far, by its key."""
+    """Blocks on disk by the key of a parent that is not in the tree yet."""
 
     # For a tenant yet to come, or from a text announced from its end.
 

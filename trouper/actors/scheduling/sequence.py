@@ -56,7 +56,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 
 class IllegalTransitionError(Exception):
-    pass
+    """A fault of the scheduler: `TRANSITIONS` lacks this change of state."""
 
 
 class DiskRead(Protocol):
@@ -88,16 +88,20 @@ class Sequence:
     arrived_at: float = 0.0
     queued_at: float = 0.0
     overdue: bool = False
+    """Whether the wait has exceeded --priority-max-wait-s."""
 
     # In the queue.
     primary: Sequence | None = None
+    """Running sequence that prefills tokens of this prompt."""
     shared_tokens: int = 0
+    """Number of tokens that the primary must have prefilled."""
     read: DiskRead | None = None
     """Ordered at most once for each row."""
 
     # In a row of the engine.
     id: RowId = NO_ROW
     num_unscheduled_tokens: int = 0
+    """Number of tokens that no plan prefills yet."""
     num_resumed_tokens: int = 0
     """Output tokens at entry, which the row prefills behind the prompt."""
     num_scheduled_tokens: int = 0
@@ -107,6 +111,7 @@ class Sequence:
     """Counted KV until `kv_usage_until` scheduled tokens."""
     kv_usage_until: int = 0
     dropped: bool = False
+    """Whether a sent plan or the next plan drops the row."""
     node: Node | None = None
     """Where the row's stored blocks end; None: nothing is stored."""
     boundaries: list[int] = attrs.field(factory=list)
@@ -158,7 +163,7 @@ class Sequence:
 
     @property
     def can_be_preempted(self) -> bool:
-        # One that is isolated after a crash must stay alone; an embedding would begin anew.
+        # An isolated sequence must stay alone after a crash; an embedding would begin anew.
         return not (self.standing.isolated or self.request.embed)
 
     # -- transitions -----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Steps that failed for lack of file descriptors, processes or memory of the system. Pure; the
 caller passes the time.
 
-Compiling a kernel takes such, and a moment without is no crash: all requests resume. Those with new
-work in the step run alone until past that point; a second failure there is answered 503.
+Compiling a kernel takes such resources, and a moment without is no crash: all requests resume. Rows
+with new work in the step run alone until past that point; a second failure there is answered 503.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class WaitingQueue:
 
     @property
     def others_may_enter(self) -> bool:
-        # One that is isolated after a crash waits for all rows to end.
+        # An isolated sequence waits for all rows to end.
         classes = (
             sequences for priority, sequences in self._classes.items() if priority != BATCH_PRIORITY
         )
