@@ -294,5 +294,5 @@ def test_a_cause_is_a_type_and_a_place_without_the_message() -> None:
         except ValueError as error:
             causes.add(cause_of(error))
     [cause] = causes
-    assert str(cause).startswith("ValueError at test_blame.py:")
+    assert str(cause).startswith("ValueError at test_crash_attribution.py:")
     assert cause_of(ValueError()).location == "an unknown place"
