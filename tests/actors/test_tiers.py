@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.policy.test_prefix import Played
+from tests.policy.test_prefix_cache import Played
 from trouper.actors.runtime.channels import offer
 from trouper.actors.scheduling.disk_tier import (
     ANSWER_S,
