@@ -32,42 +32,13 @@ FLOOR: Final = 1024
 # Growth alone counts: a Mac keeps memory in swap long after it was short.
 SWAP_GROWTH: Final = 0.005
 """Growth of swap between two looks that counts as a warning, as a share of the device's limit."""
-
-
-@attrs.define
-class PressureBound:
-    bound_bytes: int = 0
-    _swapped_bytes: int | None = None
-
-    def look(self, stats: MemoryStats, used_bytes: int) -> MemoryPressure:
-        """Update the bound and return the pressure. `used_bytes`: of rows and cached blocks."""
-        # The device's own limit says nothing of other programs. Under pressure the bound shrinks at
-        # each look; blocks are evicted, then rows preempted (`kv_memory`). Afterwards the bound
-        # grows until it no longer binds.
-        pressure = self._pressure(stats)
-        if (part := KEEPS.get(pressure)) is not None:
-            bound = int(min(used_bytes, self.bound_bytes or used_bytes) * part)
-            self.bound_bytes = max(1, stats.limit_bytes // FLOOR, bound)
-        elif self.bound_bytes:
-            grown = int(self.bound_bytes * GROWS) + 1
-            self.bound_bytes = grown if grown < stats.limit_bytes else 0
-        return pressure
-
-    def _pressure(self, stats: MemoryStats) -> MemoryPressure:
-        before, self._swapped_bytes = self._swapped_bytes, stats.swapped_bytes
-        grew = before is not None and stats.swapped_bytes - before > stats.limit_bytes * SWAP_GROWTH
-        return "warning" if grew and stats.pressure not in KEEPS else stats.pressure
-
-
 log = logging.getLogger("trouper.janitor")
-
 # The TTL is counted in days, and orphaned temporary files are rare.
 SWEEP_EVERY_S = 600.0
 INSPECT_EVERY_S = 60.0
 # Spare buffers make the allocator fast, and a few always exist.
 WORTH_RELEASING = 0.01
 """Least gain of a release, as a share of the device's limit."""
-
 FEW_ROWS = 4
 # A burst of 60 clients left 1.8 times that memory behind.
 MAX_KEPT = 1.05
@@ -199,3 +170,28 @@ def judge(
         releases=last.releases + (too_much and helps),
         pressure=stats.pressure,
     )
+
+
+@attrs.define
+class PressureBound:
+    bound_bytes: int = 0
+    _swapped_bytes: int | None = None
+
+    def look(self, stats: MemoryStats, used_bytes: int) -> MemoryPressure:
+        """Update the bound and return the pressure. `used_bytes`: of rows and cached blocks."""
+        # The device's own limit says nothing of other programs. Under pressure the bound shrinks at
+        # each look; blocks are evicted, then rows preempted (`kv_memory`). Afterwards the bound
+        # grows until it no longer binds.
+        pressure = self._pressure(stats)
+        if (part := KEEPS.get(pressure)) is not None:
+            bound = int(min(used_bytes, self.bound_bytes or used_bytes) * part)
+            self.bound_bytes = max(1, stats.limit_bytes // FLOOR, bound)
+        elif self.bound_bytes:
+            grown = int(self.bound_bytes * GROWS) + 1
+            self.bound_bytes = grown if grown < stats.limit_bytes else 0
+        return pressure
+
+    def _pressure(self, stats: MemoryStats) -> MemoryPressure:
+        before, self._swapped_bytes = self._swapped_bytes, stats.swapped_bytes
+        grew = before is not None and stats.swapped_bytes - before > stats.limit_bytes * SWAP_GROWTH
+        return "warning" if grew and stats.pressure not in KEEPS else stats.pressure

@@ -30,34 +30,7 @@ MAX_GATHER_S = 0.05
 together."""
 VAIN = 3
 """Number of waits in vain after which there is none."""
-
-
-@attrs.define
-class Gathering:
-    """Decides whether an idle engine waits for further requests. Times in seconds of the caller's
-    clock."""
-
-    # Prompts that begin together prefill at full speed; a late one prefills beside the others'
-    # streams. A single user waits in vain, on a fast GPU a fifth of the time to the first token, so
-    # a few waits in vain end the waiting until requests come together again.
-
-    gap_s: float
-    # Number of consecutive requests that came alone to an idle engine.
-    _alone: int = 0
-    _began: float = -inf
-
-    def begin(self, now: float) -> float:
-        """Note a request to an idle engine. Returns the wait for each further one, perhaps 0."""
-        self._began, self._alone = now, self._alone + 1
-        return self.gap_s if self._alone <= VAIN else 0.0
-
-    def came(self, now: float) -> None:
-        if now - self._began <= MAX_GATHER_S:
-            self._alone = 0
-
-
 log = logging.getLogger("trouper.scheduler")
-
 PIECES = 10
 FLUSH_S = 5.0
 """Time limit at the end for writes in flight to the disk."""
@@ -277,3 +250,27 @@ class Scheduler:
             with trio.move_on_after(piece_s):
                 return await self._edges.results.receive()
         return None
+
+
+@attrs.define
+class Gathering:
+    """Decides whether an idle engine waits for further requests. Times in seconds of the caller's
+    clock."""
+
+    # Prompts that begin together prefill at full speed; a late one prefills beside the others'
+    # streams. A single user waits in vain, on a fast GPU a fifth of the time to the first token, so
+    # a few waits in vain end the waiting until requests come together again.
+
+    gap_s: float
+    # Number of consecutive requests that came alone to an idle engine.
+    _alone: int = 0
+    _began: float = -inf
+
+    def begin(self, now: float) -> float:
+        """Note a request to an idle engine. Returns the wait for each further one, perhaps 0."""
+        self._began, self._alone = now, self._alone + 1
+        return self.gap_s if self._alone <= VAIN else 0.0
+
+    def came(self, now: float) -> None:
+        if now - self._began <= MAX_GATHER_S:
+            self._alone = 0

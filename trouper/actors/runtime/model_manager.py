@@ -64,6 +64,9 @@ SILENT_S = 15.0
 # Kernels of a large model take up to a minute to compile.
 STALLED_S = 120.0
 """Time without progress after which requests for the model are refused."""
+UNLOAD_S = 5.0
+RETRY_S = 60.0
+"""Time between attempts to load a faulty model, since each may unload another."""
 
 
 class LoadTurns:
@@ -130,11 +133,6 @@ def _stalled(model: ManagedModel) -> Problem:
     return Problem(
         503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30
     )
-
-
-UNLOAD_S = 5.0
-RETRY_S = 60.0
-"""Time between attempts to load a faulty model, since each may unload another."""
 
 
 class StartGraph(Protocol):

@@ -21,6 +21,8 @@ from trouper.protocol.problems import ModelUnusable, Problem, is_shortage
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
 
+AWAY = ("unloaded", "asleep")
+
 
 class LoadProgress:
     """The latest progress of each model. Engines' threads write, anybody reads."""
@@ -37,9 +39,6 @@ class LoadProgress:
 
     def of(self, model: str | None) -> Loading | None:
         return self._latest.get(model)
-
-
-AWAY = ("unloaded", "asleep")
 
 
 @attrs.define(eq=False)

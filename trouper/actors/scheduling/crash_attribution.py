@@ -17,6 +17,14 @@ import attrs
 
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 
+QUARANTINE_S = 3600.0
+MAX_CONTENTS = 1024
+SUSPICION_S = 600.0
+"""Time for which a content of a crashed step stays suspect, even once answered."""
+APART_S = 60.0
+"""Time for which all rows run alone the first time; doubled each further time."""
+MAX_APART_S = 3600.0
+
 
 @attrs.frozen
 class Cause:
@@ -43,13 +51,6 @@ def cause_of(error: BaseException) -> Cause:
 
 Content = NewType("Content", bytes)
 """Digest of a prompt's tokens and of the parameters that shape the computation."""
-QUARANTINE_S = 3600.0
-MAX_CONTENTS = 1024
-SUSPICION_S = 600.0
-"""Time for which a content of a crashed step stays suspect, even once answered."""
-APART_S = 60.0
-"""Time for which all rows run alone the first time; doubled each further time."""
-MAX_APART_S = 3600.0
 
 
 @attrs.define(eq=False)

@@ -40,6 +40,8 @@ LOGIT_BYTES = 12
 RESERVE, RETURN_RESERVE = 64, 16
 """One part in so many of the limit stays free when a sequence enters, and when a preempted one
 returns."""
+# Buffers have at most eight slots for one row, each four times as long as the row.
+MAX_SPARE = 32
 
 
 @attrs.frozen(eq=False)
@@ -226,10 +228,6 @@ def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
         param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
         code="context_length_exceeded",
     )
-
-
-# Buffers have at most eight slots for one row, each four times as long as the row.
-MAX_SPARE = 32
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -35,6 +35,14 @@ MIN_LONE_TOKENS = 64
 # counts. Otherwise one slow step makes chunks so small that each has a new shape and is slow again.
 SURPRISING = 3.0
 """Factor over a similar step from which one measurement is ignored."""
+# The longest of some forty steps took 1.4 times its target.
+AIM = 0.75
+"""Target of a step as a share of --decode-stall-ms."""
+# Each pass has a fixed cost, which a remainder of a few tokens would pay again.
+REST = 1.5
+"""Maximum number of chunks in a step that completes all prompts while no row decodes."""
+NEWEST = 0.2
+WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 
 @attrs.define
@@ -149,18 +157,8 @@ def free_rows(
     return max(0, min(rows - admitted, prefill_rows - prefilling))
 
 
-# The longest of some forty steps took 1.4 times its target.
-AIM = 0.75
-"""Target of a step as a share of --decode-stall-ms."""
-# Each pass has a fixed cost, which a remainder of a few tokens would pay again.
-REST = 1.5
-"""Maximum number of chunks in a step that completes all prompts while no row decodes."""
-NEWEST = 0.2
-
-
 Work = Literal["text", "score", "embed"]
 """Purpose of a prefill: an answer, the prompt's own log-probabilities, an embedding."""
-WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 
 @attrs.define

@@ -20,6 +20,9 @@ from trouper.actors.scheduling.tree_node import Chain, Node, common
 from trouper.actors.scheduling.write_queue import WriteQueue
 from trouper.protocol.plans import PLANS_IN_FLIGHT, RowId, Store
 
+TAIL_TOKENS = 256
+"""Length at which the tail of an answer is stored, so that no step copies much."""
+
 
 class LiveMatch(NamedTuple):
     tokens: int
@@ -75,10 +78,6 @@ class LiveRows:
         if primary is None or until <= match.tokens:
             return match
         return match._replace(primary=primary, until=until)
-
-
-TAIL_TOKENS = 256
-"""Length at which the tail of an answer is stored, so that no step copies much."""
 
 
 @attrs.frozen(eq=False)

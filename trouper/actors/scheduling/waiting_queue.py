@@ -20,6 +20,8 @@ from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
 
 MAX_COMPARED = 256
+LONE_PATIENCE_S = 10.0
+"""Time for which others may overtake a request that must run alone."""
 
 
 class WaitingQueue:
@@ -143,10 +145,6 @@ class WaitingQueue:
 
     def _class_of(self, sequence: Sequence) -> deque[Sequence]:
         return self._classes.setdefault(sequence.request.priority, deque())
-
-
-LONE_PATIENCE_S = 10.0
-"""Time for which others may overtake a request that must run alone."""
 
 
 class Queued(Protocol):
