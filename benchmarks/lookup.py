@@ -18,9 +18,9 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.eviction import Sizes
 from trouper.actors.scheduling.prefix_tree import PrefixTree
+from trouper.actors.scheduling.tree_node import token_bytes
 
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
 BLOCK_SIZE = 16

@@ -18,8 +18,8 @@ import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 import mlx.core as mx
 
 from tests.families import build
-from trouper.actors.scheduling.block_keys import sha256
 from trouper.actors.scheduling.disk_tier import RUN_BYTES
+from trouper.actors.scheduling.tree_node import sha256
 from trouper.engine.kv.block_payloads import BlockArrays, readable
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.pass_shapes import of_device

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from tests.fakes import FakeEngine
 from trouper import Generate, Runtime, Settings, TextPrompt, run_runtime
-from trouper.actors.scheduling.gathering import VAIN
+from trouper.actors.scheduler import VAIN
 from trouper.protocol.plans import Plan
 
 

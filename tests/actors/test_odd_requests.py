@@ -14,10 +14,9 @@ from tests.actors.bench import Opened, code, generate, heard, running, schedulin
 from trouper import ChatPrompt, InfillPrompt, RequestFailed, Runtime, TextPrompt, TokenPrompt
 from trouper.actors.scheduling.admission import Admission
 from trouper.actors.scheduling.answer_output import AnswerOutput
-from trouper.actors.scheduling.block_keys import Chain
-from trouper.actors.scheduling.found_prefix import Found
-from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.tree_node import Chain
 from trouper.protocol.health import SchedulerStats
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.replies import Finished

@@ -14,9 +14,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.policy.test_prefix import Played
+from tests.policy.test_prefix_cache import Played
 from trouper.actors.runtime.channels import offer
-from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.disk_tier import (
     ANSWER_S,
     BACKLOG_BYTES,
@@ -24,7 +23,8 @@ from trouper.actors.scheduling.disk_tier import (
     RUN_BYTES,
     DiskTier,
 )
-from trouper.actors.scheduling.found_prefix import Found
+from trouper.actors.scheduling.prefix_cache import Found
+from trouper.actors.scheduling.tree_node import token_bytes
 from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.kv import KvLayout

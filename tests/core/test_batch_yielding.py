@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.test_memory import ask, finish, run, running, world
 from tests.core.worlds import CoreWorld, RecordingClient
-from trouper.actors.scheduling.batch_yielding import RESUME_S
+from trouper.actors.scheduling.preemption import RESUME_S
 from trouper.protocol.requests import BATCH_PRIORITY, MAX_PRIORITY
 from trouper.protocol.setting_fields import ByteSize
 

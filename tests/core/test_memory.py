@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.core.worlds import CoreWorld, RecordingClient
 from tests.fakes import card
 from trouper.actors.scheduling.allocation_failures import AllocationFailures
-from trouper.actors.scheduling.memory_budget import MemoryBudget, too_long
+from trouper.actors.scheduling.kv_memory import MemoryBudget, too_long
 from trouper.protocol.health import NO_ADAPTERS, AdapterStats, MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem

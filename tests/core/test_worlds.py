@@ -14,14 +14,12 @@ from tests.core.worlds import CoreWorld, RecordingClient, play
 from tests.family_configs import LONG
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.eviction import Eviction
-from trouper.actors.scheduling.kv_memory import KvMemory
-from trouper.actors.scheduling.memory_budget import MemoryBudget
+from trouper.actors.scheduling.kv_memory import KvMemory, MemoryBudget
 from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import State
+from trouper.actors.scheduling.sequence import Sequence, State
 from trouper.protocol.plans import BlockId, Plan
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed

@@ -16,8 +16,7 @@ from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.eviction import NODE_COST
 from trouper.actors.scheduling.row_storing import TAIL_TOKENS
-from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import QUEUED, State
+from trouper.actors.scheduling.sequence import QUEUED, Sequence, State
 from trouper.actors.scheduling.tenant_shares import tenant_of
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData

@@ -7,7 +7,7 @@ import random
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from trouper.actors.scheduling.chunk_sizer import (
+from trouper.actors.scheduling.prefill_budget import (
     MIN_LONE_TOKENS,
     ChunkSizer,
     free_rows,

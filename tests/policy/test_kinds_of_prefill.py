@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from trouper import Settings
-from trouper.actors.scheduling.chunk_sizer import FIRST_CHUNK_TOKENS
-from trouper.actors.scheduling.prefill_budget import AIM, WORKS, PrefillBudget, Work
+from trouper.actors.scheduling.prefill_budget import (
+    AIM,
+    FIRST_CHUNK_TOKENS,
+    WORKS,
+    PrefillBudget,
+    Work,
+)
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 ROW = RowId(1)

@@ -37,7 +37,7 @@ from tests.reuse.serving import (
 )
 from trouper import Answer, Sampling
 from trouper.actors.scheduling.eviction import NODE_COST
-from trouper.actors.scheduling.snapshot_boundaries import APART_TOKENS
+from trouper.actors.scheduling.prefix_cache import APART_TOKENS
 
 LONG = text(100, 1)
 one_half = pytest.mark.parametrize("name", ONE_HALF)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.storage.naive import Flags, NaiveTree, Path, Tokens
-from trouper.actors.scheduling.block_keys import Chain, token_bytes
 from trouper.actors.scheduling.eviction import NODE_COST, Sizes
 from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
-from trouper.actors.scheduling.tree_node import Node
+from trouper.actors.scheduling.tree_node import Chain, Node, token_bytes
 from trouper.protocol.blocks import TOKEN_BYTES, BlockRef
 
 BLOCK = 4

@@ -12,11 +12,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.family_configs import LONG
 from tests.storage.index_machine import BLOCK, NAMESPACE, SNAPSHOT_COST, TOKEN_COST, IndexMachine
-from trouper.actors.scheduling.block_keys import Digest, token_bytes
-from trouper.actors.scheduling.block_keys import sha256 as digest_of
 from trouper.actors.scheduling.eviction import NODE_COST, Eviction, Sizes
 from trouper.actors.scheduling.prefix_tree import PrefixTree
-from trouper.actors.scheduling.tree_node import Node, common
+from trouper.actors.scheduling.tree_node import Digest, Node, common, token_bytes
+from trouper.actors.scheduling.tree_node import sha256 as digest_of
 from trouper.protocol.blocks import BlockRef
 
 FULL_COST = NODE_COST + BLOCK * TOKEN_COST

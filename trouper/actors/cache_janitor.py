@@ -1,40 +1,51 @@
-"""The CacheJanitor actor. It waits on a clock, and owns the memory limit, the TTL and the orders to
-sweep and inspect the cache directory."""
+"""The CacheJanitor actor. Waits on a clock; owns the memory limit, the TTL, and the orders to sweep
+and inspect the cache directory."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 import attrs
 import trio
 
 from trouper.actors.runtime.channels import offer
-from trouper.actors.scheduling.pressure_bound import KEEPS, PressureBound
-from trouper.protocol.health import NO_ADAPTERS, AdapterStats, MemoryStatus, SchedulerStats
+from trouper.protocol.health import (
+    NO_ADAPTERS,
+    AdapterStats,
+    MemoryPressure,
+    MemoryStatus,
+    SchedulerStats,
+)
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskOrder, Inspect, Sweep
 
+KEEPS: Final[dict[MemoryPressure, float]] = {"warning": 0.9, "critical": 0.67}
+"""Share of the bytes in use that stays."""
+GROWS: Final = 1.25
+# Less would gain nothing, and take longer than minutes to return from.
+FLOOR: Final = 1024
+"""Denominator of the least bound, as a share of the device's limit."""
+# Growth alone counts: a Mac keeps memory in swap long after it was short.
+SWAP_GROWTH: Final = 0.005
+"""Growth of swap between two looks that counts as a warning, as a share of the device's limit."""
 log = logging.getLogger("trouper.janitor")
-
+# The TTL is counted in days, and orphaned temporary files are rare.
 SWEEP_EVERY_S = 600.0
-"""Interval of sweeps. The TTL is counted in days, and orphaned temporary files are rare."""
 INSPECT_EVERY_S = 60.0
-"""Interval of inspections while no request is served."""
+# Spare buffers make the allocator fast, and a few always exist.
 WORTH_RELEASING = 0.01
-"""Minimum share of the device's limit that a release must gain. Spare buffers make the allocator
-fast, and a few of them always exist."""
-
+"""Least gain of a release, as a share of the device's limit."""
 FEW_ROWS = 4
-"""Number of rows up to which a release of freed memory does not slow the next step."""
+# A burst of 60 clients left 1.8 times that memory behind.
 MAX_KEPT = 1.05
-"""Resident memory, as a multiple of what the process had before a burst, above which a release is
-worth it. A burst of 60 clients left 1.8 times that behind."""
+"""Multiple of the resident memory before a burst above which a release is worth its cost."""
+# A release costs the next step some milliseconds.
 MAX_LOOKS = 7
-"""Maximum number of looks between two releases that gain nothing. A release costs the next step
-some milliseconds."""
+"""Maximum number of looks between two releases in vain."""
 
 
 async def keep_tidy(
@@ -46,9 +57,8 @@ async def keep_tidy(
     *,
     adapters: Watch[AdapterStats],
 ) -> None:
-    """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to
-    do. `orders` outlives a crash, so the graph closes it. While no request is served, the actor
-    orders inspections of a few files at a time."""
+    """Run the actor, which never ends by itself. A full `orders` sheds. The graph closes `orders`,
+    since the channel outlives a crash."""
     next_sweep = next_inspection = trio.current_time()
     kept_bytes, process, fixed, bound = 0, ProcessMemory(), FixedMemory(), PressureBound()
     while True:
@@ -84,15 +94,15 @@ def _order(orders: trio.MemorySendChannel[DiskOrder], order: DiskOrder) -> None:
 
 @attrs.define
 class FixedMemory:
-    """Memory in use besides rows, cached blocks and LoRA adapters: weights, compiled kernels, other
-    models of the process. It is measured while no row runs and no adapter is loaded. The smaller of
-    two consecutive measurements counts, since a row may leave its memory a moment after it
-    ended."""
+    """Memory besides rows, cached blocks and LoRA adapters: weights, kernels, other models of the
+    process. Measured without rows and adapters."""
+
+    # The smaller of two consecutive measurements counts: a row may leave its memory a moment after
+    # its end.
 
     nbytes: int = 0
-    """The result; 0: not measured yet."""
+    # Result of the last look, if no row ran.
     _last: int | None = None
-    """Result of the last look, if no row ran."""
 
     def measured(
         self, stats: MemoryStats, scheduler: SchedulerStats, adapters: AdapterStats = NO_ADAPTERS
@@ -109,19 +119,19 @@ class FixedMemory:
 
 @attrs.define
 class ProcessMemory:
-    """Decides when to release memory that the process has freed but still holds: after many rows,
-    once few are left. While many rows run nothing is released, since the next step would need the
-    memory again. A release that gains nothing is tried again later and later: the memory may be
-    needed, or only be needed until a long row ends."""
+    """Decides when to release freed memory of the process: after many rows, once few are left."""
+
+    # While many rows run, the next step would need the memory again. A release in vain is tried
+    # again later and later: a long row may need the memory to its end.
 
     lowest_bytes: int = 0
-    """Least resident memory so far; 0: not known yet."""
+    """Least resident memory so far; 0: unknown."""
+    # Maximum number of rows since memory was last near the least.
     _busiest: int = 0
-    """Maximum number of rows at one time since memory was last near the least."""
+    # Resident memory at the last release.
     _bytes_before: int = 0
-    """Resident memory at the last request for a release."""
+    # Number of looks between two releases.
     _pause: int = 0
-    """Number of looks between two releases."""
     _looks_to_wait: int = 0
 
     def is_worth_releasing(self, resident_bytes: int, rows: int) -> bool:
@@ -144,11 +154,10 @@ class ProcessMemory:
 def judge(
     stats: MemoryStats, last: MemoryStatus, fraction: float, kept_bytes: int = 0
 ) -> MemoryStatus:
-    """Compare the memory in use with the device's own limit (R14). Spare buffers are released
-    before requests have to wait, but not in every round (F25): only when the bound is exceeded and
-    the spare memory beyond `kept_bytes` is worth a release. `kept_bytes` is the spare memory that
-    the last release did not free. Where the system says that memory is short, no part of the limit
-    is free."""
+    """Compare the memory in use with the device's limit (R14). `kept_bytes`: spare memory that the
+    last release did not free. Where the system is short of memory, no part of the limit is free."""
+    # Spare buffers are released before requests wait, but only above the bound and if worth it
+    # (F25).
     bound, is_short = stats.limit_bytes * fraction, stats.pressure in KEEPS
     too_much = is_short or stats.active_bytes + stats.spare_bytes > bound
     helps = stats.spare_bytes - kept_bytes > stats.limit_bytes * WORTH_RELEASING
@@ -161,3 +170,28 @@ def judge(
         releases=last.releases + (too_much and helps),
         pressure=stats.pressure,
     )
+
+
+@attrs.define
+class PressureBound:
+    bound_bytes: int = 0
+    _swapped_bytes: int | None = None
+
+    def look(self, stats: MemoryStats, used_bytes: int) -> MemoryPressure:
+        """Update the bound and return the pressure. `used_bytes`: of rows and cached blocks."""
+        # The device's own limit says nothing of other programs. Under pressure the bound shrinks at
+        # each look; blocks are evicted, then rows preempted (`kv_memory`). Afterwards the bound
+        # grows until it no longer binds.
+        pressure = self._pressure(stats)
+        if (part := KEEPS.get(pressure)) is not None:
+            bound = int(min(used_bytes, self.bound_bytes or used_bytes) * part)
+            self.bound_bytes = max(1, stats.limit_bytes // FLOOR, bound)
+        elif self.bound_bytes:
+            grown = int(self.bound_bytes * GROWS) + 1
+            self.bound_bytes = grown if grown < stats.limit_bytes else 0
+        return pressure
+
+    def _pressure(self, stats: MemoryStats) -> MemoryPressure:
+        before, self._swapped_bytes = self._swapped_bytes, stats.swapped_bytes
+        grew = before is not None and stats.swapped_bytes - before > stats.limit_bytes * SWAP_GROWTH
+        return "warning" if grew and stats.pressure not in KEEPS else stats.pressure

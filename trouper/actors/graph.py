@@ -2,10 +2,9 @@
 
     edge --requests--> RequestIntake --admitted--> Scheduler --plans--> ModelStepper
                                                        ^------results-------'
-    with several ranks:                            Scheduler --plans--> RankMirror --mirrored-->
-    ModelStepper
-                                                       ^------results-------'
-                                                       ^-----answers---------'
+    with several ranks:
+    Scheduler --plans--> RankMirror --mirrored--> ModelStepper
+        ^------results-------'   ^-----answers---------'
     Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
     watches: stats, batch, memory, directory, actors (latest value, nobody waits)
 
@@ -57,7 +56,6 @@ from trouper.protocol.settings import Settings
 DISK_KNOWN_S = 10.0
 """Maximum wait at the start for the catalogue of the disk."""
 LAST_WRITES_S = 5.0
-"""Maximum wait at the end for writes in flight to the disk."""
 log = logging.getLogger("trouper.graph")
 
 
@@ -83,11 +81,10 @@ async def run_graph(
     disk_writer: DiskWriter = write_to_disk,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises
-    `ModelUnusable`. `graphs`: number of graphs that share the memory for rows and cached blocks,
-    but for what `own_memory` names of the settings. `ranks`: this is rank 0 of a group. Raises
-    `RankLost` when one is lost, after every request was answered; or never, if the engine waits for
-    that rank: look at `ranks.lost`. `disk_writer`: SSDWriter."""
+    """Load the model, start the actors, hand out the `Runtime`; return when drained. `graphs`:
+    number of graphs that share the memory, except for settings in `own_memory`. `ranks`: this is
+    rank 0 of a group. Raises `ModelUnusable`, and `RankLost` once every request was answered;
+    never, if the engine waits for the lost rank: look at `ranks.lost`."""
     async with trio.open_nursery() as thread:
         await thread.start(engine.run)
         if ranks is not None:
@@ -109,8 +106,7 @@ async def run_graph(
 
 
 def _with_share(settings: Settings, graphs: int, own: Collection[str]) -> Settings:
-    """Return the settings with the share that one of several graphs has of memory that is not its
-    own."""
+    """Settings with the share of one graph in common memory."""
     for name in ("cache_memory", "kv_memory"):
         size: ByteSize | None = getattr(settings, name)
         if size is not None and name not in own:
@@ -120,15 +116,14 @@ def _with_share(settings: Settings, graphs: int, own: Collection[str]) -> Settin
 
 
 class Graph:
-    """The actors of one model. Channels that outlive a crash of an actor are opened and closed
-    here.
+    """The actors of one model, and channels that outlive a crash.
 
     The shutdown has a fixed order. `Runtime.drain` closes `requests`; the intake ends after the
-    last one and sends `NoMoreRequests`; the scheduler ends when no request is left, and its end
-    closes `plans`, so that the mirror and the stepper end after the last plan. Only when these
-    actors have ended, the undelivered requests are answered: before, an actor could still own them.
-    Then the janitor is cancelled, since it would order new work of the writer. Then `orders` is
-    closed, and the writer ends after its last order, within LAST_WRITES_S. `finished` is set last.
+    last one and sends `NoMoreRequests`. The scheduler ends when no request is left and closes
+    `plans`, so that mirror and stepper end after the last plan. Only then are undelivered requests
+    answered, since before an actor could still own them. Then the janitor is cancelled, which would
+    order new work of the writer. Then `orders` is closed, and the writer ends after its last order,
+    within LAST_WRITES_S. `finished` is set last.
     """
 
     def __init__(
@@ -246,9 +241,8 @@ class Graph:
         )
 
     async def _group(self) -> None:
-        """Run Scheduler, ModelStepper and, with several ranks, RankMirror between them. They crash
-        and restart together. With several ranks a crash ends the whole group of ranks, since
-        followers cannot continue with a new engine of rank 0."""
+        """Run Scheduler, ModelStepper and RankMirror, which crash and restart together. A crash
+        ends a group of ranks: followers cannot continue with a new engine of rank 0."""
         try:
             await self._run_group()
         except* Exception as crash:
@@ -263,7 +257,6 @@ class Graph:
         return verdict
 
     def _publish_stats(self, errored: int = 0) -> None:
-        """Publish statistics while there is no scheduler."""
         stats = self._watches.stats.latest
         recovery = self._recovery.look(trio.current_time())
         errored += stats.requests_errored
@@ -321,7 +314,6 @@ class Graph:
         return memory if self._ranks is None else self._ranks.memory(memory)
 
     async def _end_when_lost(self) -> None:
-        """End the graph when a rank is lost, since the engine may wait for that rank for ever."""
         if self._ranks is not None:
             await self._ranks.lost.wait()
             self._runtime.draining = True
@@ -330,7 +322,6 @@ class Graph:
             self._close()
 
     def _close(self) -> None:
-        """Close all channels and answer the remaining requests."""
         self._runtime.draining = True
         for channel in (self._requests, self._orders, self._orders_in, self._admitted):
             channel.close()
@@ -351,8 +342,7 @@ def _answer_undelivered(
     admitted: trio.MemoryReceiveChannel[Inbox],
     problem: Problem,
 ) -> None:
-    """Answer the requests that are still in a channel when the graph ends: no actor owns them (rule
-    7)."""
+    """Answer requests left in a channel, which no actor owns (rule 7)."""
     with requests, admitted:
         for channel in (requests, admitted):
             while True:

@@ -1,5 +1,5 @@
-"""The ModelStepper actor. It waits on plans, and owns the model, the live KV, every lazy array and
-one OS thread for life."""
+"""The ModelStepper actor. Waits on plans; owns the model, the live KV, every lazy array and one OS
+thread for life."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ async def step_model(
     crashed: Callable[[Exception], Awaitable[None]] | None = None,
 ) -> None:
     """Answer every plan until the channel ends. An exception of the engine is a crash of this
-    actor; a restart begins with no rows. `crashed` is awaited before the end of `results` becomes
-    visible."""
+    actor; a restart begins with no rows. `crashed` is awaited before `results` ends."""
     with plans, results:
         try:
             await engine.step(plans, results)

@@ -1,9 +1,8 @@
-"""The RankMirror actor, which exists only with several ranks. It waits on plans and on the engine's
-answers; it owns the control links to the other ranks.
+"""The RankMirror actor, only with several ranks. Waits on plans and on the engine's answers; owns
+the control links to the other ranks.
 
-Rank 0's mirror adds the expected state to each plan, sends the plan to the followers, corrects the
-expected state by the answers, and passes the answers on. `ranks/follower.py` is the followers'
-counterpart.
+Rank 0's mirror adds the expected state to each plan, sends the plan to the followers
+(`ranks/follower.py`), corrects the state by the answers, and passes the answers on.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from trouper.protocol.plans import Stepped
 
 @attrs.frozen(eq=False)
 class MirrorEdges:
-    """Channels of rank 0's mirror in a group of several ranks."""
-
     plans: PlanReceiver
     mirrored: PlanSender
     answers: trio.MemoryReceiveChannel[Stepped]
@@ -30,8 +27,8 @@ class MirrorEdges:
 
 
 async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
-    """Run the actor. It ends when the plans end and all are answered. There is no checkpoint
-    between the copies of a plan: either all ranks get it, or none."""
+    """Run the actor, which ends when all plans are answered."""
+    # No checkpoint between the copies of a plan: all ranks get the plan, or none.
     expected = ExpectedState()
     with edges.plans, edges.results:
         async with trio.open_nursery() as both:

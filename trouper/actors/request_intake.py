@@ -1,10 +1,8 @@
-"""The RequestIntake actor. It waits on requests from the edge, and owns validation against the
-model, tokenizing and the compiling of grammars.
+"""The RequestIntake actor. Waits on requests from the edge; owns validation against the model,
+tokenizing and the compiling of grammars.
 
 Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar,
-DRY's breakers) are prepared on worker threads and may be overtaken. Texts and grammars, long and
-short ones, have lanes of their own (`worker_lanes.py`): a tenth of a second of work never waits for
-ten seconds of it, no text waits for a grammar, and clients take turns.
+DRY's breakers) are prepared on worker threads, in lanes (`worker_lanes.py`), and may be overtaken.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from trouper.actors.runtime.prompt_tokenizing import (
 )
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import FairLane, Lane, Lanes
-from trouper.actors.scheduling.crash_cause import cause_of
+from trouper.actors.scheduling.crash_attribution import cause_of
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
@@ -44,7 +42,6 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.intake")
 LONG_GRAMMAR = 8192
-"""Characters of a grammar beyond which it is compiled in the lane of long ones."""
 Spread = Callable[[Grammar], Awaitable[None]]
 
 
@@ -55,8 +52,8 @@ async def take_in_requests(
     settings: Settings,
     spread: Spread | None = None,
 ) -> None:
-    """Run the actor. It ends when the edge closes `requests` and all requests are passed on;
-    requests in preparation are always answered. `spread` sends a grammar to the other ranks."""
+    """Run the actor, which ends when `requests` is closed and all requests are passed on or
+    answered. `spread` sends a grammar to the other ranks."""
     intake = Intake(admitted, model, settings, spread)
     async with trio.open_nursery() as nursery:
         async for submission in requests:
@@ -64,8 +61,6 @@ async def take_in_requests(
 
 
 class Intake:
-    """The actor's state."""
-
     def __init__(
         self,
         admitted: trio.MemorySendChannel[Submission],
@@ -82,7 +77,6 @@ class Intake:
         self._lanes = Lanes(settings.max_queue_size)
 
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
-        """Prepare a request at once, or in a task of `nursery`."""
         try:
             lane = lane_of(submission.request)
         except Exception as crash:  # noqa: BLE001 - a prompt of an embedding program may be anything
@@ -108,8 +102,8 @@ class Intake:
             await self._pass_on(submission, message)
 
     async def _prepared(self, submission: Submission, lane: Lane | None) -> Submission | None:
-        """Prepare a request: its prompt, then its grammar. None if it was aborted while it waited
-        for its turn. Raises `RequestFailed`."""
+        """Tokenize the prompt, then compile the grammar. None if the request was aborted in the
+        wait. Raises `RequestFailed`."""
         if lane is None:
             message = prepare(submission, self._model, self._settings)
         else:
@@ -123,8 +117,6 @@ class Intake:
         return message
 
     async def _with_grammar(self, message: Submission, grammar: Grammar) -> Submission | None:
-        """Add the compiled grammar. One that is known waits for nobody. None if the request was
-        aborted while it waited. Raises `RequestFailed`."""
         compiled = self._model.tokenizer.known_grammar(grammar)
         if compiled is None:
             lane: Lane = "grammar" if len(grammar.source) <= LONG_GRAMMAR else "long grammar"
@@ -145,7 +137,6 @@ class Intake:
     async def _turn(
         self, submission: Submission, name: Lane, waits_for: str
     ) -> AsyncIterator[None]:
-        """Wait for a turn in a lane. Raises `RequestFailed` (429)."""
         client, lane = submission.request.tenant, self._lanes[name]
         submission.report(Progress(waits_for=waits_for + _behind(lane, client)))
         async with lane.turn(client):
@@ -168,15 +159,12 @@ class Intake:
 
 
 def _behind(lane: FairLane, client: str) -> str:
-    """Say which requests go before the next one of a client."""
     if own := lane.ahead_of(client):
         return f", behind {own} of the same client"
     return ", behind those of other clients" if lane.is_busy else ""
 
 
 def _give_up(submission: Submission, crash: BaseException) -> None:
-    """Answer a request whose preparation crashed. The crash concerns one request alone and leaves
-    nothing behind."""
     log.error(
         "request %s could not be prepared: %s", submission.request.request_id, cause_of(crash)
     )
@@ -184,15 +172,15 @@ def _give_up(submission: Submission, crash: BaseException) -> None:
 
 
 def lane_of(request: Generate) -> Lane | None:
-    """Lane in which the prompt of a request is tokenized; None: at once, on the event loop."""
+    """Lane that tokenizes the prompt; None: at once, on the event loop."""
     if is_short(request.prompt) and not request.sampling.dry:
         return None
     return lane_of_text(request.prompt)
 
 
 def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Submission:
-    """Check a request and tokenize its prompt; its grammar is compiled later. Safe on any thread.
-    Raises `RequestFailed` (400) naming the parameter."""
+    """Check a request and tokenize its prompt. Safe on any thread. Raises `RequestFailed` (400)
+    naming the parameter."""
     request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
@@ -264,7 +252,6 @@ def check_model(request: Generate, model: LoadedModel) -> None:
 
 
 def check_grammar(grammar: Grammar | None) -> None:
-    """Check the length of a grammar. Raises `RequestFailed` (400)."""
     if grammar is not None and len(grammar.source) > MAX_SOURCE:
         size = len(grammar.source)
         message = (
@@ -277,9 +264,9 @@ def check_grammar(grammar: Grammar | None) -> None:
 def thinking_limit(
     request: Generate, prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int
 ) -> ThinkingLimit | None:
-    """Limit on the reasoning of a request; None without a bound, or for a model that does not
-    reason, or has no logit for the token that ends it: tokenizers may have more tokens than their
-    model."""
+    """Limit on the reasoning of a request; None without a bound, for a model without reasoning, or
+    without a logit for the token that ends reasoning."""
+    # Tokenizers may have more tokens than their model.
     if request.thinking_tokens is None or request.grammar is not None or tokenizer.thinking is None:
         return None
     start, end = (tokenizer.marker_tokens(marker) for marker in tokenizer.thinking)
@@ -289,8 +276,8 @@ def thinking_limit(
 
 
 def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether the prompt ends inside a reasoning section, which some templates open. A marker
-    before a special token is of an earlier turn, as where somebody asks what it means."""
+    """Whether the prompt ends inside a reasoning section, which some templates open."""
+    # A marker before a special token belongs to an earlier turn.
     if tokenizer.thinking is None:
         return False
     start, end = tokenizer.thinking
@@ -300,9 +287,9 @@ def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
 
 
 def without_open_reasoning(prompt: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Close the reasoning that a prompt has opened, as some templates do whatever they are told. A
-    grammar holds from the first token on, so there is no room for reasoning, and parsers would take
-    the answer for it."""
+    """Close the reasoning that a template has opened."""
+    # A grammar holds from the first token on, which leaves no room for reasoning, and parsers would
+    # take the answer for reasoning.
     if tokenizer.thinking is None or not thinks_already(prompt, tokenizer):
         return prompt
     end = len(prompt)
@@ -331,7 +318,7 @@ def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) ->
 
 def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:
     """Maximum number of tokens of the answer. Raises `RequestFailed` (400) if the context has no
-    room for it."""
+    room."""
     if not prompt_tokens:
         raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if settings.max_prompt_tokens is not None and prompt_tokens > settings.max_prompt_tokens:

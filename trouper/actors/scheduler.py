@@ -1,6 +1,5 @@
-"""Scheduler. Waits on requests when idle, and on the answer that is owed when busy; sends plans. It
-decides nothing: the core does (`scheduling/core.py`).
-"""
+"""The Scheduler actor. Waits on requests when idle, and on the owed answer when busy; sends plans.
+The core decides (`scheduling/core.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import ANSWER_S
-from trouper.actors.scheduling.gathering import MAX_GATHER_S, Gathering
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plan_channel import PlanSender
 from trouper.protocol.plans import Plan, Stepped
@@ -27,21 +25,25 @@ from trouper.protocol.problems import Problem
 from trouper.protocol.settings import Settings
 from trouper.protocol.work import DiskNews, DiskOrder
 
+MAX_GATHER_S = 0.05
+"""Upper bound of the wait for further requests. Requests within this time of the first came
+together."""
+VAIN = 3
+"""Number of waits in vain after which there is none."""
 log = logging.getLogger("trouper.scheduler")
-
 PIECES = 10
-"""Number of pieces in which the time limit of a step counts."""
 FLUSH_S = 5.0
-"""Time limit at the end for what is on its way to the disk."""
+"""Time limit at the end for writes in flight to the disk."""
+# The engine's thread gets Python's lock, and the first token its client. More planning at once
+# would delay the first token.
 TURNS = 2
-"""Turns of the event loop that are left to others after an idle engine's first plan was sent, and
-after it was answered: the engine's thread gets Python's lock, and the first token its client. If
-more were planned at once, the first token would come that much later."""
+"""Turns of the event loop left to others after an idle engine's first plan, and after its
+answer."""
 
 
 @attrs.frozen
 class NoMoreRequests:
-    """From RequestIntake, when it ends. The inbox stays open for news of the disk."""
+    """From RequestIntake at its end. The inbox stays open for news of the disk."""
 
 
 Inbox = Submission | NoMoreRequests | DiskNews
@@ -49,17 +51,13 @@ Inbox = Submission | NoMoreRequests | DiskNews
 
 @attrs.frozen(kw_only=True, eq=False)
 class SchedulerEdges:
-    """The channels and watches of the scheduler."""
-
     admitted: trio.MemoryReceiveChannel[Inbox]
     plans: PlanSender
     results: trio.MemoryReceiveChannel[Stepped]
     orders: trio.MemorySendChannel[DiskOrder]
     watches: CoreWatches
     disk_known: trio.Event
-    """Set once the scheduler has heard what lies on disk, or that nothing does."""
     disk_answer_s: float = ANSWER_S
-    """Longest time for which the disk may say nothing while a request waits."""
 
 
 async def schedule(
@@ -69,9 +67,9 @@ async def schedule(
     settings: Settings,
     recovery: Recovery | None = None,
 ) -> None:
-    """The actor. Ends when no request can come and none is left; then the plans end too.
-    `namespace`: hex, of all that shapes KV. `recovery`: takes those who are left when it crashes,
-    and gives them to the next one; None: they end with it."""
+    """Run the actor, which ends when no request can come and none is left; then the plans end.
+    `namespace`: hex, of all that shapes KV. `recovery`: passes requests left by a crash to the next
+    scheduler; None: all end with the crash."""
     disk = DiskSeam(
         send=partial(offer, edges.orders), known=edges.disk_known.set, answer_s=edges.disk_answer_s
     )
@@ -84,20 +82,17 @@ async def schedule(
 
 
 class Scheduler:
-    """The loop around the core."""
-
     def __init__(self, edges: SchedulerEdges, settings: Settings, core: Core) -> None:
         self._edges, self._settings, self._core = edges, settings, core
         self._gathering = Gathering(settings.gather_ms / 1000)
         self._piece_s = settings.stall_timeout_s / PIECES
+        # Start of the wait for the oldest plan's answer; inf: nobody waits.
         self._owed_since = inf
-        """When the wait for the answer to the oldest plan began; inf: nobody waits."""
+        # Around the steps, to end the wait for a late answer. Not armed for each step: with cold
+        # caches that takes 0.1 ms.
         self._look = trio.CancelScope()
-        """Around the steps. It ends them when an answer might be late, and is not armed for each:
-        where a step's caches are cold, that takes 0.1 ms."""
 
     async def run(self) -> None:
-        """Do the steps, and between them look whether an answer is late."""
         core = self._core
         core.take_up(trio.current_time())
         # The scheduler before this one may have left figures of a cache that is gone.
@@ -112,8 +107,8 @@ class Scheduler:
                 core.update(await self._late(PIECES - 1), trio.current_time())
 
     async def _do_steps(self) -> None:
-        """Plans are sent before an answer is waited for, so that the engine always has the next
-        one. Each wait may be cancelled, and the steps begun again."""
+        """Send plans before waiting for an answer, so that the engine always has the next one. Any
+        wait may be cancelled."""
         core, starts = self._core, False
         while True:
             self._take_requests()
@@ -148,7 +143,6 @@ class Scheduler:
     # -- requests --------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        """Take all that wait in the inbox, so that no sender waits long."""
         while True:
             try:
                 self._hear(self._edges.admitted.receive_nowait())
@@ -172,9 +166,9 @@ class Scheduler:
                 self._core.hear(message, trio.current_time())
 
     async def _next_request(self) -> None:
-        """Wait for a request, then up to MAX_GATHER_S for more, if they have come together lately
-        (`Gathering`). The wait ends now and then, so that memory is released and cached blocks go
-        also while nobody asks; and where a request waits for a disk that says nothing."""
+        """Wait for a request, then up to MAX_GATHER_S for more (`Gathering`)."""
+        # The wait ends now and then, so that memory is released and cached blocks go also while
+        # nobody asks; and when a silent disk is to be given up.
         look_at = trio.current_time() + self._settings.janitor_interval_s
         await self._receive_by(min(look_at, self._core.disk.answer_due_at))
         if not self._core.waiting:
@@ -185,7 +179,6 @@ class Scheduler:
                 return
 
     async def _receive_by(self, deadline: float) -> bool:
-        """Whether a message came in time."""
         with trio.move_on_at(deadline):
             try:
                 self._hear(await self._edges.admitted.receive())
@@ -198,7 +191,7 @@ class Scheduler:
     # -- plans and answers -----------------------------------------------------------------------
 
     def _send_plans(self, now: float, *, only_one: bool) -> None:
-        """Keep the engine two plans ahead while there is work, or send the first of them."""
+        """Keep the engine two plans ahead while there is work, or send the first one."""
         while (plan := self._core.schedule(now)) is not None:
             self._send(plan)
             if only_one or not plan.has_work:
@@ -210,13 +203,12 @@ class Scheduler:
             await trio.lowlevel.checkpoint()
 
     def _send(self, plan: Plan) -> None:
-        """The channel has room for all plans in flight, so a full one is a bug, not a wait. A
-        stepper that has ended, by a crash, which it raises itself, or as all do, needs no plan."""
+        # The channel has room for all plans in flight, so a full one is a bug. An ended stepper
+        # needs no plan.
         with suppress(trio.BrokenResourceError):
             self._edges.plans.send_nowait(plan)
 
     async def _owed(self, now: float) -> Stepped:
-        """The answer to the oldest plan, if it is not late."""
         if self._owed_since == inf:
             self._owed_since = now
             if self._look.deadline == inf:
@@ -226,8 +218,8 @@ class Scheduler:
         return stepped
 
     async def _late(self, pieces: int) -> Stepped:
-        """The answer to the oldest plan, which has so many pieces of its time left. If it takes
-        longer, that is published, so that readiness is progress (D11, F27)."""
+        """The answer to the oldest plan, with so many pieces of its time left. A stall is
+        published, since readiness is progress (D11, F27)."""
         since, self._owed_since, limit_s = self._owed_since, inf, self._settings.stall_timeout_s
         if (stepped := await self._receive_within(self._piece_s, pieces)) is not None:
             return stepped
@@ -250,10 +242,34 @@ class Scheduler:
         return await self._edges.results.receive()
 
     async def _receive_within(self, piece_s: float, pieces: int) -> Stepped | None:
-        """An answer, or None if there was none in this time. It counts in pieces: for the device of
-        a process that was paused (SIGSTOP, a container, a virtual machine) no time has passed,
-        though the clock says so, and at most a piece of it counts."""
+        """An answer, or None after so many pieces of time."""
+        # For the device of a paused process (SIGSTOP, a container, a virtual machine) no time has
+        # passed, so a pause counts as one piece at most.
         for _ in range(pieces):
             with trio.move_on_after(piece_s):
                 return await self._edges.results.receive()
         return None
+
+
+@attrs.define
+class Gathering:
+    """Decides whether an idle engine waits for further requests. Times in seconds of the caller's
+    clock."""
+
+    # Prompts that begin together prefill at full speed; a late one prefills beside the others'
+    # streams. A single user waits in vain, on a fast GPU a fifth of the time to the first token, so
+    # a few waits in vain end the waiting until requests come together again.
+
+    gap_s: float
+    # Number of consecutive requests that came alone to an idle engine.
+    _alone: int = 0
+    _began: float = -inf
+
+    def begin(self, now: float) -> float:
+        """Note a request to an idle engine. Returns the wait for each further one, perhaps 0."""
+        self._began, self._alone = now, self._alone + 1
+        return self.gap_s if self._alone <= VAIN else 0.0
+
+    def came(self, now: float) -> None:
+        if now - self._began <= MAX_GATHER_S:
+            self._alone = 0

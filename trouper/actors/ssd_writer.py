@@ -1,10 +1,9 @@
-"""The SSDWriter actor. It waits on orders, and owns the cache directory: no other actor writes,
-removes or measures there.
+"""The SSDWriter actor. Waits on orders; owns the cache directory: no other actor writes, removes or
+measures there.
 
-Reads precede writes, since requests wait for them. Writes yield to decoding: after each write the
-actor rests so long that writes take a small part of the machine. A file that cannot be read is set
-aside; a faulty disk detaches the tier and is tried again at the next sweep or inspection. Neither
-costs a token.
+Reads precede writes, since requests wait. Writes yield to decoding by rests. An unreadable file is
+set aside; a faulty disk detaches the tier and is tried again at the next sweep or inspection.
+Neither costs a token.
 """
 
 from __future__ import annotations
@@ -51,11 +50,10 @@ from trouper.storage.write_budget import WriteBudget
 
 log = logging.getLogger("trouper.writer")
 T = TypeVar("T")
+# About 3 % of one core.
 REST = 30.0
-"""Rest between two writes while rows decode, as a multiple of the last write's duration: about 3 %
-of one core."""
+"""Rest between two writes while rows decode, as a multiple of the last write's duration."""
 BLOCKS_A_MESSAGE = 1000
-"""Number of blocks after which a `Catalogue` is sent and the next one begun."""
 
 
 async def write_to_disk(
@@ -67,8 +65,8 @@ async def write_to_disk(
     disk: Disk | None = None,
     thread: DiskThread | None = None,
 ) -> None:
-    """Run the actor. `path` None: there is no SSD tier, and orders are refused. The actor ends
-    after the last order. `disk`: the file operations of runs. `thread`: where they run."""
+    """Run the actor, which ends after the last order. `path` None: there is no SSD tier, and orders
+    are refused. `disk`: the file operations of runs. `thread`: runs these operations."""
     if path is None:
         edges.stats.publish(DirectoryStats(reason="--no-ssd"))
     await SSDWriter(
@@ -77,14 +75,12 @@ async def write_to_disk(
 
 
 def directory_for(card: ModelCard, settings: Settings) -> Path | None:
-    """Cache directory of this model's blocks; None: they are not stored on disk."""
+    """Cache directory of this model's blocks; None: blocks are not stored on disk."""
     kept = card.fingerprint and card.kv.cached and settings.cache_memory != 0
     return settings.blocks_dir if kept else None
 
 
 class SSDWriter:
-    """The actor's state."""
-
     def __init__(
         self,
         edges: WriterEdges,
@@ -130,8 +126,6 @@ class SSDWriter:
             await self._refuse(order, error)
 
     async def _refuse(self, order: DiskOrder, error: OSError) -> None:
-        """Answer an order that the disk failed, since neither a request nor a block may wait for a
-        faulty disk."""
         if self._path is not None:
             self._detach(self._path, error)
         match order:
@@ -143,7 +137,6 @@ class SSDWriter:
                 await self._send(Catalogue(()))
 
     async def _save_catalogue(self) -> None:
-        """Save the catalogue, so that the next start need not open every file."""
         if self._store is not None:
             try:
                 await self._in_thread(partial(self._store.save_catalogue, self._limits))
@@ -154,7 +147,7 @@ class SSDWriter:
 
     async def _attached(self, path: Path, *, again: bool) -> RunStore:
         """The store, opened if necessary. After a fault only the janitor's orders try the disk
-        again; then the catalogue is announced to the scheduler again."""
+        again; then the catalogue is announced again."""
         if self._store is not None:
             return self._store
         fault = self._edges.stats.latest.reason
@@ -198,8 +191,6 @@ class SSDWriter:
         self._publish(**{name: getattr(stats, name) + n for name, n in increments.items()})
 
     def _damaged(self, store: RunStore) -> int:
-        """Number of damaged files since the server's start: those of this store, and of the ones
-        before a fault of the disk."""
         return self._damaged_before + sum(store.damaged.values())
 
     async def _sweep(self, store: RunStore, ttl_s: float) -> None:
@@ -221,7 +212,7 @@ class SSDWriter:
             await self._edges.news.send(news)
 
     async def _announce(self, runs: Sequence[RunInfo], *, complete: bool = False) -> None:
-        """Announce runs, each after the one that it continues. `complete`: the runs are the whole
+        """Announce runs, each after its predecessor. `complete`: the runs are the entire
         catalogue."""
         self._locations.add(*runs)
         for batch in catalogue_batches(runs, BLOCKS_A_MESSAGE):
@@ -231,15 +222,12 @@ class SSDWriter:
         self._publish()
 
     async def _forget(self, removed: Iterable[RunInfo]) -> None:
-        """Report blocks that were only in these removed runs."""
         keys = self._locations.remove(removed)
         if keys:
             await self._send(RemovedFromDisk(keys))
 
     async def _discard(self, store: RunStore, damaged: Damaged) -> None:
-        """Remove a damaged file and count a miss: damage never leads to wrong text or a crash. One
-        that has vanished is a miss alone, since another server of the directory may have removed
-        it."""
+        # A vanished file is a miss alone: another server of the directory may have removed it.
         if damaged.reason != "vanished":
             log.warning("removed a damaged file of the cache: %s", damaged)
             store.damaged[damaged.reason] += 1
@@ -251,14 +239,13 @@ class SSDWriter:
             await self._skip(store, damaged.name, error)
 
     async def _skip(self, store: RunStore, name: str, error: OSError) -> None:
-        """Forget a file that the disk does not read, or does not remove. Raises the error if the
-        disk is at fault."""
+        """Forget a file that cannot be read or removed. Raises the error if the disk is at
+        fault."""
         self._unreadable.note(name, error)
         await self._forget(store.skip(name))
 
     async def _tried(self, store: RunStore, name: str, work: Callable[[], T]) -> T | None:
-        """Read a file. None: it is damaged, or the disk does not read it. Raises `OSError` if the
-        disk is at fault."""
+        """Read a file. None: damaged or unreadable. Raises `OSError` if the disk is at fault."""
         try:
             found = await self._in_thread(work)
         except Damaged as damaged:
@@ -298,8 +285,6 @@ class SSDWriter:
         )
 
     async def _read(self, store: RunStore, order: Read) -> None:
-        """Read run by run. The engine takes the blocks of one while the next is read, and no step
-        takes all those of a long text."""
         blocks, names, began = list[BlockData](), set[str](), trio.current_time()
         for name, refs in self._locations.by_run(order.blocks):
             if (found := await self._tried(store, name, partial(store.read, name, refs))) is None:

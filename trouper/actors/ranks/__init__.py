@@ -1,1 +1,1 @@
-"""Several ranks of one model: the leader, its followers, their links and their disks."""
+"""Several ranks of one model: the leader, followers, links and disks."""

@@ -1,8 +1,8 @@
-"""The expected state of every rank's engine, predicted from the plans and corrected by the results.
+"""The expected state of every rank's engine, predicted from plans and corrected by results (F20).
 Pure.
 
-Rank 0's RankMirror keeps it, so that each plan carries the state that it expects (F20). Of the KV
-it has only the length of each row: rows and lengths determine the shapes in the collectives.
+The state of the KV is each row's length alone: rows and lengths determine the shapes in the
+collectives.
 """
 
 from __future__ import annotations
@@ -17,33 +17,31 @@ from trouper.protocol.ranks import Digest
 
 
 class ExpectedState:
-    """Rows in the order of admission, as arrays, so that a step costs the same for one row and for
-    many."""
+    """Rows in the order of admission, as arrays, so that a step costs the same for any number of
+    rows."""
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.uint64)
         self._lengths = np.zeros(0, np.int64)
         self._decoding = np.zeros(0, np.int64)
         self._indices: dict[RowId, int] = {}
+        # Number of prompt tokens that no plan has prefilled yet, by row.
         self._unscheduled: dict[RowId, int] = {}
-        """Number of prompt tokens that no plan has prefilled yet, by row."""
         self._embedded: set[RowId] = set()
         self._blocks = 0
         self._settled, self._order, self._tokens = -1, 0, 0
+        # Rows that decoded last, and their indices.
         self._last: tuple[tuple[RowId, ...], np.ndarray[tuple[int], np.dtype[np.intp]]] = (
             (),
             np.zeros(0, np.intp),
         )
-        """Rows that decoded last, and their indices."""
 
     @property
     def settled(self) -> int:
-        """Last step whose result is known."""
         return self._settled
 
     @property
     def lengths(self) -> dict[RowId, int]:
-        """Tokens in each row's KV, for checks."""
         return {row: int(self._lengths[index]) for row, index in self._indices.items()}
 
     def digest(self) -> Digest:
@@ -58,7 +56,7 @@ class ExpectedState:
         )
 
     def predict(self, plan: Plan) -> None:
-        """Apply a plan before its result is known: each decoding row gets one token."""
+        """Apply a plan before its result: each decoding row gets one token."""
         self._keep_blocks(plan)
         if plan.drop:
             self._drop(plan.drop)
@@ -70,8 +68,8 @@ class ExpectedState:
             self._prefill(chunk)
 
     def correct(self, stepped: Stepped) -> None:
-        """Correct the state by rank 0's result: accepted drafts, and the hashes of its state. Rows
-        that were dropped meanwhile are ignored."""
+        """Correct the state by rank 0's result: accepted drafts and state hashes, without dropped
+        rows."""
         self._settled, self._order, self._tokens = stepped.step, stepped.order, stepped.tokens_hash
         if stepped.drafted:
             for row, tokens in Counter(stepped.rows).items():
@@ -122,7 +120,6 @@ class ExpectedState:
         return self._last[1]
 
     def _prefill(self, chunk: Chunk) -> None:
-        """Apply a chunk. After the last token of its prompt a row decodes."""
         index = self._indices[chunk.row]
         self._lengths[index] += chunk.tokens
         self._unscheduled[chunk.row] -= chunk.tokens

@@ -1,9 +1,9 @@
-"""A follower: a rank that replays rank 0's plans with its own shard of model and cache. It decides
-nothing and serves no HTTP.
+"""A follower: a rank that replays rank 0's plans with its own shard of model and cache. No
+decisions, no HTTP.
 
-It waits on plans, reports its state and its failures to rank 0, and ends when rank 0 dismisses it
-or is lost. Its engine may then be blocked in a collective for ever, so `ended` is set outside the
-engine's thread, and the process ends by that.
+Waits on plans, reports state and failures to rank 0, and ends when dismissed or when rank 0 is
+lost. The engine may then be blocked in a collective for ever, so `ended` is set outside the
+engine's thread, and ends the process.
 """
 
 from __future__ import annotations
@@ -51,19 +51,15 @@ from trouper.protocol.settings import Settings
 from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
+# Plans without work need no collective, so rank 0 may be ahead.
 PLANS_AHEAD = 64
-"""Maximum number of plans that wait for a follower's engine. Plans without work need no collective,
-so rank 0 may be ahead."""
+"""Maximum number of plans that wait for a follower's engine."""
 LAST_WRITES_S = 2.0
-"""Maximum wait at the end for writes in flight to the disk. Rank 0 waits LEAVING_S for a follower,
-which must be longer."""
+"""Maximum wait at the end for writes in flight; less than LEAVING_S."""
 OUTBOX = 1024
-"""Maximum number of messages that wait for rank 0. More are dropped."""
 
 
 class Follower:
-    """The state of a follower. `run` lasts for its whole life."""
-
     def __init__(
         self,
         settings: Settings,
@@ -72,36 +68,35 @@ class Follower:
         disk_writer: DiskWriter = write_to_disk,
         secret: bytes = b"",
     ) -> None:
-        """`secret`: what all ranks have from their --rank-secret-file; empty: rank 0 sends it."""
+        """`secret`: from --rank-secret-file; empty: rank 0 sends one."""
         self._secret = secret
         self._disk_writer = disk_writer
         self.joined = trio.Event()
         self.ended = trio.Event()
         self.reason = ""
-        """Reason why the follower ended; "" after a regular end."""
+        """Reason of the end; "" if regular."""
         self.unusable = False
-        """Whether a second try would fail in the same way."""
         self.linked = False
-        """Whether the follower has joined the group, so that rank 0 decides when it ends."""
+        """Whether the follower has joined, so that rank 0 decides its end."""
         self._settings, self._engine = settings, engine
         self._heartbeat_s = heartbeat_interval(settings.rank_timeout_s)
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
+        # Last completed step.
         self._step = -1
-        """Last step that the engine has completed."""
         self._sent = trio.Event()
+        # None until the model is loaded.
         self._disk: FollowerDisk | None = None
-        """The disk of this rank; None until the model is loaded."""
         self._reported_directory: DirectoryStats | None = None
         self._tokenizer: Tokenizer | None = None
 
     def say(self, level: int, text: str) -> bool:
-        """Send a log record to rank 0's terminal. False if rank 0 is not connected."""
+        """Send a log record to rank 0's terminal. False if not connected."""
         return self.linked and self._post(LogRecord(level, text))
 
     async def run(self) -> None:
-        """Join the group, load the model, replay plans. Returns when rank 0 dismisses this rank.
-        Raises `RankLost` or `ModelUnusable`; `ended` is set before, since the exception may have to
-        wait for an engine that never ends."""
+        """Join the group, load the model, replay plans until dismissed. Raises `RankLost` or
+        `ModelUnusable`, after `ended` is set: the exception may wait for an engine that never
+        ends."""
         async with trio.open_nursery() as thread:
             await thread.start(self._engine.run)
             joined = await self._join()
@@ -181,7 +176,7 @@ class Follower:
         results: trio.MemorySendChannel[Stepped],
         background: trio.Nursery,
     ) -> None:
-        """The disk runs in `background`, so that an engine that raises does not wait for it."""
+        # The disk runs in `background`, so that an engine that raises does not wait for the disk.
         model = await self._engine.load()
         self._tokenizer = model.tokenizer
         disk = self._disk = FollowerDisk(
@@ -201,8 +196,8 @@ class Follower:
     # -- messages of rank 0 -----------------------------------------------------------------------
 
     async def _receive(self, link: Link, mirrored: PlanSender, background: trio.Nursery) -> None:
-        """Receive messages until rank 0 leaves. A full `mirrored` delays them all, and then rank
-        0's writes."""
+        """Receive messages until rank 0 leaves. A full `mirrored` delays all messages, and then
+        rank 0's writes."""
         with mirrored:
             while True:
                 try:
@@ -237,9 +232,9 @@ class Follower:
         self._end("")  # The engine waits for a collective that rank 0 never began.
 
     async def _compile(self, message: Compile) -> None:
-        """Compile a grammar before the plan that admits its row. The result stays in the
-        tokenizer's cache; if it is evicted before the plan comes, the engine's thread compiles it
-        again."""
+        """Compile a grammar before the plan that admits its row."""
+        # The result stays in the tokenizer's cache; after an eviction the engine's thread compiles
+        # again.
         assert self._tokenizer is not None, "a grammar came before this rank was ready"
         timeout_s, problem = self._settings.grammar_timeout_s, None
         try:
@@ -289,8 +284,7 @@ class Follower:
         )
 
     def _report_directory(self) -> None:
-        """Report at once that the directory is in use, or no longer: rank 0 waits for the first
-        report, and reads nothing while a disk is detached."""
+        # Rank 0 waits for the first report, and reads nothing while a disk is detached.
         assert self._disk is not None
         stats, before = self._disk.stats, self._reported_directory
         if stats is not None and (
@@ -307,8 +301,7 @@ class Follower:
         return True
 
     async def _send_last(self, message: Message) -> None:
-        """Send the last message, and wait until rank 0 has probably read it: a socket that is
-        closed too early may discard it."""
+        # A socket that is closed too early may discard the message.
         self._post(message)
         self._outbox.close()
         with trio.move_on_after(LAST_MESSAGES_S, shield=True):
@@ -316,8 +309,6 @@ class Follower:
             await trio.sleep(HEARTBEAT_S)
 
     def _end(self, reason: str, *, unusable: bool = False) -> RankLost:
-        """End the follower. Only the first reason counts, since others follow from it. Returns the
-        exception to raise."""
         if not self.ended.is_set():
             self.reason, self.unusable = reason, unusable
             self.ended.set()

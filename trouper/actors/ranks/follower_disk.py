@@ -1,9 +1,6 @@
-"""A follower's disk: an SSDWriter and a CacheJanitor for this rank's shard of each block.
-
-Rank 0 decides what is read, which of that becomes blocks, and what is written (`leader_disk` has
-the protocol). No failure here ends the rank: rank 0 gets an answer without blocks, or a refused
-write, and the blocks are computed again.
-"""
+"""A follower's disk: an SSDWriter and a CacheJanitor for this rank's shard of each block. Rank 0
+decides on reads, loads and writes (`leader_disk`). A failure here costs blocks, which are computed
+again, and never ends the rank."""
 
 from __future__ import annotations
 
@@ -48,11 +45,10 @@ from trouper.protocol.work import (
 ORDERS = 64
 NEWS = 16
 Keys = tuple[bytes, ...]
-"""Keys of a run's blocks."""
 
 
 class FollowerDisk:
-    """The two actors, the blocks that were read for rank 0, and the writes in flight."""
+    """The two actors, blocks read for rank 0, and writes in flight."""
 
     def __init__(
         self,
@@ -68,7 +64,6 @@ class FollowerDisk:
         `stats` may have changed."""
         self.directory = Relayed(DirectoryStats(), directory_changed)
         self.ended = trio.Event()
-        """Set when the last order was carried out."""
         self._disk_writer = disk_writer
         self._card, self._settings, self._read_memory, self._report = (
             card,
@@ -80,31 +75,29 @@ class FollowerDisk:
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
         self._scheduler = Watch(SchedulerStats())
         self._tidying = trio.CancelScope()
+        # Runs whose bytes the engine returns, by step.
         self._runs: dict[int, Run] = {}
-        """Runs whose bytes the engine returns, by the step that requests them."""
+        # Bytes of runs that wait to be written.
         self._underway: dict[Keys, int] = {}
-        """Bytes of runs that wait to be written."""
         self._shed = 0
+        # Blocks that were read, by ticket, until settled; None while being read.
         self._reads: dict[int, tuple[BlockData, ...] | None] = {}
-        """Blocks that were read, by ticket, until a plan settles it; None while they are being
-        read."""
         self._read_bytes = 0
+        # Limit of `_read_bytes`: more could not become blocks at the same time.
         self._capacity_bytes = (
             card.cache_bytes if settings.cache_memory is None else settings.cache_memory
         )
-        """Limit of `_read_bytes`: more could not become blocks at the same time."""
 
     @property
     def stats(self) -> DirectoryStats | None:
-        """Statistics of the directory; None until it has been read."""
         stats = self.directory.latest
         if not (stats.attached or stats.reason):
             return None
         return attrs.evolve(stats, shed_writes=stats.shed_writes + self._shed)
 
     async def run(self) -> None:
-        """Run until `close`, and then carry out the orders before it. Never raises, since the rank
-        goes on without its disk."""
+        """Run until `close`, then carry out the orders before. Never raises: the rank goes on
+        without its disk."""
         self._order(Announce())
         async with trio.open_nursery() as background:
             background.start_soon(self._take_news)
@@ -122,7 +115,6 @@ class FollowerDisk:
             background.cancel_scope.cancel(reason="the last order was carried out")
 
     def close(self) -> None:
-        """Stop after the orders so far: no more plans arrive."""
         self._tidying.cancel(reason="no plan comes any more")
         self._orders.close()
 
@@ -154,8 +146,6 @@ class FollowerDisk:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Answer all orders after a crash or at the end, since the writer may have forgotten
-        them."""
         for keys in list(self._underway):
             self._report_written(keys, refused=True)
         for ticket in list(self._reads):
@@ -171,15 +161,14 @@ class FollowerDisk:
     # -- what rank 0 orders -----------------------------------------------------------------------
 
     def fetch(self, fetch: Fetch) -> None:
-        """Read blocks for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket
-        before."""
+        """Read blocks for rank 0. The answer is `Fetched`, unless the ticket is settled before."""
         self._reads[fetch.ticket] = None
         if not self._order(Read(fetch.ticket, fetch.blocks)):
             self._keep(nothing_read(fetch.ticket))
 
     def replay(self, plan: Plan) -> Plan:
-        """Return rank 0's plan with the bytes of this rank's shard, and take from it what concerns
-        the disk."""
+        """Rank 0's plan with the bytes of this rank's shard; disk orders are taken from the
+        plan."""
         if plan.load:
             plan = attrs.evolve(plan, load=tuple(map(self._with_payload, plan.load)))
         for ticket in plan.settled:
@@ -201,7 +190,6 @@ class FollowerDisk:
         return attrs.evolve(load, payload=payload)
 
     def take_answer(self, stepped: Stepped) -> None:
-        """Write the run that the engine returns with this step, if there is one."""
         run = self._runs.pop(stepped.step, None)
         if run is None:
             return
@@ -232,7 +220,7 @@ class FollowerDisk:
                     pass
 
     def _keep(self, loaded: Loaded) -> None:
-        """Keep as many blocks as there is room for, and report their number."""
+        """Keep as many blocks as there is room for, and report the number."""
         # Settled meanwhile, since rank 0 did not wait; or given up.
         if self._reads.get(loaded.ticket, ()) is not None:
             return

@@ -1,5 +1,5 @@
-"""Grammars on all ranks: every rank compiles a grammar before a row that follows it is admitted, so
-that no engine's thread has to while the others wait in a collective."""
+"""Grammars on all ranks: compiled before a row with that grammar is admitted, so that no engine's
+thread compiles while others wait in a collective."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ from trouper.protocol.link import Compile, Compiled
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 
 TIMEOUT_FACTOR = 2.0
-"""Time limit for followers, as a multiple of --grammar-timeout-s: one may be slower, and have other
-grammars to compile first."""
+"""Time limit for followers, as a multiple of --grammar-timeout-s."""
 
 
 @attrs.define(eq=False)
 class PendingGrammar:
-    """A grammar that followers are compiling."""
-
     missing: set[int]
-    """Ranks that have not answered."""
     fault: str = ""
-    """Reason why a rank cannot follow the grammar; "" if none has reported one."""
+    """Reason of a rank's failure; "": none so far."""
     passes: bool = False
-    """Whether the reason is one of the moment."""
     done: trio.Event = attrs.field(factory=trio.Event)
 
 
@@ -78,7 +73,6 @@ class GrammarSpreader:
             )
 
     def take_answer(self, rank: int, message: Compiled) -> None:
-        """Take a follower's answer. An answer after the deadline is dropped."""
         pending = self._pending.get(message.ticket)
         if pending is not None:
             pending.missing.discard(rank)

@@ -1,5 +1,4 @@
-"""How rank 0 begins and ends with the other ranks: all join, all load, and all leave, or a lost
-rank ends the group."""
+"""Begin and end of the group of ranks: all join, load and leave together."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 async def gather_ranks(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Leader | None:
-    """Wait until all ranks have joined. None if this rank turns out to be the only one. Raises
+    """Wait until all ranks have joined. None if this rank is the only one. Raises
     `SettingsInvalid`."""
     running = trio.CancelScope()
 
@@ -41,8 +40,8 @@ async def gather_ranks(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> 
 
 
 async def or_rank_lost(work: Awaitable[T], ranks: Leader) -> T:
-    """Await work that all ranks do together before requests are served. When one rank is lost, the
-    collective of the others fails, too; then `RankLost` is raised, which names the lost rank."""
+    """Await work that all ranks do together. Raises `RankLost`, which names the lost rank, instead
+    of the failure of a collective."""
     try:
         return await work
     except (ModelUnusable, SettingsInvalid):

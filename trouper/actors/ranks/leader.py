@@ -1,9 +1,8 @@
-"""Rank 0's side of the group of ranks: its members, the messages to all of them, and the end of the
-group.
+"""Rank 0's side of the group of ranks: members, messages to all of them, and the end of the group.
 
-A collective that never ends cannot be cancelled, so every detection of a loss runs outside the
-engine: a connection that ends, missing heartbeats (`rank_heartbeat`), a step that takes too long, a
-follower that reports a failure. The first one gives the reason, and sets `lost`.
+A collective that never ends cannot be cancelled, so losses are detected outside the engine: a
+closed connection, missing heartbeats (`rank_heartbeat`), an overlong step, a reported failure. The
+first one gives the reason, and sets `lost`.
 """
 
 from __future__ import annotations
@@ -36,26 +35,20 @@ from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
 CONNECT_S = 60.0
-"""Time limit for all followers to connect, once the group is formed."""
 LOADING_S = 60.0
-"""Interval of reports about followers that are not ready."""
 DISK_REPORTS = 1024
-"""Maximum number of unread reports of followers about their disks. More are dropped; then no
-request waits for them, either."""
+"""Maximum number of unread disk reports; more are dropped, and no request waits for those."""
 
 
 class Leader:
-    """The group as rank 0 sees it. `run` lasts for its whole life; every other method may be called
-    meanwhile."""
+    """The group as rank 0 sees it. `run` lasts for life; other methods may be called meanwhile."""
 
     def __init__(self, settings: Settings, host: str = "127.0.0.1", secret: bytes = b"") -> None:
-        """`secret`: what all ranks have from their --rank-secret-file; empty: it is sent to
-        them."""
+        """`secret`: from --rank-secret-file; empty: a new one is sent."""
         self.stats = Watch(RanksStats())
         self.joined = trio.Event()
         self.lost = trio.Event()
         self.unusable = False
-        """Whether a second try would be lost in the same way."""
         self.size = 1
         self._settings, self._host = settings, host
         self._heartbeat_s = heartbeat_interval(settings.rank_timeout_s)
@@ -66,16 +59,14 @@ class Leader:
         self._disk_reports_in, self.disk_reports = trio.open_memory_channel[tuple[int, DiskReport]](
             DISK_REPORTS
         )
-        """Reports with the rank that sent them. Of directories only changes of whether they are in
-        use."""
+        """Reports with their rank; of directories only changes of use."""
+        # Plans, and when each was sent, or became the oldest one without an answer.
         self._unanswered: deque[tuple[Plan, float]] = deque()
-        """Plans, and when each became the oldest one without an answer, or was sent."""
         self._answered = -1
         self.grammars = GrammarSpreader(self._post_to_all, settings.grammar_timeout_s)
 
     @property
     def reason(self) -> str:
-        """Reason why the group ended; "" while it runs."""
         return self.stats.latest.lost
 
     async def run(self, *, task_status: trio.TaskStatus[bytes] = trio.TASK_STATUS_IGNORED) -> None:
@@ -89,7 +80,6 @@ class Leader:
             await trio.serve_listeners(self.attend, listeners, handler_nursery=nursery)
 
     def invite(self, host: str, port: int) -> bytes:
-        """Make the invitation that the engine sends to all ranks."""
         invitation = Invitation.to(host, port, self._own_secret)
         self._secret = self._own_secret or invitation.secret
         return invitation.encode()
@@ -97,7 +87,6 @@ class Leader:
     # -- the members ------------------------------------------------------------------------------
 
     async def attend(self, stream: trio.abc.Stream) -> None:
-        """Serve one connection to its end."""
         try:
             link, hello = await accept_follower(stream, self._secret)
         except LinkFailed as error:
@@ -123,7 +112,6 @@ class Leader:
         await member.run(self._heartbeat, self._heartbeat_s)
 
     def member_changed(self) -> None:
-        """Publish the new state, and wake whoever waits for one."""
         self._publish()
         self._changed.set()
         self._changed = trio.Event()
@@ -138,7 +126,7 @@ class Leader:
     # -- start ------------------------------------------------------------------------------------
 
     async def gather(self, size: int) -> None:
-        """Wait until all followers have connected. Returns also when the group is lost."""
+        """Wait until all followers have connected, or the group is lost."""
         self.size = size
         self.joined.set()
         if not self._own_secret:
@@ -156,7 +144,7 @@ class Leader:
         )
 
     async def all_ready(self, model: LoadedModel) -> LoadedModel:
-        """Wait until all ranks have loaded the same model. Its cache becomes as large as the
+        """Wait until all ranks have loaded the same model. The cache becomes as large as the
         smallest. Raises `RankLost`."""
         await self._wait_until(
             lambda: all(member.card is not None for member in self._members.values())
@@ -190,7 +178,6 @@ class Leader:
         self._post_to_all(plan)
 
     def answered(self, stepped: Stepped) -> None:
-        """Record that rank 0 has completed a step."""
         self._answered = stepped.step
         self._unanswered.popleft()
         if self._unanswered:
@@ -201,7 +188,6 @@ class Leader:
         return self._post_to_all(fetch)
 
     def _post_to_all(self, message: Plan | Fetch | Compile) -> frozenset[int]:
-        """Send a message to every follower. Returns their ranks."""
         frame = encode(message)
         for member in self._members.values():
             member.post(frame)
@@ -210,12 +196,13 @@ class Leader:
     # -- reports ----------------------------------------------------------------------------------
 
     def directories(self) -> dict[int, DirectoryStats | None]:
-        """Every follower's cache directory, by its rank; None until it has been read."""
+        """Every follower's cache directory, by rank; None until read."""
         return {rank: member.directory for rank, member in sorted(self._members.items())}
 
     def memory(self, local: MemoryStats) -> MemoryStats:
-        """Memory of the fullest rank, since all ranks compute the same. Resident memory is always
-        this process's own: that of another process now and then would look like a burst."""
+        """Memory of the fullest rank."""
+        # Resident memory is always this process's own: another's now and then would look like a
+        # burst.
         known = [
             local,
             *(member.memory for member in self._members.values() if member.memory is not None),
@@ -230,9 +217,9 @@ class Leader:
         )
 
     async def watch(self) -> None:
-        """Publish the state of the group periodically, detect a step that takes too long, and
-        report followers that do not get ready: one whose file system hangs in the middle of a load
-        sends heartbeats, and has no time limit."""
+        """Publish the state of the group, detect an overlong step, and report followers that do not
+        get ready."""
+        # A file system that hangs in a load leaves heartbeats going, and loading has no time limit.
         report_at = trio.current_time() + LOADING_S
         while not self.lost.is_set():
             checked_at = trio.current_time()
@@ -251,8 +238,9 @@ class Leader:
             log.warning("still loading the model: rank %s", ", ".join(ranks))
 
     def _check_oldest_plan(self, checked_at: float) -> None:
-        """`checked_at`: time of the last check. One that comes late means that this process was
-        suspended, and so was its step, which gets the whole time limit again."""
+        """`checked_at`: time of the last check."""
+        # A late check means that this process was suspended, and its step too, which gets a fresh
+        # time limit.
         limit_s, now = self._settings.collective_timeout_s, trio.current_time()
         if self._unanswered and now - checked_at > max(limit_s / 2, 2 * self._heartbeat_s):
             self._unanswered[0] = self._unanswered[0][0], now
@@ -278,7 +266,6 @@ class Leader:
     # -- end --------------------------------------------------------------------------------------
 
     def lose(self, reason: str, *, unusable: bool = False) -> None:
-        """End the group. Only the first reason counts, since others follow from it."""
         if not self.lost.is_set():
             log.critical("the group of ranks ends: %s", reason)
             self.unusable = unusable
@@ -291,9 +278,8 @@ class Leader:
             self.member_changed()
 
     async def crashed(self, error: BaseException) -> None:
-        """Report that rank 0's engine has raised, or the actors that steer it. A collective that
-        fails only follows from the loss of a rank, which the links report. Returns when the group
-        is lost."""
+        """Report a crash of rank 0's engine or actors. Returns when the group is lost."""
+        # A failed collective only follows from a lost rank, which the links report.
         with trio.move_on_after(HEARTBEAT_S):
             await self.lost.wait()
         if not self.lost.is_set():
@@ -301,7 +287,7 @@ class Leader:
             self.lose(f"rank 0: {type(error).__name__}: {error}")
 
     async def leave(self) -> None:
-        """Let the followers end after the last plan, and wait for them."""
+        """Let the followers end after the last plan, and wait."""
         for member in self._members.values():
             member.leave()
         with trio.move_on_after(LEAVING_S):

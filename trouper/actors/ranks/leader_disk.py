@@ -1,26 +1,19 @@
-"""The disk tier over ranks: rank 0's relay between Scheduler and CacheJanitor on one side and every
-rank's SSDWriter on the other.
+"""The disk tier over ranks: rank 0's relay between Scheduler and CacheJanitor and every rank's
+SSDWriter.
 
-Each rank has a directory with its own shards of the blocks, so a block is on disk only if every
-rank has its shard. A read has these steps, and their order keeps that true without a rank having to
-wait for another's disk while it computes.
+A block is on disk only if every rank has its shard. A read keeps that true without one rank's disk
+delaying another's engine:
 
-1. Scheduler orders a `Read`. It goes to the followers as `Fetch` before it goes to rank 0's own
-  writer, so that all disks read at the same time. Each link is in order, so a follower gets it
-  before any plan that names its ticket.
-2. A follower reads its shards and *keeps* them in memory: only rank 0 decides whether they become
-  blocks. It answers how many of the blocks it has, which are always the first ones: blocks continue
-  one another, and one without its predecessor is useless.
-3. When all have answered, or the time limit is over, the answer to Scheduler is what *every* rank
-  has: the shortest of these prefixes. The duration is that of the slowest rank, since that is what
-  a load costs. A rank without an answer counts as having nothing.
-4. Scheduler puts `Load`s into a plan. They name ticket and block; each rank inserts its own bytes
-  (`FollowerDisk.replay`). A plan that settles the ticket lets followers forget the remaining
-  blocks.
+1. Scheduler's `Read` goes to the followers as `Fetch` before rank 0's own writer. Links are in
+   order, so the `Fetch` precedes any plan with its ticket.
+2. A follower reads and *keeps* its shards, and answers with the number of leading blocks.
+3. After all answers, or the time limit, Scheduler gets the shortest prefix and the longest
+   duration.
+4. Scheduler's `Load`s name ticket and block; each rank inserts its own bytes
+   (`FollowerDisk.replay`). A plan that settles the ticket frees the others.
 
-A rank that was late is not asked again for PAUSE_S, and the tier is detached for that time: a slow
-disk may cost blocks, never a request. For writes the same rule holds: a run is on disk when every
-rank has written its part, and refused when one has not.
+A late rank is not asked for PAUSE_S, and the tier is detached: a slow disk may cost blocks, never a
+request. A run is on disk when every rank has written its part.
 """
 
 from __future__ import annotations
@@ -55,23 +48,21 @@ from trouper.protocol.work import (
 
 log = logging.getLogger("trouper.writer")
 ANSWER_S = 10.0
-"""Time limit for a rank's answer, besides the time of the transfer."""
+"""Time limit for a rank's answer, besides the transfer."""
 SLOWEST_BYTES_PER_S = 50e6
-"""Speed of the slowest disk that is worth a read, which limits the time of the transfer."""
+"""Speed of the slowest disk that is worth a read."""
 PAUSE_S = 60.0
-"""Time for which a rank that did not answer is not asked again."""
+"""Time for which a silent rank is not asked again."""
 WRITTEN_S = 600.0
-"""Time limit for a rank's answer to a write. Writers rest while rows decode."""
+"""Time limit for the answer to a write. Writers rest while rows decode."""
 KNOWN_S = 5.0
-"""Maximum wait at the start until all followers have read their directories."""
+"""Maximum wait at the start until all directories are read."""
+# Without this room followers would get a read only when that writer is idle.
 WRITER_ORDERS = 64
-"""Orders that wait for rank 0's writer. Without this room followers would get a read only when that
-writer has nothing before it."""
+"""Orders that wait for rank 0's writer."""
 
 
 class FollowerDisks(Protocol):
-    """What the relay needs of the leader."""
-
     disk_reports: trio.MemoryReceiveChannel[tuple[int, DiskReport]]
 
     def fetch(self, fetch: Fetch) -> frozenset[int]: ...
@@ -80,8 +71,7 @@ class FollowerDisks(Protocol):
 
 
 class LeaderDisk:
-    """The relay. `edges`: the statistics that it publishes are those of rank 0's directory,
-    attached only while every rank's is."""
+    """The relay. `edges`: publishes rank 0's directory, attached only while every rank's is."""
 
     def __init__(
         self,
@@ -95,16 +85,15 @@ class LeaderDisk:
         self._disk_writer = disk_writer
         self._writer_stats = Relayed(DirectoryStats(), self._publish)
         self._all_known = trio.Event()
+        # Ranks that failed to answer a read within the last PAUSE_S.
         self._silent: list[int] = []
-        """Ranks that have not answered a read within the last PAUSE_S."""
+        # Reads by ticket.
         self._reads: dict[int, PendingRead] = {}
-        """Reads by ticket."""
+        # Writes by the keys of their blocks.
         self._writes: dict[tuple[bytes, ...], PendingWrite] = {}
-        """Writes by the keys of their blocks."""
         self._lacking = 0
 
     async def run(self) -> None:
-        """Run until the orders end, and then until the last one was carried out."""
         await self._give_up_all()
         writer_orders, writer_orders_in = trio.open_memory_channel[DiskOrder](WRITER_ORDERS)
         writer_news, writer_news_in = trio.open_memory_channel[DiskNews](0)
@@ -128,7 +117,6 @@ class LeaderDisk:
             reads.cancel_scope.cancel(reason="nobody waits for a read any more")
 
     async def _give_up_all(self) -> None:
-        """Answer all orders from before a crash, since the writer has forgotten them."""
         tickets, writes = list(self._reads), list(self._writes.items())
         self._reads.clear()
         self._writes.clear()
@@ -150,8 +138,7 @@ class LeaderDisk:
     async def _relay_orders(
         self, writer_orders: trio.MemorySendChannel[DiskOrder], reads: trio.Nursery
     ) -> None:
-        """Relay orders until they end. A full `writer_orders` sheds: a request that waits for a
-        read is only answered from here."""
+        """Relay orders. A full `writer_orders` sheds, with an answer to reads from here."""
         with writer_orders:
             async for order in self._edges.orders:
                 match order:
@@ -175,7 +162,6 @@ class LeaderDisk:
                     )
 
     async def _answer_read(self, read: Read) -> None:
-        """Wait for all ranks, and answer with the blocks that every rank has."""
         pending, limit_s = self._reads[read.ticket], self._limit_s(read)
         with trio.move_on_after(limit_s) as waiting:
             await pending.complete.wait()
@@ -255,8 +241,8 @@ class LeaderDisk:
             pending.answer(rank, fetched.seconds)
 
     def _pending_write(self, keys: tuple[bytes, ...]) -> PendingWrite:
-        """Find a write, or begin it: a follower's answer may come before rank 0's order, since its
-        engine may be ahead."""
+        """Find or begin a write."""
+        # A follower's answer may precede rank 0's order, since its engine may be ahead.
         if keys not in self._writes:
             self._writes[keys] = PendingWrite(
                 {0, *self._followers.directories()}, trio.current_time()
@@ -264,8 +250,6 @@ class LeaderDisk:
         return self._writes[keys]
 
     async def _take_written(self, rank: int, keys: tuple[bytes, ...], *, refused: bool) -> None:
-        """Take one rank's answer to a write. A run counts as written when every rank has written
-        it."""
         write = self._pending_write(keys)
         write.missing.discard(rank)
         write.refused |= refused
@@ -274,8 +258,7 @@ class LeaderDisk:
             await self._send(Written(keys, write.nbytes or 0, write.refused))
 
     async def _give_up_old_writes(self) -> None:
-        """Give up writes that a rank did not answer, or that rank 0 never ordered, within
-        WRITTEN_S."""
+        """Give up writes that lack an answer or rank 0's order after WRITTEN_S."""
         since = trio.current_time() - WRITTEN_S
         for keys, write in [
             (keys, write) for keys, write in self._writes.items() if write.since < since
@@ -293,8 +276,7 @@ class LeaderDisk:
         self._edges.stats.publish(stats)
 
     def _why_detached(self) -> str:
-        """Reason why the disk tier is detached although rank 0's directory is in use; "" if it is
-        attached."""
+        """Reason why the tier is detached although rank 0's directory is in use; "" if attached."""
         if self._silent:
             return f"rank {self._silent[0]}: its disk did not answer"
         for rank, stats in self._followers.directories().items():

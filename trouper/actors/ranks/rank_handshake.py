@@ -1,30 +1,24 @@
-"""The handshake: how a follower joins the group of ranks, and what it must have in common with rank
-0.
+"""The handshake: how a follower joins the group of ranks, and what must agree with rank 0.
 
 The order of its steps matters, since each protects the next.
 
-1. *Invitation.* Rank 0 listens, and sends its address to all ranks through the group itself, by a
-  collective. Whoever reaches MLX's ring can be part of that. So the secret is in a file of each
-  rank (--rank-secret-file), which `trouper launch` makes on one machine. Without it the invitation
-  has a new secret, and the ring's network must be trusted.
-2. *Authentication* (`Link.authenticate`), in both directions and before a message is parsed:
-  anybody may connect to the port, and a comparison of 32 bytes is safer to expose than a decoder.
-3. *Hello.* The follower sends its rank, its version of the wire format, those of the packages that
-  compute, and its flags. The version is compared first, since the other fields mean the same only
-  if it is equal; then the rank, which must be free; then the flags. This comes before any weights
-  are read, so that a wrong flag costs seconds and not the minutes of a load.
-4. *Refusal.* A mismatch is answered with `Refused`, so that both processes end with the same
-  reason. A new start would fail in the same way, so the group is marked unusable and the launcher
-  does not try again.
-5. *Heartbeats.* From here on both ends detect the loss of the other. This comes before the load,
-  which may take longer than `--rank-timeout-s`.
-6. *Ready.* The follower has loaded its shard and sends its model card. Rank 0 compares the cards
-  when the last one has come. The cache of all ranks becomes as large as the smallest, since blocks
-  are stored and evicted on all ranks alike.
-7. *Plans.* The first one follows the last `Ready`. So every rank starts with the same empty state
-  and receives every plan in the same order, from which rank 0 predicts the state of all. For the
-  same reason nobody can join later: a rank that lost its connection has missed plans. The group
-  ends then, and the launcher starts all ranks again.
+1. *Invitation.* Rank 0 sends its address to all ranks by a collective. Whoever reaches MLX's ring
+   can take part, so the secret is in a file of each rank (--rank-secret-file), which `trouper
+   launch` makes on one machine. Without a file the invitation has a new secret, and the ring's
+   network must be trusted.
+2. *Authentication* (`Link.authenticate`), in both directions and before any message is parsed: a
+   comparison of 32 bytes is safer to expose than a decoder.
+3. *Hello.* The wire version is compared first, since other fields mean the same only for equal
+   versions; then the rank, then package versions and flags. All before weights are read: a wrong
+   flag costs seconds.
+4. *Refusal.* Both processes end with one reason. A new start would fail too, so the launcher does
+   not try again.
+5. *Heartbeats* begin before the load, which may take longer than `--rank-timeout-s`.
+6. *Ready.* Rank 0 compares all model cards. The cache of all ranks becomes as large as the
+   smallest, since all ranks store and evict alike.
+7. *Plans* follow the last `Ready`. Every rank starts empty and receives every plan in order. Nobody
+   can join later: a rank that lost its connection has missed plans, so the group ends, and the
+   launcher starts anew.
 """
 
 from __future__ import annotations
@@ -45,10 +39,10 @@ from trouper.protocol.settings import Settings
 from trouper.protocol.wire import VERSION
 
 HELLO_S = 5.0
-"""Time limit for a connection to authenticate and to send `Hello`."""
+"""Time limit for authentication and `Hello`."""
 SECRET_BYTES = 32
 Secret = bytes
-"""What ranks prove to each other that they have; empty: it comes with the invitation."""
+"""Shared by all ranks; empty: comes with the invitation."""
 MAY_DIFFER = (
     "model",
     "draft_model",
@@ -57,19 +51,17 @@ MAY_DIFFER = (
     "control_host",
     "rank_secret_file",
 )
-"""Settings that depend on the machine. The files that they name are compared by their content."""
+"""Settings that depend on the machine. Files are compared by content."""
 PACKAGES = ("mlx", "mlx-lm")
-"""Packages of which another version computes other numbers, from which ranks would sample other
-tokens."""
+"""Packages whose versions change numbers, and thus tokens."""
+# Without the fingerprint, which names a rank's own shard; engines compare the files while loading.
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
-"""Fields of the model cards that must be equal. The fingerprint is not one of them, since it names
-a rank's own shard; the engines have compared the files while they loaded."""
+"""Fields of the model cards that must be equal."""
 
 
 @attrs.frozen
 class Invitation:
-    """Address of rank 0, and the secret by which ranks authenticate each other, unless they have
-    it."""
+    """Address of rank 0, and the secret unless ranks have one."""
 
     host: str
     port: int
@@ -77,7 +69,7 @@ class Invitation:
 
     @classmethod
     def to(cls, host: str, port: int, own: Secret = b"") -> Invitation:
-        """`own`: the secret that the ranks have, which is not sent."""
+        """`own`: the ranks' secret, which is not sent."""
         return cls(host, port, b"" if own else secrets.token_bytes(SECRET_BYTES))
 
     def encode(self) -> bytes:
@@ -96,7 +88,6 @@ def shared_flags(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Versions of `PACKAGES`; "none" for one that is not installed."""
     return tuple((name, _version(name)) for name in PACKAGES)
 
 
@@ -113,8 +104,7 @@ def _version(name: str) -> str:
 async def join_leader(
     stream: trio.abc.Stream, joined: Joined, settings: Settings, own: Secret = b""
 ) -> Link:
-    """Authenticate to rank 0 and send `Hello`. `own`: the secret that this rank has. Raises
-    `LinkFailed`."""
+    """Authenticate to rank 0 and send `Hello`. `own`: this rank's secret. Raises `LinkFailed`."""
     invited = Invitation.decode(joined.invitation).secret
     if bool(own) == bool(invited):
         here, there = ("this rank", "rank 0") if own else ("rank 0", "this rank")
@@ -148,8 +138,7 @@ async def accept_follower(stream: trio.abc.Stream, secret: bytes) -> tuple[Link,
 
 
 def reason_to_refuse(hello: Hello, settings: Settings, ranks: Container[int]) -> str:
-    """Reason why a follower cannot join the group; "" if it can. `ranks`: the ranks that have
-    joined."""
+    """Reason why a follower cannot join; "" if admitted. `ranks`: ranks that have joined."""
     ours, theirs = dict(shared_flags(settings)), dict(hello.flags)
     if hello.version != VERSION or ours.keys() != theirs.keys():
         return (
@@ -176,13 +165,12 @@ def reason_to_refuse(hello: Hello, settings: Settings, ranks: Container[int]) ->
 def _difference(
     ours: Iterable[tuple[str, str]], theirs: Mapping[str, str]
 ) -> tuple[str, str, str] | None:
-    """Return the name of the first difference, and its two values."""
     pairs = ((name, here, theirs.get(name, "none")) for name, here in ours)
     return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
 def card_difference(ours: ModelCard, theirs: ModelCard) -> str:
-    """Difference of a follower's model to rank 0's; "" if they are the same model."""
+    """Difference of a follower's model to rank 0's; "" if the same."""
     for name in SAME_OF_CARDS:
         if getattr(ours, name) != getattr(theirs, name):
             return (

@@ -1,9 +1,7 @@
-"""A rank's heartbeat: sending it on the control link, and detecting that the other end has stopped
-sending.
+"""Heartbeats on the control link, in both directions from the start, whatever the engines do.
 
-Both ends send heartbeats from the start, whatever their engines do, and both watch for silence. A
-process that died closes its connection, which needs no heartbeat. One that is stopped, or behind a
-broken cable, keeps its connection open: only its silence shows it, after `--rank-timeout-s`.
+A dead process closes its connection. A stopped one, or one behind a broken cable, keeps its
+connection open, and only silence shows the loss, after `--rank-timeout-s`.
 """
 
 from __future__ import annotations
@@ -20,16 +18,14 @@ HEARTBEAT_S = 0.5
 
 
 def heartbeat_interval(timeout_s: float) -> float:
-    """Interval of heartbeats, and of looking for them: several within the time after which a silent
-    rank is lost."""
+    """Interval of heartbeats and of checks: several within the time limit."""
     return min(HEARTBEAT_S, timeout_s / 4)
 
 
 async def send_heartbeats(
     outbox: trio.MemorySendChannel[bytes], heartbeat: Callable[[], Heartbeat], every_s: float
 ) -> None:
-    """Send heartbeats periodically. A full outbox needs none, since its messages are signs of life,
-    too."""
+    """Send heartbeats periodically, unless the outbox is full of other signs of life."""
     while True:
         try:
             outbox.send_nowait(encode(heartbeat()))
@@ -41,11 +37,9 @@ async def send_heartbeats(
 
 
 async def wait_until_silent(link: Link, timeout_s: float, every_s: float) -> None:
-    """Return when nothing was received on the link for `timeout_s`.
-
-    A check that comes late means that this process itself was suspended. Then messages of that time
-    may wait in the socket, so the link gets the whole time limit again.
-    """
+    """Return when nothing was received for `timeout_s`."""
+    # A late check means that this process was suspended, and messages may wait in the socket, so
+    # the link gets a fresh time limit.
     checked_at = trio.current_time()
     while trio.current_time() - link.heard_at <= timeout_s:
         await trio.sleep(every_s)

@@ -1,10 +1,8 @@
-"""The control link: an authenticated connection between rank 0 and a follower that carries
-messages, and its failures.
+"""The control link: an authenticated connection for messages between rank 0 and a follower.
 
-Both ends have the secret from the group itself (`rank_handshake.Invitation`). Each end sends a
-nonce, and an HMAC of both nonces and its role under the secret; it parses no message before the
-HMAC of the other end was verified. The role is part of the HMAC, so that an HMAC sent back to its
-sender (a reflection attack) does not authenticate.
+Each end sends a nonce, then an HMAC of both nonces and its role under the shared secret
+(`rank_handshake.Invitation`), and parses no message before the other's HMAC is verified. The role
+defeats reflection of an HMAC to its sender.
 """
 
 from __future__ import annotations
@@ -24,18 +22,17 @@ OTHER: dict[Role, Role] = {"leader": "follower", "follower": "leader"}
 PROOF_BYTES = 32
 READ_BYTES = 2**16
 LAST_MESSAGES_S = 1.0
-"""Time for the last messages to clients and other ranks before a lost group ends."""
+"""Time for the last messages before a lost group ends."""
 LEAVING_S = 5.0
 """Time limit for followers to end after their last plan."""
 
 
 class LinkFailed(Exception):
-    """The connection ended, or the other end does not belong to this group. The message says
-    which."""
+    """The connection ended, or the other end does not belong to this group, as the message says."""
 
 
 class RankLost(Exception):
-    """The group of ranks has ended. The message says why."""
+    """The group of ranks has ended, for the reason in the message."""
 
 
 @attrs.define(eq=False)
@@ -44,14 +41,12 @@ class Link:
 
     _stream: trio.abc.Stream
     heard_at: float = attrs.field(factory=trio.current_time)
-    """Time of the last message from the other end."""
+    # Received bytes that are not decoded yet.
     _received: bytearray = attrs.field(factory=bytearray)
-    """Received bytes that are not decoded yet."""
 
     @classmethod
     async def authenticate(cls, stream: trio.abc.Stream, secret: bytes, role: Role) -> Self:
-        """Authenticate a stream. Raises `LinkFailed` if the other end does not have the secret. The
-        caller limits the duration."""
+        """Raises `LinkFailed` if the other end lacks the secret. The caller limits the duration."""
         nonce = secrets.token_bytes(PROOF_BYTES)
         link = cls(stream)
         await link._write(nonce)
@@ -64,15 +59,12 @@ class Link:
         return link
 
     async def send(self, message: Message) -> None:
-        """Send a message. Raises `LinkFailed`."""
         await self._write(encode(message))
 
     async def send_frame(self, frame: bytes) -> None:
-        """Send a message that was encoded once for all followers. Raises `LinkFailed`."""
         await self._write(frame)
 
     async def receive(self) -> Message:
-        """Receive the next message. Raises `LinkFailed` when the connection has ended."""
         try:
             message = decode(await self._read(body_length(await self._read(LENGTH.size))))
         except NotUnderstood as error:
@@ -90,7 +82,6 @@ class Link:
             raise LinkFailed("its connection ended") from error
 
     async def _read(self, nbytes: int) -> bytes:
-        """Read exactly `nbytes` bytes."""
         while len(self._received) < nbytes:
             try:
                 received = await self._stream.receive_some(

@@ -1,9 +1,5 @@
-"""A member of the group of ranks: rank 0's end of one follower's connection.
-
-A member owns the connection, the messages that wait for it, and what the follower last reported:
-its state, step, memory and cache directory. It finds out by itself that the follower is lost; what
-follows from that is decided by the leader.
-"""
+"""A member of the group: rank 0's end of one follower's connection, with outgoing messages and the
+last reported state. A member detects the loss of its follower; the leader decides what follows."""
 
 from __future__ import annotations
 
@@ -34,15 +30,10 @@ from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
 OUTBOX = 256
-"""Maximum number of messages that wait for one follower. A follower that reads never has so
-many."""
 DiskReport = Fetched | WriteDone | Missing | DirectoryStats
-"""A follower's message about its disk."""
 
 
 class Group(Protocol):
-    """What a member needs of the leader."""
-
     def lose(self, reason: str, *, unusable: bool = False) -> None: ...
 
     def member_changed(self) -> None: ...
@@ -53,20 +44,19 @@ class Group(Protocol):
 
 
 class RankMember:
-    """One follower, from its `Hello` on. `timeout_s`: time after which a silent follower is lost,
-    or one that does not read."""
+    """One follower, from its `Hello` on. `timeout_s`: until a follower that is silent, or does not
+    read, is lost."""
 
     def __init__(self, rank: int, link: Link, group: Group, timeout_s: float) -> None:
         self.rank = rank
         self.connected = True
         self.state: RankState = "loading"
         self.step = -1
-        """Last step that the follower has answered."""
         self.memory: MemoryStats | None = None
         self.card: ModelCard | None = None
-        """The model that the follower has loaded; None before."""
+        """The loaded model; None before."""
         self.directory: DirectoryStats | None = None
-        """The follower's cache directory; None until it has been read."""
+        """The follower's cache directory; None until read."""
         self._link, self._group, self._timeout_s = link, group, timeout_s
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
 
@@ -107,13 +97,11 @@ class RankMember:
             self._end("its connection ended")
 
     def leave(self) -> None:
-        """Let the follower end after its last plan."""
         if self.state == "ready":
             self.state = "left"
             self.post(encode(Leave()))
 
     def _end(self, reason: str) -> None:
-        """End the membership: without a loss if rank 0 has let the follower end."""
         if self.state != "left":
             self.state = "lost"
             self._group.lose(f"rank {self.rank}: {reason}")

@@ -1,5 +1,5 @@
-"""Memory for LoRA adapters that are loaded while a model serves: planned before anything is loaded,
-and kept from rows and cached blocks."""
+"""Memory for LoRA adapters that are loaded while a model serves: planned first, and kept from rows
+and cached blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import attrs
 
-from trouper.actors.scheduling.memory_budget import room_bytes, step_bytes
+from trouper.actors.scheduling.kv_memory import room_bytes, step_bytes
 from trouper.protocol.health import AdapterStats, MemoryStatus
 from trouper.protocol.model import AdapterPlan, ModelCard
 from trouper.protocol.problems import OutOfDeviceMemory, Problem, RequestFailed
@@ -18,8 +18,7 @@ from trouper.protocol.watch import Watch
 
 @attrs.frozen(eq=False)
 class AdapterRoom:
-    """Belongs to one loaded model. It publishes to `adapters`, at which admission by bytes
-    looks."""
+    """Room of one loaded model, published to `adapters` for admission by bytes."""
 
     card: ModelCard
     settings: Settings
@@ -28,12 +27,11 @@ class AdapterRoom:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the model's weights and of all adapters that it has now."""
         return self.card.base_weights_bytes + self.adapters.latest.held_bytes
 
     def require(self, name: str, plan: AdapterPlan) -> None:
-        """Check that an adapter fits beside the weights and one step. Raises `RequestFailed`
-        (507)."""
+        """Raises `RequestFailed` (507) if an adapter does not fit beside the weights and one
+        step."""
         memory = self.memory.latest
         if not memory.limit_bytes or not plan.loading_bytes:
             return
@@ -58,9 +56,9 @@ class AdapterRoom:
 
     @contextmanager
     def reserved(self, name: str, plan: AdapterPlan) -> Iterator[None]:
-        """Keep the memory of an adapter from rows while it is loaded; it is held afterwards, unless
-        that raises. Raises `RequestFailed` (507) instead of `OutOfDeviceMemory`: other programs may
-        use what was planned."""
+        """Keep the memory of an adapter from rows during its load, and afterwards unless the load
+        raises. Raises `RequestFailed` (507) instead of `OutOfDeviceMemory`: other programs may use
+        the planned memory."""
         before = self.adapters.latest
         self.adapters.publish(attrs.evolve(before, reserved_bytes=plan.loading_bytes))
         try:
@@ -78,12 +76,10 @@ class AdapterRoom:
         self.left(plan.total_bytes)
 
     def left(self, nbytes: int) -> None:
-        """The matrices of all adapters have so many bytes now."""
         self.adapters.publish(AdapterStats(held_bytes=nbytes))
 
 
 def insufficient(message: str) -> RequestFailed:
-    """The 507 for an adapter that does not fit."""
     return RequestFailed(
         Problem(507, message, "server_error", "lora_path", code="insufficient_memory")
     )

@@ -1,5 +1,4 @@
-"""The LoRA adapters of a loaded model: those that requests may name now, and how many requests have
-each."""
+"""The LoRA adapters of a loaded model, and the number of requests with each."""
 
 from __future__ import annotations
 
@@ -12,25 +11,22 @@ from trouper.protocol.model import AdapterCard
 from trouper.protocol.problems import RequestFailed, adapter_not_found
 
 MAX_UNLOADED = 1000
-"""Names of unloaded adapters that are remembered."""
 
 
 def with_unloaded(names: Sequence[str], name: str) -> tuple[str, ...]:
-    """The names of unloaded adapters with one more, the latest last."""
     return (*(other for other in names if other != name), name)[-MAX_UNLOADED:]
 
 
 class AdapterTable:
-    """Belongs to one loaded model. `card` may be called on any thread."""
+    """`card` may be called on any thread."""
 
     def __init__(self, model: str, cards: Iterable[AdapterCard] = ()) -> None:
-        """`model`: its name, for messages."""
         self._model = model
         self._cards = {card.name: card for card in cards}
         self._running: Counter[str] = Counter()
         self._changed = trio.Event()
         self.unloaded: tuple[str, ...] = ()
-        """Names of adapters that were unloaded; some may have been loaded again since."""
+        """Names of unloaded adapters, perhaps loaded again since."""
         self.changing = trio.StrictFIFOLock()
         """One adapter is loaded or unloaded at a time."""
 
@@ -39,31 +35,27 @@ class AdapterTable:
         return tuple(self._cards.values())
 
     def card(self, name: str) -> AdapterCard | None:
-        """The adapter of that name; None: there is none."""
         return self._cards.get(name)
 
     def begin(self, name: str) -> AdapterCard | None:
-        """Count a request with this adapter. None: there is none."""
+        """Count a request with this adapter. None: there is no such adapter."""
         if (card := self._cards.get(name)) is not None:
             self._running[name] += 1
         return card
 
     def end(self, name: str) -> None:
-        """A request that was counted has ended."""
         self._running[name] -= 1
         self._changed.set()
         self._changed = trio.Event()
 
     def refusal(self, name: str) -> RequestFailed:
-        """The 404 for a request with an adapter that is not there."""
         return adapter_not_found(name, self._model, tuple(self._cards))
 
     def add(self, card: AdapterCard) -> None:
         self._cards[card.name] = card
 
     async def remove(self, name: str) -> None:
-        """Refuse further requests with this adapter, and wait until those that have it have
-        ended."""
+        """Refuse further requests with this adapter, and wait for the end of the others."""
         self._cards.pop(name, None)
         self.unloaded = with_unloaded(self.unloaded, name)
         while self._running[name]:

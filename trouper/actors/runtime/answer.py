@@ -1,4 +1,4 @@
-"""The client's end of one request: its replies, and the record of its end."""
+"""The client's end of one request."""
 
 from __future__ import annotations
 
@@ -28,18 +28,15 @@ from trouper.protocol.replies import (
 )
 
 Ended = Callable[[RequestRecord], None]
+# As nginx names a request that its client gave up.
 CANCELLED = Problem(499, "the request was cancelled", "request_cancelled", code="cancelled")
-"""499 is what nginx calls a request that its client gave up."""
 
 
 @attrs.define(eq=False)
 class Answer(ClosesAtEnd):
-    """The client's end of one request. Closing it (or leaving its `with`) aborts the request: the
-    row ends within one step.
-
-    An answer enforces its time limits (time_limits.py): meeting one raises `RequestFailed` with the
-    limit's code. The caller may add timeouts.
-    """
+    """The client's end of one request. Closing an answer (or leaving its `with`) aborts the
+    request: the row ends within one step. Exceeding a time limit raises `RequestFailed` with the
+    limit's code (time_limits.py). The caller may add timeouts."""
 
     request_id: str
     accepted: Accepted
@@ -48,24 +45,22 @@ class Answer(ClosesAtEnd):
     cached_tokens: int = 0
     completion_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities of the prompt, available with the first Delta, if requested."""
+    """Requested log-probabilities of the prompt, with the first Delta."""
     embedding: bytes = b""
-    """Vector of the prompt as little-endian float32, available at the end, if requested."""
+    """Requested vector of the prompt as little-endian float32, at the end."""
     finished: Finished | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
-    """Time of the last token, as set by the scheduler."""
     problem: Problem | None = None
-    """Problem that ended the request."""
     _ended: Ended | None = None
     _disk_tokens: int = 0
+    # Number of arrived tokens that were unread at the close.
     _unread_tokens: int = 0
-    """Number of tokens that arrived and were not read before the answer was closed."""
     _cancelled: bool = False
     _arrivals: Arrivals = attrs.field(factory=Arrivals)
+    # Replies before those in the channel.
     _unread: deque[Reply] = attrs.field(init=False)
-    """Replies that come before those in the channel."""
 
     @_unread.default
     def _unread_of_arrivals(self) -> deque[Reply]:
@@ -73,7 +68,6 @@ class Answer(ClosesAtEnd):
 
     @property
     def queued(self) -> bool:
-        """Whether the request waits for a row, according to the replies that were read."""
         return self._limits.phase in ("preparation", "queue")
 
     async def wait_accepted(self) -> None:
@@ -91,7 +85,7 @@ class Answer(ClosesAtEnd):
 
     @contextmanager
     def ends_with_failure(self) -> Iterator[None]:
-        """Close the answer if what is done here fails or is cancelled; a problem is recorded."""
+        """Close the answer if the body fails or is cancelled; a problem is recorded."""
         try:
             yield
         except RequestFailed as failed:
@@ -101,8 +95,7 @@ class Answer(ClosesAtEnd):
             raise
 
     async def next(self) -> Delta | Finished:
-        """The next Delta, or the end, which is returned again by further calls. Raises
-        `RequestFailed`. Safe to cancel."""
+        """The next Delta, or the end, again and again. Raises `RequestFailed`. Safe to cancel."""
         while self.finished is None:
             reply = await self.receive_reply()
             match reply:
@@ -128,8 +121,7 @@ class Answer(ClosesAtEnd):
         return self.finished
 
     async def wait_next(self) -> None:
-        """Wait until a reply has arrived besides that the request has started, and leave it to
-        `next`. Safe to cancel."""
+        """Wait for a reply beyond `Started`, and leave the reply to `next`. Safe to cancel."""
         while self.finished is None and not self._unread:
             reply = await self.receive_reply()
             if isinstance(reply, Started):
@@ -138,8 +130,8 @@ class Answer(ClosesAtEnd):
                 self._unread.appendleft(reply)
 
     def next_nowait(self) -> Delta | None:
-        """A Delta that already arrived, else None. It lets a writer combine several Deltas, and is
-        never a terminal event."""
+        """A Delta that already arrived, else None; never a terminal event. For writers that join
+        Deltas."""
         if self.finished is None:
             with suppress(trio.EndOfChannel, trio.ClosedResourceError):
                 self._receive_waiting()
@@ -147,8 +139,8 @@ class Answer(ClosesAtEnd):
         return deltas[0] if deltas else None
 
     def take_deltas(self, limit: int, now: float) -> list[Delta]:
-        """The Deltas that already arrived at an answer that is followed, at most `limit`. `now`:
-        trio.current_time(), of which one look does for all streams."""
+        """At most `limit` Deltas that already arrived at a followed answer. `now`:
+        trio.current_time(), read once for all streams."""
         unread = self._unread
         # `list[Delta]()` would take as long as the rest of this, for each token of each stream.
         deltas: list[Delta] = []
@@ -165,24 +157,21 @@ class Answer(ClosesAtEnd):
 
     @property
     def waiting(self) -> int:
-        """Number of replies that have arrived and were not read."""
         return len(self._unread) + self._replies.statistics().current_buffer_used
 
     @property
     def has_other(self) -> bool:
-        """Whether `next` has something else than a Delta, once all of these were taken: another
-        reply, or that the answer was cancelled."""
+        """Whether `next` has something other than a Delta, after all Deltas were taken."""
         return bool(self._unread) or self._cancelled
 
     @property
     def deadline(self) -> float:
-        """trio.current_time() when the answer is late, unless it makes progress before."""
+        """trio.current_time() at which the answer is late, unless there is progress."""
         return self._limits.next_deadline().at
 
     def follow(self, follower: Callable[[], None] | None) -> None:
-        """Call `follower` with each reply that arrives, in the sender's task: it neither blocks nor
-        raises. None: nobody. For a reader that takes what has arrived without waiting, such as one
-        of many streams."""
+        """Call `follower` with each reply, in the sender's task: no blocking, no exception. For
+        readers that take replies without waiting, such as one of many streams. None: nobody."""
         self._arrivals.follower = None
         if follower is None:
             return
@@ -204,8 +193,7 @@ class Answer(ClosesAtEnd):
         return piece
 
     def close(self) -> None:
-        """Abort the request, if it has not ended. Synchronous and idempotent; an abort cannot be
-        lost."""
+        """Abort the request, unless ended. Synchronous and idempotent; an abort cannot be lost."""
         ended, self._ended = self._ended, None
         last = None if ended is None else self._read_rest()
         self._arrivals.follower = None
@@ -214,8 +202,7 @@ class Answer(ClosesAtEnd):
             ended(self._record(last))
 
     def cancel(self) -> None:
-        """Abort the request from another task. The reader of the answer gets the code
-        `cancelled`."""
+        """Abort the request from another task. The reader gets the code `cancelled`."""
         if self.finished is None:
             self._cancelled = True
             self.problem = self.problem or CANCELLED
@@ -245,8 +232,7 @@ class Answer(ClosesAtEnd):
         return RequestFailed(problem)
 
     def _read_rest(self) -> Finished | Failed | None:
-        """Read the remaining replies for the record, so that a slow reader does not make the
-        recorded answer shorter than it was."""
+        """Read the remaining replies, so that a slow reader does not shorten the record."""
         last: Finished | Failed | None = None
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             while True:
@@ -295,9 +281,9 @@ class Answer(ClosesAtEnd):
         return (end.reason, "") if isinstance(end, Finished) else ("abort", "")
 
     async def receive_reply(self) -> Reply:
-        """The next reply. A reply that has already arrived is not late: its reader was slow, and
-        only the limit of the whole request applies. Nor is a request late that made progress since
-        the deadline was set."""
+        # A reply that has arrived is not late: its reader was slow, and only the limit of the
+        # entire request applies. Nor is a request late that made progress since the deadline was
+        # set.
         passed = -inf
         try:
             self._receive_waiting()

@@ -1,4 +1,4 @@
-"""The graph's channels: the contract of each, and how full it is."""
+"""The graph's channels: the contract of each, and its fill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Edge:
-    """A channel's contract; docs/actors.md repeats these and a test compares."""
+    """A channel's contract, which docs/actors.md repeats (a test compares)."""
 
     source: str
     target: str
@@ -24,7 +24,7 @@ class Edge:
 
 
 class Channels:
-    """Channels, opened by name. Reading their statistics costs the reader, never a sender."""
+    """Channels by name. Statistics cost their reader, never a sender."""
 
     def __init__(self, edges: Mapping[str, Edge]) -> None:
         self._edges = edges
@@ -32,7 +32,7 @@ class Channels:
         self._peaks = dict.fromkeys(edges, 0)
 
     def open(self, name: str) -> tuple[trio.MemorySendChannel[Any], trio.MemoryReceiveChannel[Any]]:
-        """Open a channel. It replaces the channel of a group that crashed."""
+        """Open a channel, perhaps in place of that of a crashed group."""
         sending, receiving = trio.open_memory_channel[Any](self._edges[name].capacity)
         self._opened[name] = sending
         return sending, receiving
@@ -45,8 +45,6 @@ class Channels:
         )
 
     def note_peaks(self) -> None:
-        """Record the current fill of all channels. It costs the submitter of a request some
-        microseconds."""
         for name, opened in self._opened.items():
             self._peaks[name] = max(self._peaks[name], opened.statistics().current_buffer_used)
 

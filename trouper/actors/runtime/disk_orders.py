@@ -1,5 +1,5 @@
-"""The queue of SSDWriter's orders: reads come before writes, since requests wait for them, and
-writes rest while rows decode."""
+"""The queue of SSDWriter's orders: reads precede writes, since requests wait, and writes rest while
+rows decode."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from trouper.protocol.work import DiskOrder, Read, Write
 
 
 class DiskOrders:
-    """The orders that were received and not carried out yet."""
-
     def __init__(self, channel: trio.MemoryReceiveChannel[DiskOrder]) -> None:
         self._channel = channel
         self._orders: deque[DiskOrder] = deque()
+        # Whether more orders may arrive.
         self._open = True
-        """Whether more orders may arrive."""
         self._writes_rest_until = 0.0
 
     async def next(self) -> DiskOrder | None:
@@ -32,7 +30,7 @@ class DiskOrders:
             await self._wait()
 
     def rest_writes(self, seconds: float) -> None:
-        """Delay the next write. Once no more orders arrive, the remaining writes do not rest."""
+        """Delay the next write, unless no more orders arrive."""
         self._writes_rest_until = trio.current_time() + seconds
 
     def _receive_waiting(self) -> None:
@@ -45,7 +43,6 @@ class DiskOrders:
                 self._open = False
 
     def _pop(self) -> DiskOrder | None:
-        """Take the first read, else the oldest order, unless that is a write and writes rest."""
         for index, order in enumerate(self._orders):
             if isinstance(order, Read):
                 del self._orders[index]
@@ -56,7 +53,6 @@ class DiskOrders:
         return self._orders.popleft()
 
     async def _wait(self) -> None:
-        """Wait for an order, or until the oldest write has rested."""
         with trio.move_on_at(self._writes_rest_until if self._orders else float("inf")):
             try:
                 self._orders.append(await self._channel.receive())

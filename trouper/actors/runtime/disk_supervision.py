@@ -1,5 +1,5 @@
-"""Supervision of SSDWriter: nobody waits for what a crash made it forget, and a server whose writer
-has crashed too often goes on without a disk."""
+"""Supervision of SSDWriter: forgotten orders are answered after a crash, and after too many crashes
+the server goes on without a disk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trouper.protocol.work import DiskNews, DiskOrder, OrdersForgotten
 
 @attrs.frozen(kw_only=True, eq=False)
 class WriterSupervision:
-    """`orders` and `news`: the channels of the writer. `stats`: state of the actor; `directory`: of
-    its directory."""
+    """`orders`, `news`: channels of the writer. `stats`: of the actor; `directory`: of its
+    directory."""
 
     orders: trio.MemoryReceiveChannel[DiskOrder]
     news: trio.MemorySendChannel[DiskNews]
@@ -26,7 +26,6 @@ class WriterSupervision:
     directory: Watch[DirectoryStats]
 
     async def supervise(self, run: Callable[[], Awaitable[None]], limit: RestartLimit) -> None:
-        """Run the actor, as `supervise` does."""
         begun = False
 
         async def begin() -> None:

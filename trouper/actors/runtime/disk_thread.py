@@ -1,5 +1,5 @@
-"""The worker thread on which SSDWriter uses the file system. Tests replace it by one that takes
-virtual time or fails."""
+"""The thread on which SSDWriter uses the file system. Tests use one with virtual time or
+failures."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ import trio
 from trouper.actors.runtime.worker_threads import run_on_thread
 
 T = TypeVar("T")
+# A file is written in less than a second.
 LAST_WORK_S = 2.0
-"""Longest wait, once cancelled, for the work that runs. A file is written in less than a second."""
 
 
 class DiskThread:
-    """One thread at a time, with a limiter of its own: a slow disk takes no thread from tokenizing
-    or from another model's disk."""
+    """One thread with a limiter of its own: a slow disk takes no thread from others."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S for its end, so that a
-        write is not left halfway. Then the thread is abandoned: a file system that does not answer
-        (NFS, FUSE) cannot be interrupted, and must neither keep the process from ending nor a model
-        from being unloaded. Raises what `work` raises, and `OSError` if no thread can be
-        started."""
+        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S, lest a write be left
+        halfway, then abandons the thread. Raises what `work` raises, and `OSError` if no thread can
+        be started."""
+        # A file system that does not answer (NFS, FUSE) cannot be interrupted, and must not keep
+        # the process or the model alive.
         token, begun, ended = trio.lowlevel.current_trio_token(), list[bool](), trio.Event()
 
         def noted() -> T:

@@ -1,5 +1,4 @@
-"""The models that --models-from finds: they are served like those of --model, and loaded when a
-request names them."""
+"""The models of --models-from, served like those of --model and loaded on request."""
 
 from __future__ import annotations
 
@@ -19,13 +18,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trouper.models")
 RESCAN_S = 10.0
-"""Interval between scans, after which a model that was fetched meanwhile is served."""
 
 
 @attrs.frozen
 class ScannedModel:
-    """A model that a scan has found, and the bytes of its weights on this device."""
-
     files: ModelFiles
     weights_bytes: int
 
@@ -34,8 +30,8 @@ Scan = Callable[[], Awaitable[Sequence[ScannedModel]]]
 
 
 async def keep_found(manager: ModelManager, scan: Scan, ttl_s: float) -> None:
-    """Add the models that scans find, and drop those whose files have vanished once they are not
-    loaded. Runs until cancelled; a scan that fails is logged, and what the last one found stays."""
+    """Add the models that scans find, and drop unloaded ones whose files have vanished. Runs until
+    cancelled; a failed scan is logged and changes nothing."""
     last = ""
     while True:
         try:
@@ -50,7 +46,6 @@ async def keep_found(manager: ModelManager, scan: Scan, ttl_s: float) -> None:
 
 
 def _update(manager: ModelManager, scanned: Sequence[ScannedModel], ttl_s: float) -> None:
-    """Make the manager's models those of a scan."""
     found = {each.files.name: each for each in scanned}
     taken = {name for model in manager.models if model.files is None for name in model.names}
     known = {model.names[0]: model for model in manager.models if model.files is not None}
@@ -66,8 +61,8 @@ def _update(manager: ModelManager, scanned: Sequence[ScannedModel], ttl_s: float
 
 
 def _renew(model: ManagedModel, found: ScannedModel) -> None:
-    """Note what a scan says of a model that is known. Where the hub's cache has a new commit, its
-    directory is another one, from which the model is loaded the next time."""
+    # A new commit in the hub's cache is another directory, from which the model is loaded next
+    # time.
     model.files, model.created = found.files, found.files.created_at
     if model.state in AWAY and model.settings.model != (directory := str(found.files.directory)):
         model.settings = attrs.evolve(model.settings, model=directory)
@@ -75,8 +70,6 @@ def _renew(model: ManagedModel, found: ScannedModel) -> None:
 
 
 def _managed(found: ScannedModel, base: Settings, ttl_s: float) -> ManagedModel:
-    """The model with the settings of the default model, as far as they are not about that model
-    itself."""
     speculation = "auto" if base.speculation in ("draft_model", "mtp") else base.speculation
     settings = attrs.evolve(
         base,

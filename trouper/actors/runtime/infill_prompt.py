@@ -1,5 +1,5 @@
-"""Fill in the middle: the tokens of a prompt that has a prefix, a suffix and other files. Pure, for
-any thread."""
+"""Fill in the middle: tokens of a prompt with prefix, suffix and other files. Pure, for any
+thread."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import InfillPrompt
 
 REPOSITORY = "myproject\n"
-"""Name of the repository, as llama.cpp has it."""
 FILE = "filename\n"
-"""Name of the file in which the answer stands, as llama.cpp has it."""
 SNIPPET = "\n\n--- snippet ---\n\n"
-"""What stands before a file if the vocabulary has no token for that, as llama.cpp has it."""
+"""Header of a file if the vocabulary has no token for that, as in llama.cpp."""
 
 
 def infill_of(prompt: InfillPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokenize the prompt: first what the tokenizer puts before any text, then the other files,
-    then prefix and suffix in the order of the model's family. Raises `RequestFailed` (400) if the
-    vocabulary has no tokens for it."""
+    """Tokenize leading tokens, other files, then prefix and suffix in the order of the family.
+    Raises `RequestFailed` (400) if the vocabulary lacks the tokens."""
     marks = tokenizer.infill
     if marks is None:
         message = (
@@ -41,14 +38,13 @@ def infill_of(prompt: InfillPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def leading(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that the tokenizer puts before any text."""
     bare, encoded = tokenizer.encode("a", special=False), tokenizer.encode("a")
     start = next((at for at in range(len(encoded)) if encoded[at : at + len(bare)] == bare), 0)
     return encoded[:start]
 
 
 def continued(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokenize a text that begins within a file. SentencePiece puts a space before it otherwise."""
+    """Tokenize a text that begins within a file, without SentencePiece's leading space."""
     tokens = tokenizer.encode(text, special=False)
     if b"".join(map(tokenizer.token_bytes, tokens)) != b" " + text.encode():
         return tokens
@@ -60,7 +56,6 @@ def continued(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _files(prompt: InfillPrompt, marks: InfillTokens, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokenize the other files."""
     found: list[int] = []
     if prompt.extra and marks.repository is not None:
         found += (marks.repository, *tokenizer.encode(REPOSITORY, special=False))

@@ -1,36 +1,41 @@
 """The model manager serves several models: one graph of six actors for each loaded model, within a
 bound on their weights.
 
-Nothing is shared between the graphs, so one model's requests never wait in another's queue or
-batch. A model is loaded when it is first requested, if necessary after the least recently used idle
-models were unloaded. Each user of a model holds a `Lease` on it, and a leased model is never
-unloaded: a request for one does not end another's.
+Graphs share nothing, so no model's requests wait in another's queue or batch. A model is loaded on
+request, if necessary after idle models were unloaded. Each user of a model holds a `Lease`, and a
+leased model is never unloaded unless forced. A sleeping model has its cached blocks on disk, and is
+loaded again on request.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from math import inf
 from typing import Protocol
 
+import attrs
 import trio
 
+from trouper.actors.runtime.adapter_room import insufficient
+from trouper.actors.runtime.adapter_table import with_unloaded
 from trouper.actors.runtime.found_models import Scan, keep_found
-from trouper.actors.runtime.load_progress import LoadProgress
-from trouper.actors.runtime.load_turns import LoadTurns
-from trouper.actors.runtime.model_control import ModelControl
-from trouper.actors.runtime.model_room import has_room_now, load_in_turn
 from trouper.actors.runtime.model_unloading import (
     AWAY,
     LoadLimits,
+    LoadProgress,
     ManagedModel,
     entry_of,
+    has_room,
+    lacking_after_pinned,
+    lacking_room,
     load_problem,
     loaded,
     managed,
+    next_to_unload,
     unforeseen,
 )
 from trouper.actors.runtime.runtime import Runtime
@@ -38,29 +43,106 @@ from trouper.actors.runtime.served_models import Away, Lease, ModelEntry, model_
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model import Measured
 from trouper.protocol.model_options import ModelOptions
-from trouper.protocol.names import names_of, require_names
+from trouper.protocol.names import adapters_of, names_of, require_names
 from trouper.protocol.paths import encodable
-from trouper.protocol.problems import DRAINING, ActorFailed, ModelUnusable, Problem, RequestFailed
+from trouper.protocol.problems import (
+    DRAINING,
+    ActorFailed,
+    ModelUnusable,
+    Problem,
+    RequestFailed,
+    adapter_unknown,
+)
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.models")
+LOOK_S = 1.0
+# Most files are opened and read in less than a second. A dead network mount, or a FIFO, hangs a
+# load, and nothing can interrupt the thread; its weights count as loaded, since the load may go on.
+SILENT_S = 15.0
+"""Time without progress after which others load beside this model."""
+# Kernels of a large model take up to a minute to compile.
+STALLED_S = 120.0
+"""Time without progress after which requests for the model are refused."""
 UNLOAD_S = 5.0
-"""Maximum wait for an idle graph to finish its writes to disk."""
 RETRY_S = 60.0
-"""Time until a model that could not be loaded is tried again, since each try may unload another
-model."""
+"""Time between attempts to load a faulty model, since each may unload another."""
+
+
+class LoadTurns:
+    """Turns of loading: one model after another, but not behind a silent one. `changed` is called
+    when a model stalls, or goes on."""
+
+    def __init__(self, progress: LoadProgress, changed: Callable[[], None]) -> None:
+        self._progress, self._changed = progress, changed
+        self._turn = trio.CapacityLimiter(1)
+        self._holder: object = None
+
+    async def take(self, holder: object) -> None:
+        await self._turn.acquire_on_behalf_of(holder)
+        self._holder = holder
+
+    def give(self, holder: object) -> None:
+        if self._holder is holder:
+            self._holder = None
+            self._turn.release_on_behalf_of(holder)
+
+    async def watched(self, model: ManagedModel, load: Callable[[], Awaitable[None]]) -> None:
+        """Load a model in its turn, which ends early in silence. Raises what `load` raises."""
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, model)
+            try:
+                await load()
+            except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery, which would wrap it.
+                failed = error
+            nursery.cancel_scope.cancel()
+        model.is_silent, model.problem = False, model.problem if failed else None
+        if failed is not None:
+            raise failed
+
+    async def _watch(self, model: ManagedModel) -> None:
+        latest, since = self._progress.of(model.settings.model), trio.current_time()
+        while True:
+            await trio.sleep(LOOK_S)
+            found, silent_s = self._progress.of(model.settings.model), trio.current_time() - since
+            if found is not latest:
+                latest, since = found, trio.current_time()
+                self._note(model, None)
+            elif silent_s >= STALLED_S:
+                self._note(model, _stalled(model))
+            elif silent_s >= SILENT_S and not model.is_silent:
+                model.is_silent = True
+                self.give(model)
+                self._changed()
+
+    def _note(self, model: ManagedModel, problem: Problem | None) -> None:
+        if (problem is None) != (model.problem is None):
+            model.problem = problem
+            log.warning(
+                "%s", f"{model.names[0]} goes on loading" if problem is None else problem.message
+            )
+            self._changed()
+
+
+def _stalled(model: ManagedModel) -> Problem:
+    message = (
+        f"{model.names[0]} is being loaded and has made no progress for {STALLED_S:g} s: its files "
+        f"({model.settings.model}) may be on a file system that does not answer"
+    )
+    return Problem(
+        503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30
+    )
 
 
 class StartGraph(Protocol):
-    """Load a model and run its graph until it was drained."""
-
     def __call__(
         self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]
     ) -> Awaitable[None]: ...
 
 
 class ModelManager:
-    """Implements `Models`. Its graphs run in `nursery`."""
+    """Implements `Models`; the graphs run in `nursery`."""
 
     def __init__(
         self,
@@ -84,8 +166,7 @@ class ModelManager:
         return tuple(entry_of(model, held, self.limits, self._progress) for model in self.models)
 
     async def lease(self, name: str | None) -> Lease:
-        """Wait until the model is loaded, or has room to be loaded (--queue-timeout-s), and return
-        a lease on it."""
+        """Wait until the model is loaded, up to --queue-timeout-s for room, and return a lease."""
         model = self.find(name)
         model.leases += 1
         model.waiting += 1
@@ -124,7 +205,7 @@ class ModelManager:
             raise RequestFailed(DRAINING)
 
     def find(self, name: str | None) -> ManagedModel:
-        """Return the model of a name; None: the default. Raises `RequestFailed` (404)."""
+        """The model of a name; None: the default. Raises `RequestFailed` (404)."""
         found = next((model for model in self.models if name is None or name in model.names), None)
         if found is None:
             raise model_not_found(name or "", self.entries())
@@ -136,15 +217,14 @@ class ModelManager:
         self.notify()
 
     def notify(self) -> None:
-        """Wake those who wait for a change of any model."""
         self.changed.set()
         self.changed = trio.Event()
 
     # -- loading ---------------------------------------------------------------------------------
 
     def _request_load(self, model: ManagedModel) -> None:
-        """Start loading in a separate task, which continues when the client aborts, and has none of
-        its context variables. Raises the problem of the last attempt if that was recent."""
+        """Load in a separate task, which outlives the client and has none of its context variables.
+        Raises the problem of a recent attempt."""
         if model.state == "loading" and model.problem is not None:
             raise RequestFailed(model.problem)
         if model.state not in AWAY:
@@ -177,8 +257,8 @@ class ModelManager:
         )
 
     async def load(self, model: ManagedModel) -> None:
-        """Load a model in its turn. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no
-        room for it."""
+        """Load a model in its turn. Raises `ModelUnusable`, or `RequestFailed` (503) for lack of
+        room."""
         if len(self.models) > 1:
             model.weights_bytes = await self.measured(model)
         await load_in_turn(self, model, partial(self._load_now, model))
@@ -207,8 +287,7 @@ class ModelManager:
         return runtime
 
     async def _run(self, model: ManagedModel, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        """Run the graph of a model. Raises `ActorFailed` if it is the only model, since then
-        nothing is left to serve."""
+        """Run the graph of a model. Raises `ActorFailed` if no other model is left to serve."""
         try:
             await self._start(model.settings, task_status=task_status)
         except* ActorFailed as failed:
@@ -236,8 +315,8 @@ class ModelManager:
     async def unload(
         self, model: ManagedModel, after: Away = "unloaded", *, at_once: bool = False
     ) -> None:
-        """End the graph of a model, which has then written its blocks to disk and freed its memory.
-        `at_once`: end its requests, too."""
+        """End the graph of a model, with blocks written and memory freed. `at_once`: end running
+        requests, too."""
         assert model.runtime is not None, "it is ready"
         model.state, model.away_as = "unloading", after
         ended = model.ended  # The next load has an event of its own.
@@ -248,8 +327,7 @@ class ModelManager:
         self.notify()
 
     async def load_what_fits(self) -> None:
-        """Load the models after the first, in order, as long as no other must be unloaded for
-        them."""
+        """Load the models after the first, in order, while there is room."""
         for model in self.models[1:]:
             model.weights_bytes = await self._measured_or_none(model)
             if model.state == "unloaded" and model.weights_bytes and has_room_now(self, model):
@@ -259,7 +337,7 @@ class ModelManager:
                 await self.changed.wait()
 
     async def measured(self, model: ManagedModel) -> int:
-        """Bytes of a model's weights; its date is noted. Raises `ModelUnusable`."""
+        """Bytes of a model's weights. Raises `ModelUnusable`."""
         try:
             found = await self._measure(model.settings)
             model.created = found.created
@@ -270,8 +348,6 @@ class ModelManager:
             raise unforeseen(error) from error
 
     async def _measured_or_none(self, model: ManagedModel) -> int:
-        """Bytes of a model's weights; 0 if it cannot be loaded, in which case a request for it gets
-        the reason."""
         try:
             return await self.measured(model)
         except ModelUnusable as unusable:
@@ -281,7 +357,6 @@ class ModelManager:
     # -- the end ---------------------------------------------------------------------------------
 
     async def drain(self, timeout_s: float) -> bool:
-        """Drain all models, each with `Runtime.drain`."""
         self.draining = True
         self.notify()
         finished = []
@@ -312,9 +387,9 @@ async def run_model_manager(
     scan: Scan | None = None,
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
-    """Load the first model, return the model manager to the starter, load the others that fit; end
-    when it was drained. `default_name`: of the model whose settings name none; `options`: by what
-    settings name; `progress`: what `start` notes. Raises `ModelUnusable`, `SettingsInvalid`."""
+    """Load the first model, return the manager to the starter, load the others that fit; end when
+    drained. `default_name`: of a model without a name in its settings; `options`: by model name.
+    Raises `ModelUnusable`, `SettingsInvalid`."""
     require_names([each.model or default_name for each in settings], aliases)
     async with trio.open_nursery() as nursery:
         models = [
@@ -338,3 +413,227 @@ async def run_model_manager(
             nursery.start_soon(keep_found, manager, scan, ttl_s)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()
+
+
+def has_room_now(manager: ModelManager, model: ManagedModel) -> bool:
+    return has_room(
+        [other for other in loaded(manager.models) if other is not model], model, manager.limits
+    )
+
+
+async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
+    """Wait until a model would fit without all idle ones. False: nobody waits any more. Raises
+    `RequestFailed` (503): at once if pinned models leave no room, else after --queue-timeout-s."""
+    limit_s = model.settings.queue_timeout_s or inf
+    with trio.move_on_after(limit_s):
+        while lacking_room(manager.models, model, manager.limits):
+            if reason := lacking_after_pinned(manager.models, model, manager.limits):
+                raise _refused(reason)
+            if not model.waiting:
+                return False
+            await manager.changed.wait()
+        return True
+    raise _refused(
+        f"{model.names[0]} is not loaded, and the other models were in use for {limit_s:g} s "
+        "(--model-memory)"
+    )
+
+
+async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
+    """Unload idle models, least recently used first, until a model fits. False: too many are in use
+    again."""
+    while not has_room_now(manager, model):
+        idle = next_to_unload(manager.models)
+        if idle is None or lacking_room(manager.models, model, manager.limits):
+            return False
+        await manager.unload(idle)
+    return True
+
+
+async def load_in_turn(
+    manager: ModelManager, model: ManagedModel, load: Callable[[], Awaitable[None]]
+) -> None:
+    """Load a model in its turn when there is room, unless nobody waits any more. Raises
+    `RequestFailed` (503), and what `load` raises."""
+    while await until_room(manager, model):
+        await manager.turns.take(model)
+        try:
+            if await make_room(manager, model):
+                await (manager.turns.watched(model, load) if len(manager.models) > 1 else load())
+                return
+        finally:
+            manager.turns.give(model)
+
+
+async def room_for_adapter(
+    manager: ModelManager, model: ManagedModel, adapter: str, nbytes: int
+) -> None:
+    """Make room for a LoRA adapter within --model-memory. The bytes count as the model's until the
+    caller corrects the sum. Raises `RequestFailed` (507)."""
+    model.weights_bytes += nbytes
+    await manager.turns.take(turn := object())
+    try:
+        reason = lacking_room(manager.models, model, manager.limits)
+        if not reason and not await make_room(manager, model):
+            reason = (
+                lacking_room(manager.models, model, manager.limits)
+                or "idle models are in use again: try again"
+            )
+    finally:
+        manager.turns.give(turn)
+    if reason:
+        raise insufficient(f"with the adapter {adapter!r} {reason}")
+
+
+def _refused(message: str) -> RequestFailed:
+    return RequestFailed(
+        Problem(503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5)
+    )
+
+
+@attrs.define(eq=False)
+class Operation:
+    name: str
+    done: trio.Event = attrs.field(factory=trio.Event)
+    problem: Problem | None = None
+
+
+class ModelControl:
+    """Starts operations, each in a task of the manager, which outlives its client. Raises
+    `RequestFailed` (404) for an unknown name."""
+
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
+
+    def load(
+        self, name: str | None, *, pinned: bool | None = None, ttl_s: float | None = None
+    ) -> Operation:
+        """Load or wake a model. Fails with 507 if pinned or used models leave no room; then
+        `pinned` and `ttl_s` have no effect."""
+        model = self._manager.find(name)
+        return self._begin(model, lambda: self._load(model, pinned, ttl_s))
+
+    def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
+        """Unload a model, or put one to sleep, after its running requests. `force`: end these with
+        an error, and ignore a pin. Fails with 409 for a pinned model."""
+        model = self._manager.find(name)
+        return self._begin(
+            model, lambda: self._unload(model, "asleep" if sleep else "unloaded", force=force)
+        )
+
+    def pin(self, name: str | None, *, pinned: bool) -> str:
+        """Pin or release a model. Returns the name in the API."""
+        model = self._manager.find(name)
+        model.pinned = pinned
+        self._manager.notify()
+        return model.names[0]
+
+    async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
+        """Load a LoRA adapter for good, its model first. Raises `RequestFailed` (507: too large),
+        and `ModelUnusable`."""
+        model = self._manager.find(name)
+        lease = await self._manager.lease(model.names[0])
+        try:
+            await lease.runtime.load_adapter(
+                adapter, directory, partial(room_for_adapter, self._manager, model, adapter)
+            )
+            model.settings = attrs.evolve(
+                model.settings, adapter=(*model.settings.adapter, f"{adapter}={directory}")
+            )
+        finally:
+            model.weights_bytes = lease.runtime.weights_bytes
+            lease.release()
+
+    async def unload_adapter(self, name: str | None, adapter: str) -> None:
+        """Refuse new requests with a LoRA adapter, and unload the adapter after the last one.
+        Raises `RequestFailed` (404)."""
+        model = self._manager.find(name)
+        adapters = adapters_of(model.settings.adapter)
+        if adapters.pop(adapter, None) is None:
+            raise adapter_unknown(adapter)
+        model.settings = attrs.evolve(
+            model.settings, adapter=tuple(f"{name}={path}" for name, path in adapters.items())
+        )
+        model.unloaded_adapters = with_unloaded(model.unloaded_adapters, adapter)
+        if model.runtime is not None:
+            with suppress(ModelUnusable):  # The model itself was unloaded meanwhile.
+                await (runtime := model.runtime).unload_adapter(adapter)
+                model.weights_bytes = runtime.weights_bytes
+
+    def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
+        self._manager.refuse_if_draining()
+        operation = Operation(model.names[0])
+        # The request's context ends with it.
+        Context().run(self._manager.nursery.start_soon, _run, operation, work)
+        return operation
+
+    async def _load(self, model: ManagedModel, pinned: bool | None, ttl_s: float | None) -> None:
+        if model.state in AWAY:
+            model.weights_bytes = await self._manager.measured(model)
+            if reason := lacking_room(self._manager.models, model, self._manager.limits):
+                raise RequestFailed(
+                    Problem(507, reason, "server_error", "model", code="insufficient_memory")
+                )
+            model.unusable_until = -inf  # Its files may have been repaired since.
+        lease = await self._manager.lease(model.names[0])
+        model.pinned = model.pinned if pinned is None else pinned
+        model.ttl_s = model.ttl_s if ttl_s is None else ttl_s
+        lease.release()
+
+    async def _unload(self, model: ManagedModel, after: Away, *, force: bool) -> None:
+        manager = self._manager
+        while model.state in ("waiting", "loading", "unloading"):
+            if model.state == "loading" and model.problem is not None:
+                raise RequestFailed(model.problem)
+            if force and model.state == "unloading" and model.runtime is not None:
+                await manager.unload(model, after, at_once=True)
+                return
+            await manager.changed.wait()
+        if model.state in AWAY:
+            model.state = "unloaded" if after == "unloaded" else model.state
+            return
+        if model.pinned and not force:
+            message = f"{model.names[0]} is pinned: release it (POST /v1/models/pin), or send force"
+            raise RequestFailed(
+                Problem(409, message, "invalid_request_error", "model", code="model_pinned")
+            )
+        # Requests that come now wait, and load it again.
+        model.state, runtime = "unloading", model.runtime
+        if runtime is not None:
+            runtime.leaving = after
+        manager.notify()
+        while not force and model.running and model.runtime is runtime:
+            await manager.changed.wait()
+        if runtime is not None and model.runtime is runtime:
+            await manager.unload(model, after, at_once=force)
+
+    async def put_idle_to_sleep(self) -> None:
+        """Put models to sleep at the end of their time to live. Runs until cancelled."""
+        manager = self._manager
+        while True:
+            now = trio.current_time()
+            mortal = [model for model in manager.models if model.is_idle and model.ttl_s]
+            due = [model for model in mortal if model.used_at + model.ttl_s <= now]
+            for model in due:
+                # Not used meanwhile.
+                if model.is_idle and model.used_at + model.ttl_s <= trio.current_time():
+                    await manager.unload(model, "asleep")
+            if not due:
+                with trio.move_on_at(
+                    min((model.used_at + model.ttl_s for model in mortal), default=inf)
+                ):
+                    await manager.changed.wait()
+
+
+async def _run(operation: Operation, work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except RequestFailed as failed:
+        operation.problem = failed.problem
+    except ModelUnusable as unusable:
+        operation.problem = load_problem(unusable)
+    except trio.Cancelled:  # The server has ended before it.
+        operation.problem = DRAINING
+        raise
+    finally:
+        operation.done.set()

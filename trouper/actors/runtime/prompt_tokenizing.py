@@ -1,5 +1,5 @@
-"""Tokenize a prompt at a bounded cost: a prompt that cannot fit is refused before it is tokenized.
-Pure, for any thread."""
+"""Tokenizing at a bounded cost: a prompt that cannot fit is refused before. Pure, for any
+thread."""
 
 from __future__ import annotations
 
@@ -14,38 +14,33 @@ from trouper.protocol.requests import ChatPrompt, InfillPrompt, Prompt, TextProm
 from trouper.protocol.settings import Settings
 
 LONG_TEXT = 20_000
-"""Characters and other parts of a prompt beyond which tokenizing leaves the event loop: about 5 ms
-of it."""
+"""Characters and other parts beyond which tokenizing leaves the event loop: about 5 ms."""
 LONG_LANE = 200_000
-"""Characters of a prompt beyond which it is tokenized in the slow lane."""
 MIN_CHARACTERS = 16
-"""Lower bound of the characters that one token may cover, whatever the vocabulary says."""
+"""Lower bound of a token's maximum characters, whatever the vocabulary says."""
 TOKEN_CHARACTERS = 16
-"""Characters of a token, of which few have more."""
+# English has about four characters a token.
 PROBED_CHARACTERS = 8
-"""Characters per available token in the probe: the beginning of a long text, tokenized to see
-whether the whole can fit. English has about four characters a token."""
+"""Characters per available token in the probe, the tokenized beginning of a long text."""
+# The cut of a text may add a few tokens.
 PROBE_MARGIN = 1.02
-"""Tolerance of the probe: cutting a text may add a few tokens at the cut."""
 Check = Callable[[str, Tokenizer, int, str], None]
 
 
 def max_prompt_tokens_of(card: ModelCard, settings: Settings) -> int:
-    """Upper bound of a prompt's tokens."""
     bounds = (card.context_length, settings.max_kv_size, settings.max_prompt_tokens)
     return min(bound for bound in bounds if bound is not None)
 
 
 def max_characters(tokens: int, tokenizer: Tokenizer) -> int:
-    """Upper bound of the characters that this many tokens cover. Twice the longest token, since
-    some tokenizers drop the blanks between words."""
+    """Upper bound of the characters of so many tokens: twice the longest token."""
+    # Some tokenizers drop the blanks between words.
     return tokens * max(2 * tokenizer.longest_token, MIN_CHARACTERS)
 
 
 def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
-    """Whether a prompt has at most `limit` characters, which decides where it is tokenized: so many
-    as are by default take a few milliseconds. Stops counting as soon as the answer is known. A chat
-    of `LONG_TEXT` parts is never short."""
+    """Whether a prompt has at most `limit` characters; stops counting early. A chat of `LONG_TEXT`
+    parts is never short."""
     match prompt:
         case TokenPrompt():
             return True
@@ -64,12 +59,11 @@ def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
 
 
 def lane_of_text(prompt: Prompt) -> Lane:
-    """Return the lane in which a prompt is tokenized that is not short."""
     return "quick" if is_short(prompt, LONG_LANE) else "slow"
 
 
 def characters_of(prompt: Prompt) -> int:
-    """Return the characters of a plain prompt, as an upper bound where it has tokens."""
+    """Characters of a plain prompt; an upper bound for one of tokens."""
     match prompt:
         case TextPrompt(text=text):
             return len(text)
@@ -84,9 +78,9 @@ def characters_of(prompt: Prompt) -> int:
 def tokens_of(
     prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Check | None = None
 ) -> tuple[int, ...]:
-    """Tokenize a prompt. Raises `RequestFailed` (400), also for a text that certainly has more than
-    `max_tokens` tokens; the caller checks the exact count. `check`: how the length of a text is
-    checked; default `check_length`."""
+    """Tokenize a prompt. Raises `RequestFailed` (400), also for certainly more than `max_tokens`
+    tokens; the caller checks the exact count. `check`: of the length of a text; default
+    `check_length`."""
     check = check or check_length
     match prompt:
         case TokenPrompt(tokens=tokens):
@@ -115,8 +109,8 @@ def tokens_of(
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Check a text's length. Raises `RequestFailed` (400) for certainly more than `max_tokens`
-    tokens, after tokenizing its beginning at most."""
+    """Raises `RequestFailed` (400) for certainly more than `max_tokens` tokens, after tokenizing
+    the beginning at most."""
     check_characters(text, tokenizer, max_tokens, param)
     probed = max_tokens * PROBED_CHARACTERS
     if len(text) > max(2 * probed, LONG_TEXT):
@@ -130,14 +124,12 @@ def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -
 
 
 def infill_text(prompt: InfillPrompt) -> str:
-    """All text of the prompt."""
     prefix = "" if isinstance(prompt.prefix, tuple) else prompt.prefix
     return "".join((prefix, prompt.suffix, *(part for file in prompt.extra for part in file)))
 
 
 def check_characters(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Raises `RequestFailed` (400) for a text with more characters than `max_tokens` tokens can
-    cover."""
+    """Raises `RequestFailed` (400) for more characters than `max_tokens` tokens can cover."""
     bound = max_characters(max_tokens, tokenizer)
     if len(text) > bound:
         raise _too_long(
@@ -157,8 +149,8 @@ def _too_long(how: str, max_tokens: int, param: str) -> RequestFailed:
 
 
 def check_text(value: object, param: str) -> None:
-    r"""JSON's "\ud800" makes a string that is no text and that crashes tokenizers: a user's
-    mistake, not a bug. Raises `RequestFailed` (400)."""
+    r"""Raises `RequestFailed` (400) for a lone surrogate."""
+    # JSON's "\ud800" crashes tokenizers: a user's mistake, not a bug.
     for leaf in _leaves(value):
         if isinstance(leaf, str) and not leaf.isascii():
             try:
@@ -170,7 +162,6 @@ def check_text(value: object, param: str) -> None:
 
 
 def _leaves(value: object) -> Iterator[object]:
-    """Every scalar inside, and every key."""
     inside: list[object] = [value]
     while inside:
         value = inside.pop()

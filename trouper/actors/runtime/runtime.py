@@ -46,8 +46,6 @@ MakeRoom = Callable[[int], Awaitable[None]]
 
 @attrs.define(eq=False)
 class Runtime:
-    """Client interface of a running graph."""
-
     settings: Settings
     model: ModelCard
     tokenizer: Tokenizer
@@ -58,14 +56,13 @@ class Runtime:
     _adapters: AdapterTable
     _engine: Engine
     finished: trio.Event = attrs.field(factory=trio.Event)
-    """Set when every actor has ended."""
     draining: bool = False
     leaving: Leaving = ""
-    """Why it drains, or soon will, if the server goes on without this model."""
+    """State of the model after a drain, if the server goes on."""
+    # Threads for tokenizing without an answer.
     _lanes: Lanes = attrs.field(
         default=attrs.Factory(lambda self: Lanes(self.settings.max_queue_size), takes_self=True)
     )
-    """Threads for prompts that are tokenized without being answered."""
     _room: AdapterRoom = attrs.field(init=False)
 
     @_room.default
@@ -75,9 +72,8 @@ class Runtime:
     async def submit(
         self, request: Generate, ended: Ended | None = None, admit: Admit | None = None
     ) -> Answer:
-        """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503)
-        before that. `ended` is called exactly once, however it ends, also if it is refused. `admit`
-        is asked once its prompt is tokenized."""
+        """Queue a request. Raises `RequestFailed` (400, 429, 503) if refused. `ended` is called
+        exactly once, at any end or refusal. `admit` is called with the tokenized prompt."""
         answer = await self.send(request, ended, admit)
         await answer.wait_accepted()
         return answer
@@ -85,9 +81,8 @@ class Runtime:
     async def send(
         self, request: Generate, ended: Ended | None = None, admit: Admit | None = None
     ) -> Answer:
-        """Send a request as `submit` does, but do not wait until it is in the queue:
-        `Answer.wait_accepted` does. For requests that belong together: while the engine works, the
-        queue is filled once a step, so requests that wait for one another come one a step."""
+        """Send a request as `submit` does, without waiting for the queue (`Answer.wait_accepted`).
+        For requests that belong together: a busy engine fills the queue once a step."""
         invalid = None
         try:
             check_bounds(request)
@@ -126,26 +121,23 @@ class Runtime:
 
     @property
     def adapters(self) -> tuple[AdapterCard, ...]:
-        """The LoRA adapters that requests may name now."""
         return self._adapters.cards
 
     @property
     def unloaded_adapters(self) -> tuple[str, ...]:
-        """Names of LoRA adapters that were unloaded; some may have been loaded again since."""
+        """Names of adapters that were unloaded, perhaps loaded again since."""
         return self._adapters.unloaded
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the model's weights, and of the adapters that it has now."""
         return self._room.weights_bytes
 
     async def load_adapter(
         self, name: str, directory: str, make_room: MakeRoom | None = None
     ) -> AdapterCard:
-        """Load a LoRA adapter; requests that run are not disturbed. Goes on when cancelled.
-        `make_room` is awaited with the bytes that it adds, before anything is loaded. Raises
-        `ModelUnusable`, and `RequestFailed`: 400 for a name that an adapter has, 507 for one that
-        does not fit into memory."""
+        """Load a LoRA adapter beside running requests. Goes on when cancelled. `make_room` is
+        awaited before, with the bytes of the adapter. Raises `ModelUnusable`, and `RequestFailed`:
+        400 for a name in use, 507 for lack of memory."""
         with trio.CancelScope(shield=True):
             async with self._adapters.changing:
                 if self._adapters.card(name) is not None:
@@ -160,8 +152,8 @@ class Runtime:
         return card
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter: new requests with it are refused at once, and those that run end
-        first. Goes on when cancelled. Raises `RequestFailed` (404)."""
+        """Unload a LoRA adapter: refuse new requests, and wait for running ones. Goes on when
+        cancelled. Raises `RequestFailed` (404)."""
         with trio.CancelScope(shield=True):
             async with self._adapters.changing:
                 if self._adapters.card(name) is None:
@@ -170,9 +162,8 @@ class Runtime:
                 self._room.left(await self._engine.unload_adapter(name))
 
     async def tokens(self, prompt: Prompt, tenant: str = "") -> tuple[int, ...]:
-        """Tokenize a prompt without answering it. The prompt may be longer than the context, within
-        the bound on characters. `tenant`: as of `Generate`. Raises `RequestFailed` (400, 429,
-        503)."""
+        """Tokenize a prompt without an answer, within the bound on characters, not on the context.
+        Raises `RequestFailed` (400, 429, 503)."""
         limit = self.model.context_length
         if is_short(prompt):
             return tokens_of(prompt, self.tokenizer, limit, check_characters)
@@ -180,8 +171,6 @@ class Runtime:
             return await self._lanes.run(tokens_of, prompt, self.tokenizer, limit, check_characters)
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:
-        """Send a submission to the intake. An undelivered one is closed here. A full inbox means
-        that the intake is behind."""
         deadline = answer._limits.next_deadline()
         try:
             if self.draining:
@@ -204,29 +193,26 @@ class Runtime:
         raise RequestFailed(deadline.problem)
 
     def problem_of_end(self) -> Problem:
-        """Why requests are refused when the graph ends."""
         if lost := self._watches.ranks.latest.lost:
             return rank_lost(lost)
         return MODEL_UNLOADING if self.leaving else DRAINING
 
     def health(self) -> Health:
-        """Health from the values that the actors last published. Never waits."""
+        """Health from the last published values. Never waits."""
         return self._watches.health(draining=self.draining, leaving=self.leaving)
 
     def channels(self) -> tuple[ChannelStats, ...]:
-        """Current fill of each channel."""
         return self._channels.stats()
 
     def view_batch(self) -> BatchStats:
-        """The batch as of the last view. A view is only made while there is a viewer, so call this
-        again within two seconds, or the view is dropped."""
+        """The batch as of the last view. Call again within two seconds, or the view is dropped."""
         self._watches.last_viewed_at.publish(trio.current_time())
         return self._watches.batch.latest
 
     async def drain(self, timeout_s: float, leaving: Leaving = "") -> bool:
-        """Refuse new requests (503), let the admitted ones finish, then end. `leaving`: the server
-        goes on without this model. False: the time ran out and the remaining requests got an error
-        event. Either way every actor has ended when this returns."""
+        """Refuse new requests (503), let admitted ones finish, then end. `leaving`: the server goes
+        on without this model. False: the time ran out, and the remaining requests got an error.
+        Every actor has ended at the return."""
         self.draining, self.leaving = True, leaving
         self._watches.draining.publish(True)
         self._requests.close()

@@ -1,5 +1,4 @@
-"""The models that clients may request, as the HTTP server sees them: entries, and leases on loaded
-ones."""
+"""Models as the HTTP server sees them: entries, and leases on loaded ones."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.storage.model_files import ModelFiles
 
 if TYPE_CHECKING:
-    from trouper.actors.runtime.model_control import ModelControl
+    from trouper.actors.runtime.model_manager import ModelControl
 
 State = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]
 Away = Literal["unloaded", "asleep"]
@@ -24,60 +23,51 @@ Away = Literal["unloaded", "asleep"]
 
 @attrs.frozen(eq=False)
 class Lease:
-    """The right to use a loaded model until it is released."""
+    """The right to use a loaded model until released."""
 
     name: str
     runtime: Runtime
     _give_back: Callable[[], None]
 
     def release(self) -> None:
-        """Release the lease. To be called once."""
         self._give_back()
 
 
 @attrs.frozen
 class ModelEntry:
-    """A model that clients may request. `runtime` is None while it is not loaded."""
+    """A model that clients may request. `runtime` is None unless loaded."""
 
     names: tuple[str, ...]
-    """Names of the model. The first one is its id in the API."""
+    """The first name is the id in the API."""
     state: State
     runtime: Runtime | None
     waiting: int = 0
-    """Number of requests that wait until the model is loaded."""
     problem: Problem | None = None
-    """Problem of the last attempt to load the model."""
     pinned: bool = False
-    """Whether the model is never unloaded."""
     ttl_s: float = 0.0
-    """Time without requests after which the model goes to sleep; 0: never."""
+    """Time without requests until sleep; 0: never."""
     weights_bytes: int = 0
-    """Bytes of the weights in memory; 0 while they are unknown."""
+    """0: unknown."""
     created: int = 0
-    """Unix time of its config; 0 while it is unknown: it was never loaded, nor were its files
-    read."""
+    """Unix time of the config; 0: unknown, since the files were never read."""
     progress: Loading | None = None
-    """Progress of loading, while the model is loaded."""
     adapters: tuple[str, ...] = ()
-    """Names of its LoRA adapters."""
     adapter_directories: tuple[str, ...] = ()
-    """Directories of those that its settings name."""
     unloaded_adapters: tuple[str, ...] = ()
-    """Names of those that were unloaded; some may have been loaded again since."""
     files: ModelFiles | None = None
-    """What the model's files say; None for a model that --model names."""
+    """Facts from the model's files; None for a model of --model."""
     _fits: Callable[[], bool | None] = attrs.field(default=lambda: None, eq=False, repr=False)
 
     @property
     def fits(self) -> bool | None:
-        """Whether it could be loaded now without disturbing others; None while its size is unknown.
-        It is computed when asked for: requests look through the entries for names."""
+        """Whether loading would disturb nobody; None: unknown size."""
+        # Computed on demand: requests look through the entries for names.
         return self._fits()
 
     @property
     def is_unused(self) -> bool:
-        """Whether --models-from has found the model and nobody uses it, nor has pinned it or tried
-        to load it in vain."""
+        """Whether a model of --models-from is neither used nor pinned, and has not failed to
+        load."""
         if self.files is None or self.state != "unloaded":
             return False
         return not (self.waiting or self.pinned or self.problem)
@@ -87,23 +77,20 @@ class Models(Protocol):
     """Interface by which the HTTP server gets models."""
 
     @property
-    def finished(self) -> trio.Event:
-        """Set when all were drained."""
+    def finished(self) -> trio.Event: ...
 
     @property
-    def draining(self) -> bool:
-        """Whether no more requests are taken."""
+    def draining(self) -> bool: ...
 
     @property
     def control(self) -> ModelControl | None:
-        """Loads and unloads models on demand; None: the only model is that of an embedding
-        program."""
+        """Loads and unloads on demand; None for the only model of an embedding program."""
 
     def entries(self) -> Sequence[ModelEntry]:
-        """All models that clients may request, the default first."""
+        """All models, the default first."""
 
     async def lease(self, name: str | None) -> Lease:
-        """The model of that name, loaded; None: the default. Raises `RequestFailed` (404, 503)."""
+        """The loaded model of that name; None: the default. Raises `RequestFailed` (404, 503)."""
 
 
 class OneModel:
@@ -153,7 +140,7 @@ class OneModel:
 
 
 def named(model: str | None, entries: Sequence[ModelEntry]) -> ModelEntry:
-    """Return the entry of a model; None: the first one. Raises `RequestFailed` (404)."""
+    """Entry of a model; None: the first one. Raises `RequestFailed` (404)."""
     found = next((entry for entry in entries if model is None or model in entry.names), None)
     if found is None:
         raise model_not_found(model or "", entries)

@@ -1,5 +1,4 @@
-"""A request in flight, with the channel of its replies. A client aborts the request by closing that
-channel."""
+"""A request in flight, with the channel of its replies. A client aborts by closing that channel."""
 
 from __future__ import annotations
 
@@ -19,59 +18,49 @@ from trouper.protocol.watch import Watch
 
 @attrs.define(eq=False)
 class Arrivals:
-    """Beside a reply channel: what both of its ends know of replies that have arrived."""
-
     follower: Callable[[], None] | None = None
-    """Called when a reply has arrived, if no task waits for it. Called in the sender's task, so it
-    neither blocks nor raises. None as soon as the client closes the channel."""
+    """Called with a reply if no task waits, in the sender's task: no blocking, no exception. None
+    as soon as the client closes the channel."""
+    # The channel could wake a task, which would double the cost of a token's way to the client.
     unread: deque[Reply] = attrs.field(factory=deque)
-    """Replies that the client reads before those in the channel. While it follows, all of them: the
-    channel, which could wake a task, would cost each token as much as the rest of its way to the
-    client."""
+    """Replies that precede those in the channel; all of them, while the client follows."""
     taken: bool = False
-    """Whether a Delta was sent since `Submission.aborted` was last asked: then the channel is open,
-    and need not be looked at."""
+    """Whether a Delta was sent since the last `Submission.aborted`, so that the channel is open."""
+    # A client may have left long before, while a plan has the row.
     when_let_go: Callable[[], None] | None = None
-    """Called once when the owner lets go of the request. A client may have left long before: until
-    then a plan may have its row."""
+    """Called once when the owner lets go of the request."""
 
     def let_go(self) -> None:
-        """The owner has no more to do with the request."""
         call, self.when_let_go = self.when_let_go, None
         if call is not None:
             call()
 
 
 Admit = Callable[[int, int, bool], int]
-"""Decides whether a request may enter the queue, given the tokens of its prompt, the most of its
-answer, and whether the request named that length. Returns the most tokens that the answer may have;
-raises `RequestFailed`."""
+"""Decides on entry into the queue, from the prompt's tokens, the maximum length of the answer, and
+whether the request named that length. Returns the permitted length; raises `RequestFailed`."""
 
 
 @attrs.frozen(eq=False)
 class Submission:
-    """A request and the sending end of its replies. The actor that holds it is its owner: it sends
-    exactly one terminal event, then closes the channel. What RequestIntake prepares is added by
-    `attrs.evolve`, and makes it a `PreparedRequest`."""
+    """A request and the sending end of its replies. The actor that holds a submission is the owner,
+    sends exactly one terminal event, then closes the channel. RequestIntake adds fields by
+    `attrs.evolve` to make a `PreparedRequest`."""
 
     request: Generate
     replies: trio.MemorySendChannel[Reply]
     prompt: tuple[int, ...] = ()
-    """Prompt tokens."""
     max_tokens: int = 0
-    """Maximum number of output tokens: what was requested, as far as the context has room."""
     thinking: ThinkingLimit | None = None
     breakers: Breakers | None = None
-    """Sequence breakers of DRY."""
     compiled_grammar: object = None
-    """Keeps the compiled grammar available to the engine."""
+    # Beside the channel: only the latest counts, and a chunk need not wake the client.
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
-    """Beside the channel, since only the latest counts and a chunk need not wake the client."""
     arrivals: Arrivals = attrs.field(factory=Arrivals)
     admit: Admit | None = None
 
     def admitted(self) -> Submission:
-        """Return the prepared request as `admit` lets it enter. Raises `RequestFailed`."""
+        """The prepared request as `admit` permits. Raises `RequestFailed`."""
         if self.admit is None:
             return self
         max_tokens = self.admit(len(self.prompt), self.max_tokens, self.request.names_length)
@@ -79,9 +68,8 @@ class Submission:
 
     @property
     def aborted(self) -> bool:
-        """Whether the client has closed the channel. The scheduler asks for every row after each
-        step's results, from which Deltas come; between the two no client runs, so it need not look
-        at the channels that took one."""
+        # Asked for every row after each step's Deltas; no client runs in between, so a channel that
+        # took one is open.
         if self.arrivals.taken:
             self.arrivals.taken = False
             return False
@@ -89,7 +77,7 @@ class Submission:
 
     def reply(self, event: Reply) -> bool:
         """Send a reply. False once the request is aborted. Never blocks: the channel has room for a
-        whole answer, and WouldBlock is a bug."""
+        complete answer, and WouldBlock is a bug."""
         arrivals = self.arrivals
         if (follower := arrivals.follower) is not None:
             arrivals.unread.append(event)
@@ -110,14 +98,12 @@ class Submission:
         self.progress.publish(progress)
 
     def end(self, event: Reply) -> None:
-        """Send the terminal event, then close. Synchronous, so that it completes even in cancelled
+        """Send the terminal event, then close. Synchronous, to complete even in cancelled
         cleanup."""
         self.reply(event)
         self.close()
 
     def close(self) -> None:
-        """Close the channel after the terminal event, or when the request was aborted, and let go
-        of the request."""
         self.replies.close()
         self.arrivals.let_go()
 
@@ -128,8 +114,7 @@ class Submission:
 def open_submission(
     request: Generate, settings: Settings, admit: Admit | None = None
 ) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
-    """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and
-    the other replies."""
+    # The capacity is a contract: at most one Delta a token, and the other replies.
     max_tokens = request.max_tokens or settings.max_kv_size or 2**31
     replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
     return Submission(request, replies, admit=admit), answer

@@ -17,15 +17,14 @@ from trouper.protocol.watch import Watch
 log = logging.getLogger("trouper.supervision")
 
 Judge = Callable[[BaseException], Verdict]
-"""Function that decides the effect of a crash on the limit."""
 ENDS_OF_CHANNELS = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
-"""Exceptions by which the other actors of a group observe the crash of one."""
+"""Exceptions by which other actors of a group observe a crash."""
 
 
 @attrs.frozen
 class RestartLimit:
-    """Limit of restarts: at most `max_crashes` crashes in `within_s`; each restart waits twice as
-    long as the one before."""
+    """At most `max_crashes` crashes in `within_s`; each restart waits twice as long as the one
+    before."""
 
     max_crashes: int = 3
     within_s: float = 60.0
@@ -34,9 +33,7 @@ class RestartLimit:
 
 @attrs.define
 class CrashCount:
-    """The crashes that count towards a limit. A crash is explained, and does not count any more,
-    when one of its suspects is convicted: then it cannot recur, since that content is refused.
-    Pure."""
+    """The crashes that count towards a limit, without those explained by a conviction. Pure."""
 
     limit: RestartLimit
     _counted: list[tuple[float, frozenset[Content]]] = attrs.field(factory=list)
@@ -56,7 +53,6 @@ class CrashCount:
 
     @property
     def pause_s(self) -> float:
-        """Pause before the next start, in seconds."""
         return self.limit.pause_s * 2.0 ** max(0, len(self._counted) - 1)
 
     def __len__(self) -> int:
@@ -71,9 +67,8 @@ async def supervise(
     needed: bool,
     judge: Judge = lambda _: UNEXPLAINED,
 ) -> None:
-    """Run an actor until it returns, and restart it after a crash. After too many crashes
-    `ActorFailed` is raised if the actor is `needed`; otherwise the server continues without it, in
-    the state "degraded"."""
+    """Run an actor until it returns, with restarts after crashes. After too many, raises
+    `ActorFailed` if the actor is `needed`; else the server goes on in the state "degraded"."""
     crashes = CrashCount(limit)
     while True:
         stats.publish(attrs.evolve(stats.latest, state="running"))
@@ -96,8 +91,7 @@ async def supervise(
 
 
 def note_crash(cause: BaseException, stats: Watch[ActorStats], judge: Judge) -> Verdict:
-    """Log and publish a crash. Nothing may keep a reference to the exception: its traceback holds
-    frames of the engine, and with them all the rows' KV."""
+    # Nothing may keep the exception: its traceback holds frames of the engine, with all rows' KV.
     text = f"{type(cause).__name__}: {cause}"
     log.error("%s crashed: %s", stats.latest.name, text, exc_info=cause)
     stats.publish(
@@ -109,7 +103,7 @@ def note_crash(cause: BaseException, stats: Watch[ActorStats], judge: Judge) -> 
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The first real exception inside nested groups; not the end of a channel, if there is another
-    one, since that is how the other actors observe the crash."""
+    """The first real exception inside nested groups, rather than the end of a channel by which
+    others observe the crash."""
     found = list(leaves(error))
     return next((leaf for leaf in found if not isinstance(leaf, ENDS_OF_CHANNELS)), found[0])

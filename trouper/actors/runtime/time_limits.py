@@ -1,5 +1,5 @@
-"""Time limits of a request: until it has a row, between chunks of its prefill, between tokens, and
-for the whole request."""
+"""Time limits of a request: until its row, between chunks of prefill, between tokens, and in
+total."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ Code = Literal[
 
 
 class Deadline(NamedTuple):
-    """A time limit that applies now. `at`: trio.current_time() when the request is too late."""
+    """`at`: trio.current_time() at which the request is too late."""
 
     at: float
     seconds: float
     code: Code
     flag: str
     waited: str = ""
-    """What became of a request that has no row yet."""
 
     @property
     def problem(self) -> Problem:
-        """The problem of a request that has met the limit."""
         message = {
             "preparation_timeout": self.waited,
             "queue_timeout": self.waited,
@@ -58,8 +56,6 @@ class Deadline(NamedTuple):
 
 @attrs.define
 class TimeLimits:
-    """The limits of one request, and the phase that it is in."""
-
     timeouts: Timeouts
     began: float
     """trio.current_time() at submission."""
@@ -70,14 +66,13 @@ class TimeLimits:
     )
 
     def enter(self, phase: Phase, now: float) -> None:
-        """Begin a phase, or the wait for the next token, at trio.current_time() `now`. The time in
-        the queue counts from the submission."""
+        """Begin a phase, or the wait for the next token. Time in the queue counts from the
+        submission."""
         self.phase, self._phase_began = phase, now
 
     def next_deadline(self, *, reply_waits: bool = False) -> Deadline:
-        """The limit that comes first, unless there is progress before it. `reply_waits`: a reply
-        has arrived in time and its reader was slow, so that only the limit of the whole request
-        applies."""
+        """The first limit without further progress. `reply_waits`: a reply has arrived in time, so
+        only the total limit applies."""
         limits = self.timeouts
         request = _deadline(self.began, limits.request_s, "request_timeout", "--request-timeout-s")
         if reply_waits:
@@ -99,7 +94,6 @@ class TimeLimits:
         return min(phase, request, key=lambda deadline: deadline.at)
 
     def _until_row(self) -> Deadline:
-        """The limit until the request has a row, with what it has waited for."""
         seconds, reason = self.timeouts.queue_s or 0.0, self.progress.latest.waits_for
         if self.phase == "preparation":
             code: Code = "queue_timeout" if reason == NEXT_STEP else "preparation_timeout"
@@ -115,20 +109,16 @@ class TimeLimits:
 
     @property
     def _since(self) -> float:
-        """Time from which the limit of the phase counts: the last chunk counts as the last reply
-        does."""
         progress = self.progress.latest
         began = self.began if self.phase in ("preparation", "queue") else self._phase_began
         return trio.current_time() if progress.preempted else max(began, progress.at)
 
 
 def _deadline(since: float, seconds: float | None, code: Code, flag: str) -> Deadline:
-    """No `seconds`: the limit is never met."""
     return Deadline(since + (seconds or inf), seconds or 0.0, code, flag)
 
 
 def default_timeouts(settings: Settings) -> Timeouts:
-    """Timeouts of a request that sets none."""
     return Timeouts(
         queue_s=settings.queue_timeout_s or None,
         first_token_s=settings.first_token_timeout_s or None,

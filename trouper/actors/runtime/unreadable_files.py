@@ -1,5 +1,5 @@
-"""Files of the cache directory that the disk does not read. One alone is set aside; several in a
-row mean that the disk is faulty."""
+"""Unreadable files of the cache directory. One alone is set aside; several in a row mean a faulty
+disk."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from trouper.protocol.problems import is_shortage
 
 log = logging.getLogger("trouper.writer")
 MAX_IN_A_ROW = 2
-"""Number of files, one after another, that are set aside. With the next one the disk counts as
-faulty."""
+"""Number of consecutive files that are set aside before the disk counts as faulty."""
 
 
 class UnreadableFiles:
-    """Decides for each file that cannot be read whether it is the file's fault or the disk's."""
-
     def __init__(self) -> None:
         self._in_a_row = 0
         self._named: set[str] = set()
 
     def note(self, name: str, error: OSError) -> None:
-        """Note a file that cannot be read, and name it in the log once. Raises the error if it is
-        the disk's fault."""
+        """Note an unreadable file, logged once. Raises the error if the disk is at fault."""
         self._in_a_row += 1
         if is_shortage(error) or self._in_a_row > MAX_IN_A_ROW:
             self._in_a_row = 0
@@ -36,5 +32,4 @@ class UnreadableFiles:
             )
 
     def was_read(self) -> None:
-        """Note that a file was read: the disk works."""
         self._in_a_row = 0

@@ -22,12 +22,12 @@ from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
 STUCK_FACTOR = 10
-"""Multiple of --stall-timeout-s after which a step means that the device is dead."""
+"""Multiple of --stall-timeout-s after which the device counts as dead."""
 
 Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "unloading", "failed", "lost"]
 Leaving = Literal["", "unloaded", "asleep"]
-"""State that a model will have when its graph has ended, while the server goes on; "": it does not
-end, or the server does, too."""
+"""State of a model after the end of its graph, while the server goes on; "": the graph stays, or
+the server ends."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,21 +55,18 @@ def _actor(name: str) -> Watch[ActorStats]:
 
 @attrs.frozen(eq=False)
 class Watches:
-    """One watch for each thing that one actor knows."""
-
     settings: Settings
     stats: Watch[SchedulerStats] = attrs.field(factory=lambda: Watch(SchedulerStats()))
     memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
     directory: Watch[DirectoryStats] = attrs.field(factory=lambda: Watch(DirectoryStats()))
     last_viewed_at: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
-    """Time at which the batch was last viewed, on trio's clock."""
     batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
     adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
     """Published by the `Runtime`, before an adapter is loaded."""
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
-    """Whether the graph was told to end: the requests that it ends then did nothing wrong, nor did
-    the engine. Published by the `Runtime`."""
+    """Whether the graph was told to end, so that neither requests nor engine are at fault.
+    Published by the `Runtime`."""
     intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
     group: Watch[ActorStats] = attrs.field(
         factory=lambda: _actor("Scheduler+RankMirror+ModelStepper")
@@ -99,7 +96,6 @@ class Watches:
         )
 
     def _status(self, *, draining: bool) -> tuple[Status, str]:
-        """Status and its detail. The server is ready while the engine makes progress (D11, F27)."""
         group, since = self.group.latest, self.stats.latest.stalled_since
         if self.ranks.latest.lost:
             return "lost", self.ranks.latest.lost

@@ -1,10 +1,9 @@
 """Lanes of worker threads: long and short texts, long and short grammars. No lane waits for
 another.
 
-Clients of a lane take turns, so that a client with many requests delays another one by at most the
-work at hand. A client may have one grammar compiled at a time in each lane, and each lane has room
-for two: a grammar that never compiles leaves the other place to other clients. A full lane refuses
-a request of the client that has the most requests in it.
+Clients of a lane take turns, so many requests of one client delay another by the work at hand at
+most. Each lane compiles two grammars at a time, one for each client, so a grammar that never
+compiles blocks only its client. A full lane refuses the client with the most requests.
 """
 
 from __future__ import annotations
@@ -26,17 +25,15 @@ Lane = Literal["quick", "slow", "grammar", "long grammar"]
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 GRAMMAR_SHARE = 4
-"""Part of a lane's places that grammars of one client may have: a quarter."""
+"""Share of a lane that grammars of one client may have, as its denominator."""
 
 
 @attrs.frozen
 class LaneSize:
-    """Numbers of threads. Each thread that tokenizes takes a core from an engine that computes on
-    the CPU."""
+    """Numbers of threads. Each tokenizing thread takes a core from an engine on the CPU."""
 
     threads: int
     of_client: float = inf
-    """Threads that one client may have at a time."""
 
 
 SIZES: dict[Lane, LaneSize] = {
@@ -49,15 +46,13 @@ SIZES: dict[Lane, LaneSize] = {
 
 @attrs.define(eq=False)
 class Ticket:
-    """A place in a lane."""
-
     client: str
     called: trio.Event = attrs.field(factory=trio.Event)
     refused: Problem | None = None
 
 
 class FairLane:
-    """The turns of one lane. Clients take turns; those of one client are first come, first
+    """The turns of one lane. Clients take turns; each client's requests are first come, first
     served."""
 
     def __init__(
@@ -67,16 +62,16 @@ class FairLane:
         max_of_client: float,
         too_many: Callable[[], Problem],
     ) -> None:
-        """`max_waiting`: tickets that may wait, and `max_of_client` those of one client; `too_many`
-        is the refusal of the latter."""
+        """`max_waiting`: tickets that may wait; `max_of_client`: those of one client; `too_many`:
+        refusal beyond that."""
         self._size, self._max_waiting, self._max_of_client, self._too_many = (
             size,
             max_waiting,
             max_of_client,
             too_many,
         )
+        # Tickets by client, in the order of turns. No queue is empty.
         self._waiting: dict[str, deque[Ticket]] = {}
-        """Tickets by client, in the order of the clients' turns. No queue is empty."""
         self._at_work: Counter[str] = Counter()
 
     @property
@@ -85,11 +80,9 @@ class FairLane:
 
     @property
     def is_busy(self) -> bool:
-        """Whether all threads are at work."""
         return self._at_work.total() >= self._size.threads
 
     def ahead_of(self, client: str) -> int:
-        """Number of tickets of the client that wait or work."""
         return len(self._waiting.get(client, ())) + self._at_work[client]
 
     @asynccontextmanager
@@ -132,7 +125,6 @@ class FairLane:
             del self._waiting[ticket.client]
 
     def _leave(self, ticket: Ticket) -> None:
-        """Give a turn back, or the place of a ticket that was cancelled."""
         if not ticket.called.is_set():
             self._remove(ticket)
         elif ticket.refused is None:
@@ -144,7 +136,6 @@ class FairLane:
             self._call()
 
     def _call(self) -> None:
-        """Give turns while there are threads."""
         while not self.is_busy and (client := self._next()) is not None:
             queue = self._waiting.pop(client)
             ticket = queue.popleft()
@@ -154,7 +145,6 @@ class FairLane:
             ticket.called.set()
 
     def _next(self) -> str | None:
-        """Return the client whose turn is next."""
         return next(
             (client for client in self._waiting if self._at_work[client] < self._size.of_client),
             None,
@@ -162,10 +152,7 @@ class FairLane:
 
 
 class Lanes:
-    """The lanes of one model."""
-
     def __init__(self, max_waiting: int) -> None:
-        """`max_waiting`: requests that may wait in each lane."""
         share = max(1, max_waiting // GRAMMAR_SHARE)
         self._lanes = {
             lane: FairLane(
@@ -182,6 +169,5 @@ class Lanes:
         return self._lanes[lane]
 
     async def run(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its
-        result, and ends by itself."""
+        """Run `work` on a thread. Cancellation abandons the thread, which owns only its result."""
         return await run_on_thread(partial(work, *arguments), self._threads)

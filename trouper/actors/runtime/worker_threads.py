@@ -1,5 +1,4 @@
-"""Work on a thread, where a system that starts no further thread is one that lacks something for
-the moment."""
+"""Work on a thread, where the system may start none."""
 
 from __future__ import annotations
 

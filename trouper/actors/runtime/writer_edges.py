@@ -1,4 +1,4 @@
-"""What SSDWriter is connected to."""
+"""Connections of SSDWriter."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from trouper.protocol.work import DiskNews, DiskOrder
 
 @attrs.frozen(eq=False)
 class WriterEdges:
-    """Channels and watches of the writer. They outlive a crash, so the graph closes them."""
+    """Channels and watches, closed by the graph, since they outlive a crash."""
 
     orders: trio.MemoryReceiveChannel[DiskOrder]
     news: trio.MemorySendChannel[DiskNews]
     stats: Watch[DirectoryStats]
     scheduler: Watch[SchedulerStats]
     reads_in_parts: bool = False
-    """Whether the blocks of each run are sent as soon as they are read. Other ranks' disks are
-    compared by whole answers."""
+    """Whether blocks are sent run by run. Other ranks' disks are compared by complete answers."""
 
 
 DiskWriter: TypeAlias = Callable[[WriterEdges, Path | None, str, Settings], Awaitable[None]]
-"""Type of `write_to_disk`, for actors that run one and receive it as a parameter."""

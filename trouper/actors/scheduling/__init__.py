@@ -1,2 +1,1 @@
-"""The pure core of the scheduler: sequences, the prefix cache and the disk tier, chunk sizes and
-statistics. No Trio, no MLX."""
+"""The pure core of the scheduler. No Trio, no MLX."""

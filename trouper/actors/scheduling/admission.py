@@ -1,12 +1,11 @@
 """Admission: which waiting sequences enter the batch, and how much of their prompts comes from the
 cache.
 
-A lookup has a fixed order. A request that is scored or embedded needs its whole prompt computed, so
-it bypasses the cache. A sequence that already waits for a primary or for the disk keeps waiting.
-Then the tree is matched; if more tokens are only on disk than a primary computes, the disk is
-asked, once, since it needs no step of the engine. Only then the sequence may wait for a primary, if
-that saves more than it costs. In all other cases it is admitted with what was found. A later
-sequence may overtake one that waits.
+A lookup has a fixed order. A request that is scored or embedded bypasses the cache. A sequence that
+waits already keeps waiting. Then the tree is matched, and the disk is asked, once, if more tokens
+are on disk than a primary computes: the disk needs no step of the engine. Only then may the
+sequence wait for a primary, if the wait saves more than its cost. In all other cases the sequence
+is admitted with the match.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from trouper.actors.scheduling.batch_yielding import BatchYielding
-from trouper.actors.scheduling.chunk_sizer import free_rows
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.draft_records import UNCHOSEN
-from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.kv_memory import KvMemory
-from trouper.actors.scheduling.prefill_budget import PrefillBudget
-from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.preemption import BatchYielding
+from trouper.actors.scheduling.prefill_budget import PrefillBudget, free_rows
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
@@ -37,8 +34,6 @@ from trouper.protocol.settings import Settings
 
 @attrs.define(kw_only=True, eq=False)
 class Admission:
-    """Moves sequences from the queue into the batch."""
-
     queue: WaitingQueue
     batch: RunningBatch
     cache: PrefixCache
@@ -53,18 +48,17 @@ class Admission:
     shares: TenantShares
     yielding: BatchYielding = attrs.field(init=False)
     handled: Sequence | None = attrs.field(default=None, init=False)
-    """The sequence that is being admitted: should that crash, it is the suspect, and not the rows
-    of the plans in flight."""
+    """The sequence being admitted, the suspect of a crash meanwhile."""
 
     @yielding.default
     def _make_yielding(self) -> BatchYielding:
         return BatchYielding(self.kv_memory.preemption, self.counters, self.settings)
 
     def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
-        """Admit as many sequences as there are free rows and memory. The first that does not fit
-        ends it: a long prompt would wait for ever if shorter ones overtook it. One whose tenant has
-        its share of rows does not end it. `under_pressure`: the device's memory is nearly full.
-        `idle`: no plan is in flight."""
+        """Admit as many sequences as there are free rows and memory. `under_pressure`: device
+        memory is nearly full. `idle`: no plan is in flight."""
+        # The first sequence without room ends admission: shorter prompts must not overtake a long
+        # one for ever. One whose tenant has its share of rows does not end admission.
         if not self.queue:
             return ()
         prefilling = len(self.batch.prefilling)
@@ -100,7 +94,6 @@ class Admission:
         return tuple(admits)
 
     def _look_up(self, sequence: Sequence) -> Found | None:
-        """Look a sequence up in the cache. None while it waits."""
         request = sequence.request
         if (
             request.prompt_logprobs is not None and not sequence.num_output_tokens
@@ -121,8 +114,8 @@ class Admission:
         return None
 
     def _reads(self, sequence: Sequence, found: Found) -> bool:
-        """Order a read from disk, once, if that brings more than the primary. While a suspect waits
-        nobody else runs, so it does not wait for a disk, which may hang."""
+        """Order a read from disk, once, if worth more than the primary."""
+        # A suspect does not wait for a disk, which may hang: nobody else runs meanwhile.
         if (
             sequence.read is not None
             or found.missing_tokens <= found.gain
@@ -137,7 +130,7 @@ class Admission:
         return read is not None
 
     def _waits_until(self, sequence: Sequence, found: Found, primary: Sequence) -> int | None:
-        """Number of tokens up to which it pays to wait for the primary; None: it does not pay."""
+        """Number of tokens up to which a wait for the primary pays; None: no wait pays."""
         worth = self._worth_waiting()
         if found.gain >= worth:
             return found.until
@@ -151,7 +144,7 @@ class Admission:
         return pause if pause > found.tokens else None
 
     def _worth_waiting(self) -> int:
-        """Number of tokens whose prefill takes as long as the pass that waiting may cost."""
+        """Number of tokens whose prefill takes as long as the pass that a wait may cost."""
         return max(
             self.settings.block_size,
             int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate),
@@ -172,7 +165,6 @@ class Admission:
         return self._projection(sequence, restore)
 
     def _projection(self, sequence: Sequence, restore: Restore | None) -> Admit:
-        """What the engine has to know of the sequence."""
         request, embedding = sequence.request, self.card.embedding
         return Admit(
             row=sequence.id,
@@ -195,9 +187,8 @@ class Admission:
         )
 
     def choose_proposers(self, sequence: Sequence) -> None:
-        """Choose what drafts for a sequence before it enters, since rows of a batch in which one
-        drafts take more memory. Let a draft model rest where the row would be longer than its
-        context."""
+        """Choose the drafting of a sequence before entry, since drafts take memory of all rows."""
+        # A draft model rests where the row would outgrow its context.
         # Chosen once: a sequence may wait for memory through many plans.
         if sequence.records is not UNCHOSEN:
             return
@@ -209,7 +200,6 @@ class Admission:
             record.undrafted = max(0, longest - self.card.draft_context)
 
     def _proposers(self, sequence: Sequence) -> list[ProposerName]:
-        """What may draft for a sequence."""
         request, card = sequence.request, self.card
         wish = request.speculation or self.settings.speculation
         if request.embed or card.no_drafts or wish == "off":

@@ -1,13 +1,9 @@
 """Steps for which the device had no memory, and the bound on rows and cached blocks that follows.
 Pure; the caller passes the time.
 
-The limit of the memory budget is an estimate, and other processes take memory of the same device. A
-step that finds none fails, and the engine restarts. No request is to blame for that: all resume,
-within half of the bytes that rows and cached blocks had. If that is still too much it is halved
-again, until a row runs alone. A row for which there is no memory twice although it ran alone is
-answered 503; then the bound said nothing about the others, and ends. The same content, which a
-client or a batch sends again, runs alone for a while, so that it costs no other row a token, and is
-answered 503 at once if that fails.
+The engine restarts after such a step, and all requests resume within half of the bytes in use;
+halved again until a row runs alone. A row without memory twice although alone is answered 503, and
+the bound ends. The same content, sent again, runs alone for a while and costs no other row a token.
 """
 
 from __future__ import annotations
@@ -20,27 +16,23 @@ from trouper.actors.scheduling.crash_attribution import Contents, Involved, Stan
 from trouper.protocol.problems import Problem
 
 BOUND_S = 300.0
-"""Time for which a bound holds after the last failure, and for which a content that found no memory
-alone runs alone."""
+"""Time after the last failure for which a bound holds, and for which a too large content runs
+alone."""
 
 
 @attrs.define(eq=False)
 class AllocationFailures:
-    """Failed allocations of one model. It outlives restarts of the engine."""
-
     bound_bytes: int | None = None
-    """Bound on the bytes of rows and cached blocks; None: there is none."""
     _until: float = 0.0
+    # The row that ran alone in the last failed step.
     _lone: Standing | None = None
-    """The row that ran alone in the last failed step."""
     _refused: Standing | None = None
+    # Contents without enough memory although alone.
     _too_large: Contents = attrs.field(factory=lambda: Contents(BOUND_S))
-    """Contents that found no memory although they ran alone."""
 
     def failed(self, involved: Sequence[Involved], used_bytes: int, now: float) -> bool:
-        """A step of these rows found no memory, while rows and cached blocks had `used_bytes`.
-        Returns whether something is done about it; if not, the failure counts as a crash of the
-        engine."""
+        """Handle a step without memory, in which rows and cached blocks had `used_bytes`. Returns
+        False if the failure counts as a crash."""
         if not involved:
             return False
         lone = involved[0].standing if len(involved) == 1 else None
@@ -56,19 +48,16 @@ class AllocationFailures:
         return True
 
     def look(self, now: float) -> int:
-        """The bound at present, which ends with its time; 0: there is none."""
+        """The present bound; 0: there is none."""
         if now >= self._until:
             self.bound_bytes = None
         return self.bound_bytes or 0
 
     def runs_alone(self, standing: Standing, now: float) -> bool:
-        """Whether a request shares no step with others, since its content found no memory a short
-        time ago, although it ran alone."""
         return self._too_large.has(standing.content, now)
 
     def refuses(self, standing: Standing) -> bool:
-        """Whether the device had no memory for this row alone. Asked once for each row that was
-        carried over."""
+        """Whether the device had no memory for this row alone; True once."""
         if standing is not self._refused:
             return False
         self._refused = None

@@ -1,5 +1,4 @@
-"""The output of one sequence: text of its tokens, stop strings, log-probabilities, and the decision
-that the answer ends."""
+"""The output of one sequence: text, stop strings, log-probabilities, and the end of the answer."""
 
 from __future__ import annotations
 
@@ -20,25 +19,21 @@ log = logging.getLogger("trouper.scheduler")
 
 @attrs.define(eq=False)
 class AnswerOutput:
-    """Sends each token's text to the client. Only here it is decided that an answer ends."""
+    """Sends each token's text to the client, and alone decides that the answer ends."""
 
     client: PreparedRequest
     tokenizer: Tokenizer
     text: TextStream
     ends: frozenset[int]
-    """Ids of tokens that end the answer."""
     max_tokens: int
-    """Maximum number of output tokens: that of the request, or fewer if memory holds fewer."""
+    """Maximum of the request, or less if memory holds fewer."""
     first_token_at: float | None = None
     scores: list[TokenLogprobs] = attrs.field(factory=list)
-    """Log-probabilities of the prompt, if requested, until the first output token."""
+    """Requested log-probabilities of the prompt, until the first output token."""
     num_tokens: int = 0
-    """Number of output tokens."""
     stream_interval: int = 1
-    """Number of tokens in each Delta but the first, which has one, and the last. As in vLLM
-    (--stream-interval)."""
+    """Number of tokens in each Delta but the first and the last, as vLLM's --stream-interval."""
     _unsent: list[Delta] = attrs.field(factory=list)
-    """What waits to be joined into one Delta."""
 
     @classmethod
     def of(
@@ -56,7 +51,7 @@ class AnswerOutput:
         )
 
     def append(self, token: int, logprobs: TokenLogprobs | None, now: float) -> Finished | None:
-        """Send a token. Returns the `Finished` that it caused, after the last text was sent."""
+        """Send a token. Returns the `Finished` that follows, after the last text was sent."""
         self.num_tokens = count = self.num_tokens + 1
         if count == 1:
             self._begin(now)
@@ -84,7 +79,7 @@ class AnswerOutput:
             self.scores.clear()
 
     def _end(self, reason: FinishReason, last: Delta, matched: int | None = None) -> Finished:
-        """End with this Delta and what was withheld, unless a stop string ends the text."""
+        """Send withheld text too, unless a stop string ends the text."""
         if self.text.stop is None:
             last = structs.replace(last, text=last.text + self.text.flush())
         self._unsent.append(last)
@@ -102,16 +97,14 @@ class AnswerOutput:
             self.client.report(Progress(delta.at))
 
     def flush(self) -> None:
-        """Send what waits to be joined. The answer ends, or an error ends it."""
         if self._unsent:
             delta = joined(self._unsent)
             self._unsent.clear()
             self.client.reply(delta)
 
     def fail(self, problem: Problem) -> None:
-        """Send the terminal event. Text that cannot be sent any more does not keep it back: this
-        may be the answer whose text has crashed the scheduler, which ends now and has others to
-        hand over."""
+        # Even if the text cannot be sent: this answer's text may have crashed the scheduler, which
+        # has others to hand over.
         try:
             self.flush()
         except Exception:

@@ -1,5 +1,5 @@
-"""The batch view: a snapshot of the batch for viewers. It costs two comparisons a step while there
-is no viewer."""
+"""The batch view: a snapshot of the batch for viewers, at two comparisons a step while there is
+none."""
 
 from __future__ import annotations
 
@@ -9,40 +9,36 @@ from math import inf
 
 import attrs
 
-from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import QUEUED, State
+from trouper.actors.scheduling.sequence import QUEUED, Sequence, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats, RowState, RowStats
 from trouper.protocol.watch import Watch
 
 VIEW_S = 2.0
-"""Time for which one view keeps the snapshot current. A viewer views again before it has passed."""
+"""Time for which one view keeps the snapshot current; a viewer views again before."""
 LATENCIES_KEPT = 512
-"""Maximum number of inter-token latencies that are kept; of more, the last ones."""
 
 
 @attrs.define(eq=False)
 class BatchView:
-    """Answers each view once, after the current step: rows are copied as often as a viewer views
-    them, however fast the steps are."""
+    """Answers each view once, after the current step, however fast the steps are."""
 
     _last_viewed_at: Watch[float]
     _batch: Watch[BatchStats]
+    # Time of the last answered view.
     _answered: float = -inf
-    """Time of the view that was answered last."""
     _latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=LATENCIES_KEPT))
     _latency_count: int = 0
+    # Time of the last observed step with tokens.
     _tokens_at: float | None = None
-    """Time of the last step with tokens that was observed for a viewer."""
 
     @property
     def _watched(self) -> bool:
-        """Whether there is a viewer. It is False for nearly all of a server's life."""
         return (
             self._batch.latest is not NOTHING_SHOWN or self._last_viewed_at.latest > self._answered
         )
 
     def stepped(self, now: float, *, decoded: bool, produced: bool) -> None:
-        """Observe a step whose tokens were committed. `decoded`: whether rows decoded in it."""
+        """Observe a step whose tokens were committed. `decoded`: rows decoded."""
         if not self._watched:
             self._tokens_at = None
             return
@@ -53,8 +49,7 @@ class BatchView:
             self._tokens_at = now
 
     def show(self, rows: Collection[Sequence], queue: Iterable[Sequence], now: float) -> None:
-        """Publish the view if one is due. Called after each step, and before the scheduler becomes
-        idle."""
+        """Publish the view if due. Called after each step, and before the scheduler idles."""
         if not self._watched:
             return
         look, viewed = self._last_viewed_at.latest, self._last_viewed_at.latest > self._answered
@@ -111,8 +106,6 @@ def _state_of(sequence: Sequence) -> RowState:
 
 
 def _restored(sequence: Sequence) -> tuple[int, int]:
-    """Number of tokens that a sequence without a row has from disk, or that its new row has, and
-    number of those that it needs."""
     if sequence.state is State.PREFILLING:
         return sequence.num_computed_tokens, sequence.num_prefill_tokens
     read = sequence.read if sequence.state is State.WAITING_FOR_DISK else None

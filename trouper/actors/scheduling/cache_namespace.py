@@ -8,15 +8,15 @@ from trouper.protocol.settings import Settings
 from trouper.storage.cache_fingerprint import namespace
 
 FORMAT = 1
-"""Version of the stored format. It is part of the namespace."""
+"""Version of the stored format, a part of the namespace."""
 NO_SCOPE = CacheScope()
+# UTF-8 never has this byte: no salt of a client can spell another scope's root.
 SEPARATOR = b"\xff"
-"""A byte that UTF-8 never has: a client that chooses its salt cannot write another scope's root."""
 
 
 def cache_namespace(card: ModelCard, settings: Settings) -> str:
-    """Namespace of a model's blocks (F9): weights, adapter and dtype are in the card's
-    fingerprint."""
+    """Namespace of a model's blocks (F9). The card's fingerprint covers weights, adapter and
+    dtype."""
     parts = {
         "format": str(FORMAT),
         "fingerprint": card.fingerprint or card.id,
@@ -31,8 +31,7 @@ def cache_namespace(card: ModelCard, settings: Settings) -> str:
 
 
 def root_of(salt: str, scope: CacheScope) -> bytes:
-    """What the key of a prefix tree's root is made of, beside the namespace: different for each
-    pair of scope and salt."""
+    """Key of a prefix tree's root, different for each pair of scope and salt."""
     if scope == NO_SCOPE:
         return salt.encode()
     parts = scope.group, scope.adapter, salt

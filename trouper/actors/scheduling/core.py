@@ -1,9 +1,9 @@
-"""The core of the scheduler: it decides, and neither waits nor sends. No Trio, no MLX.
+"""The core of the scheduler: decides, and neither waits nor sends. No Trio, no MLX.
 
-`schedule(now)` composes the next plan, `update(stepped, now)` takes the answer of the oldest plan
-that has none. Between the two the caller brings requests (`enqueue`), news of the disk (`hear`) and
-the end of requests (`close`), and calls `drop_aborted`. Clients are told through their
-`PreparedRequest`, which never blocks. Time is the caller's.
+`schedule(now)` composes the next plan; `update(stepped, now)` takes the answer to the oldest one.
+In between the caller passes requests (`enqueue`), news of the disk (`hear`) and the end of requests
+(`close`), and calls `drop_aborted`. Clients hear through their `PreparedRequest`, which never
+blocks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import numpy as np
 
 from trouper.actors.scheduling.admission import Admission
 from trouper.actors.scheduling.batch_view import BatchView
-from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_handover import CrashHandover
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import DiskTier
-from trouper.actors.scheduling.kv_memory import KvMemory
-from trouper.actors.scheduling.memory_budget import MemoryBudget
+from trouper.actors.scheduling.kv_memory import KvMemory, MemoryBudget
 from trouper.actors.scheduling.plan_composer import PlanComposer
 from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
@@ -36,6 +34,7 @@ from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.actors.scheduling.step_statistics import StepStatistics
 from trouper.actors.scheduling.tenant_shares import TenantShares
+from trouper.actors.scheduling.tree_node import token_bytes
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, Stepped
@@ -46,9 +45,8 @@ from trouper.protocol.work import DiskNews
 
 
 class Core:
-    """Sequences, and what is known of the plans that are not answered. `recovery` takes the
-    sequences that are left when the scheduler crashes, and gives them to the next one; None: they
-    end with this one."""
+    """Sequences and unanswered plans. `recovery`: takes the sequences that a crash leaves; None:
+    all end with the crash."""
 
     def __init__(
         self,
@@ -154,33 +152,29 @@ class Core:
 
     @property
     def accepts(self) -> bool:
-        """Whether requests may still come."""
         return self._open
 
     @property
     def waiting(self) -> int:
-        """Number of sequences in the queue."""
         return len(self._queue)
 
     @property
     def plans_in_flight(self) -> int:
-        """Number of plans that are not answered."""
         return len(self._unanswered)
 
     # -- after a crash ---------------------------------------------------------------------------
 
     @property
     def must_prove_engine(self) -> bool:
-        """Whether the engine crashed: then `proof` comes before any other plan."""
+        """Whether the engine crashed, so that `proof` comes before any other plan."""
         return self._recovery.crashed
 
     def take_up(self, now: float) -> None:
-        """Take the sequences of the scheduler before this one."""
         self._handover.take_up(now)
 
     def proof(self, now: float) -> tuple[Plan, ...]:
-        """Plans to send before any sequence is tried: a token of a prompt that is nobody's. If the
-        engine cannot do that, no request is to blame for what comes. `proved` takes each answer."""
+        """Plans for a token of a prompt of nobody's; `proved` takes each answer."""
+        # If the engine fails at that, no request is to blame.
         self._proving, self._now = True, now
         row, prompt = self._batch.next_id(), np.zeros(1, "<i4").tobytes()
         admit = Admit(row, prompt, Sampling(temperature=0))
@@ -199,8 +193,8 @@ class Core:
     # -- requests --------------------------------------------------------------------------------
 
     def enqueue(self, client: PreparedRequest, now: float) -> None:
-        """Queue a request, or refuse it: its content crashes the engine, the queue is full, or
-        memory can never hold its prompt."""
+        """Queue a request, or refuse one that crashes the engine, finds the queue full, or can
+        never fit into memory."""
         self._counters.add(total_requests=1)
         blame, interval = self._recovery.blame, self._settings.stream_interval
         with answered(client, self._counters):
@@ -226,18 +220,16 @@ class Core:
         self._queue.append(sequence)
 
     def close(self) -> None:
-        """No request comes any more."""
         self._open = False
 
     def hear(self, news: DiskNews, now: float) -> None:
-        """News of the disk."""
         self._now = now
         self._composer.loads += self.disk.hear(news)
 
     def drop_aborted(self, now: float) -> None:
-        """Drop requests whose client closed the reply channel, within one step: queued, prefilling
-        or decoding (D4). A suspect is tried to its end, since a client that leaves early could
-        otherwise crash the engine as often as it likes."""
+        """Drop aborted requests within one step: queued, prefilling or decoding (D4)."""
+        # A suspect is tried to its end: else a client that leaves early could crash the engine
+        # again and again.
         self._now = now
         aborted = self._queue.remove_aborted()
         for sequence in aborted:
@@ -260,7 +252,7 @@ class Core:
         self.publish()
 
     def end(self, now: float) -> None:
-        """The scheduler ends. Remaining sequences go on with the next one, if there may be one."""
+        """Hand the remaining sequences to the next scheduler, or fail them."""
         self._now = now
         if not self._carries_over:
             self.fail_all(self._end_problem())
@@ -278,8 +270,7 @@ class Core:
         self.publish()
 
     def _end_problem(self) -> Problem:
-        """Problem of the requests that remain at the end: 503 if the server is leaving, 500 if the
-        engine crashed."""
+        """503 if the server is leaving, 500 if the engine crashed."""
         if lost := self._watches.ranks.latest.lost:
             return rank_lost(lost)
         message = "the engine stopped before the answer was complete"
@@ -293,8 +284,8 @@ class Core:
     # -- plans -----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Plan | None:
-        """The next plan, to be sent at once; None while two are not answered, or while there is
-        nothing to do. One empty plan flushes the last that had work."""
+        """The next plan, to be sent at once; None while two are unanswered, or without work. One
+        empty plan flushes the last that had work."""
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None
@@ -310,12 +301,10 @@ class Core:
     # -- results ---------------------------------------------------------------------------------
 
     def stalled(self, since: float) -> None:
-        """The oldest plan has had no answer for too long; readiness is progress (D11, F27)."""
         self._counters.stalled(since)
 
     def update(self, stepped: Stepped, now: float) -> None:
-        """Take the answer to the oldest plan that has none: sequences get their tokens, and clients
-        theirs."""
+        """Commit the answer to the oldest plan."""
         self._now = now
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
@@ -337,14 +326,13 @@ class Core:
         )
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:
-        """Learn from the results of drafts."""
         for row, num_draft_tokens in zip(plan.decode, plan.drafts, strict=False):
             if row in self._batch.rows:
                 self._batch.rows[row].num_draft_tokens -= num_draft_tokens
         self._speculation.answered(plan, stepped, self._batch.rows)
 
     def publish(self) -> None:
-        """Publish counters and gauges, and the batch view while somebody views it."""
+        """Publish counters and gauges, and the batch view for viewers."""
         self._counters.publish(
             cache=self._cache.stats(),
             active_sequences=len(self._batch.rows),

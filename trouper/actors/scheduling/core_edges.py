@@ -1,5 +1,4 @@
-"""What the core of the scheduler is connected to besides its caller: watches, and the way to the
-disk."""
+"""Connections of the scheduler's core: watches, and the way to the disk."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from trouper.protocol.work import DiskOrder
 
 @attrs.frozen(kw_only=True, eq=False)
 class CoreWatches:
-    """What the core publishes, and what it looks at. A watch holds the latest value; looking at it
-    never blocks."""
+    """Watches to publish and to read. A watch holds the latest value and never blocks."""
 
     stats: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
@@ -38,9 +36,8 @@ class CoreWatches:
 
 @attrs.frozen(kw_only=True, eq=False)
 class DiskSeam:
-    """The way to SSDWriter. send: False if an order finds no room, or nobody carries it out. known:
-    called once all that lies on disk is known, or that nothing does. answer_s: longest time for
-    which it may say nothing while a request waits; inf: SSDWriter's side has a limit of its own."""
+    """The way to SSDWriter. send: False if an order finds no room or no writer. known: called once
+    the content of the disk is known. answer_s: longest silence while a request waits."""
 
     send: Callable[[DiskOrder], bool]
     known: Callable[[], object]

@@ -1,62 +1,69 @@
-"""Attribution of crashes to requests: suspects, trials and the quarantine. Pure; the caller passes
-the time.
+"""Attribution of crashes to requests. Pure; the caller passes the time.
 
-After a crash it is not known which row of the crashed step was the cause, so all of them are
-*suspects*, those with new work in it (prefill, first decode) first. After the restart each suspect
-is *tried*: its work shares no step with other rows until it is beyond the place of the crash. A
-second crash then has one possible cause, which is *convicted*: its content goes into the
-quarantine, and the same content is refused until that has expired. All other suspects are cleared
-at once, and whoever passes its trial is acquitted.
-
-A crash that happens only in company (everybody has passed alone) must not loop. When it comes
-again, the contents that had new work in both crashes run alone for their whole life; if there are
-none, or that did not help, all rows do so for a while. So each repetition either convicts, or
-isolates more than the one before: there are finitely many.
+All rows of a crashed step become *suspects*. After the restart each suspect is *tried*: the suspect
+shares no step until it has passed the point of the crash. A crash in a trial *convicts*: the
+content is refused for a while, and all others are cleared. A crash that comes only in company
+isolates more rows at each repetition, so there are finitely many.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NewType
 
 import attrs
 
-from trouper.actors.scheduling.crash_cause import Cause
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 
-Content = NewType("Content", bytes)
-"""Digest of a prompt's tokens and of what shapes its computation: equal for a request that is sent
-again."""
 QUARANTINE_S = 3600.0
-"""Time for which a convicted content is refused."""
 MAX_CONTENTS = 1024
-"""Maximum number of contents in each list; the oldest are forgotten."""
 SUSPICION_S = 600.0
-"""Time for which a content of a crashed step is remembered as a suspect, also when its answer is
-complete already. It is tried when a request with it arrives."""
+"""Time for which a content of a crashed step stays suspect, even once answered."""
 APART_S = 60.0
-"""Time for which all rows run alone the first time. Each further time takes twice as long."""
+"""Time for which all rows run alone the first time; doubled each further time."""
 MAX_APART_S = 3600.0
-"""Upper bound of the time for which all rows run alone."""
+
+
+@attrs.frozen
+class Cause:
+    """Type of an exception and the innermost location in the code."""
+
+    # No message: it may quote a prompt, and differs between crashes of one cause.
+
+    error: str
+    location: str
+
+    def __str__(self) -> str:
+        return f"{self.error} at {self.location}"
+
+
+def cause_of(error: BaseException) -> Cause:
+    frames = traceback.extract_tb(error.__traceback__)
+    location = (
+        f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"
+        if frames
+        else "an unknown place"
+    )
+    return Cause(type(error).__name__, location)
+
+
+Content = NewType("Content", bytes)
+"""Digest of a prompt's tokens and of the parameters that shape the computation."""
 
 
 @attrs.define(eq=False)
 class Standing:
-    """State of one request in the attribution of crashes. It stays with the request over
-    restarts."""
+    """State of one request in the attribution of crashes, over restarts."""
 
     content: Content
     draws: bytes
-    """Digest of what else the output tokens follow from: equal contents with equal draws have the
-    same output."""
+    """Digest of everything else that decides the output tokens."""
     suspect: bool = False
-    """The request was in a crashed step: its work shares no step with others until it has
-    passed."""
     alone: bool = False
-    """The request shares no step for its whole life."""
+    """Whether the request shares no step for its whole life."""
     passes_at: int = 1
-    """Output tokens with which a suspect has passed its trial."""
 
     @property
     def isolated(self) -> bool:
@@ -65,42 +72,34 @@ class Standing:
 
 @attrs.frozen
 class Involved:
-    """A row of the crashed step."""
-
     standing: Standing
     fresh: bool
-    """The row had new work in that step: its prefill, or its first tokens."""
+    """Whether the step had prefill or the first tokens of the row."""
     output_tokens: int
-    """Number of output tokens that were answered."""
     planned_tokens: int
     """Value of `output_tokens` after the crashed plans."""
 
 
 @attrs.frozen
 class Verdict:
-    """Effect of a crash on the limit of restarts."""
-
     counts: bool = True
-    """Whether the crash counts towards the limit. It does not if it was explained, or if rows were
-    isolated in a way that was not tried before."""
+    """Whether the crash counts towards the limit of restarts."""
     suspects: frozenset[Content] = frozenset()
     convicted: Content | None = None
-    """Crashes with this content among their suspects are explained, and do not count any more."""
+    """Crashes with this suspect are explained and no longer count."""
 
 
 UNEXPLAINED = Verdict()
 
 
 class Contents:
-    """Contents that are remembered for a time. The number is bounded, and the oldest are forgotten
-    first."""
+    """A bounded number of contents, each remembered for a time."""
 
     def __init__(self, ttl_s: float, max_size: int = MAX_CONTENTS) -> None:
         self._ttl_s, self._max_size = ttl_s, max_size
         self._until: dict[Content, float] = {}
 
     def add(self, content: Content, now: float) -> None:
-        """Remember a content from now on; for a known content the time starts again."""
         self._until.pop(content, None)
         self._until[content] = now + self._ttl_s
         while len(self._until) > self._max_size:
@@ -116,7 +115,6 @@ class Contents:
         return max(0.0, self._until.get(content, now) - now)
 
     def count(self, now: float) -> int:
-        """Number of remembered contents; expired ones are removed here."""
         while self._until and (oldest := next(iter(self._until))) and self._until[oldest] <= now:
             del self._until[oldest]
         return len(self._until)
@@ -124,7 +122,7 @@ class Contents:
 
 @attrs.frozen
 class Trial:
-    """Trial of the suspects of a crash for which no content is convicted yet."""
+    """Trial of the suspects of a crash without a conviction yet."""
 
     cause: Cause
     suspects: tuple[Standing, ...]
@@ -133,20 +131,16 @@ class Trial:
 
 @attrs.frozen
 class InCompany:
-    """A cause of a crash of several rows, each of which has since passed alone."""
+    """Cause of a crash of several rows, each of which has passed alone since."""
 
     fresh: frozenset[Content]
     until: float
-    """Time at which the cause is forgotten."""
     remedied: bool = False
-    """Rows were isolated for this cause before."""
     apart: bool = False
-    """All rows ran alone for this cause before."""
 
 
 class Blame:
-    """Attribution of crashes, which is remembered over restarts of the engine. There is one for
-    each model."""
+    """Attribution of crashes for one model, over restarts of the engine."""
 
     def __init__(self) -> None:
         self.quarantine = Contents(QUARANTINE_S)
@@ -155,14 +149,12 @@ class Blame:
         self._trial: Trial | None = None
         self._in_company: dict[Cause, InCompany] = {}
         self._apart_until, self._apart_s = -1.0, APART_S
+        # Content and draws of the last convicted request, and its number of planned output tokens.
         self._convicted = Content(b""), b"", 0
-        """Content and draws of the last convicted request, and the number of output tokens that it
-        had or was about to have."""
 
     # -- requests ---------------------------------------------------------------------------------
 
     def standing(self, client: PreparedRequest, tokens: bytes, now: float) -> Standing:
-        """Standing of a new request; `tokens`: the tokens of its prompt."""
         content, draws = digests(client, tokens)
         return Standing(
             content,
@@ -172,13 +164,11 @@ class Blame:
         )
 
     def refuses(self, standing: Standing, now: float) -> bool:
-        """Whether the request's content is in the quarantine."""
         return self.quarantine.has(standing.content, now)
 
     def condemns(self, standing: Standing, output_tokens: int, now: float) -> bool:
-        """Whether a request that was carried over a crash is refused. An answer of the same content
-        that goes on beyond the place of the crash, or draws other tokens, has shown nothing
-        wrong."""
+        # An answer of the same content that is past the point of the crash, or draws other tokens,
+        # is innocent.
         if not self.refuses(standing, now):
             return False
         content, draws, position = self._convicted
@@ -187,8 +177,7 @@ class Blame:
         )
 
     def passed(self, standing: Standing, now: float) -> None:
-        """Acquit a suspect that ran alone beyond the place of the crash, or to the end of its
-        answer."""
+        """Acquit a suspect that ran alone beyond the point of the crash, or to its end."""
         standing.suspect = False
         self._suspected.discard(standing.content)
         trial = self._trial
@@ -197,7 +186,6 @@ class Blame:
             self._note_company(trial, now)
 
     def apart(self, now: float) -> bool:
-        """Whether all rows run alone at present."""
         return now < self._apart_until
 
     # -- crashes ----------------------------------------------------------------------------------
@@ -205,8 +193,7 @@ class Blame:
     def crashed(
         self, cause: Cause, involved: Sequence[Involved], now: float, *, certain: bool = False
     ) -> Verdict:
-        """Attribute a crash in steps of these rows. `certain`: the crash came while the only row's
-        own token was handled."""
+        """Attribute a crash. `certain`: the only row's own token was being handled."""
         if not involved:
             return UNEXPLAINED
         if len(involved) == 1 and (certain or involved[0].standing.suspect):
@@ -228,7 +215,6 @@ class Blame:
         return Verdict(counts=False, convicted=standing.content)
 
     def _clear(self, now: float) -> None:
-        """Clear the other suspects, after one was convicted."""
         for other in self._trial.suspects if self._trial is not None else ():
             if not self.refuses(other, now):
                 self._suspected.discard(other.content)
@@ -268,7 +254,6 @@ class Blame:
         return Verdict(counts=False)
 
     def trial_order(self, standings: Iterable[Standing]) -> list[Standing]:
-        """Suspects in the order of their trials; those that came later last."""
         first = self._trial.suspects if self._trial is not None else ()
         order = {id(one): index for index, one in enumerate(first)}
         return sorted(
@@ -282,8 +267,9 @@ def fresh_of(involved: Iterable[Involved]) -> frozenset[Content]:
 
 
 def digests(client: PreparedRequest, tokens: bytes) -> tuple[Content, bytes]:
-    """Digests (content, draws) of a request. A repeated request may draw another seed, so the seed
-    is not part of the content. Parameters that make other code run are."""
+    """Digests (content, draws) of a request."""
+    # A repeated request may draw another seed, so the content has none, but parameters that select
+    # other code.
     request, sampling = client.request, client.request.sampling
     kinds = (
         sampling.greedy,

@@ -1,9 +1,5 @@
-"""What a scheduler takes from the one that crashed before it, and what it leaves to the next.
-
-A sequence that was carried over goes on with its next token. Its standing in the attribution of
-crashes travels with it: a suspect is tried alone, and a sequence whose content was convicted is
-refused.
-"""
+"""Handover between a crashed scheduler and the next. A sequence goes on with its next token and
+keeps its standing in the attribution of crashes."""
 
 from __future__ import annotations
 
@@ -37,12 +33,12 @@ class CrashHandover:
     counters: SchedulerCounters
     preemption: Preemption
     taken: deque[Sequence] = attrs.field(factory=deque, init=False)
-    """Sequences of the scheduler before this one that are not queued yet. Should this one crash
-    meanwhile, the first is the suspect, and the next scheduler has all."""
+    """Sequences that were taken over and are not queued yet; the first is the suspect of a crash
+    meanwhile."""
 
     def take_up(self, now: float) -> None:
-        """Queue the sequences of the scheduler before this one. Those whose content was convicted
-        are refused, and one for which the device had no memory."""
+        """Queue the sequences of the crashed scheduler. Convicted contents are refused, as is a row
+        for which the device had no memory."""
         self.taken.extend(self.recovery.take_up())
         while self.taken:
             self._take(self.taken[0], now)
@@ -79,8 +75,7 @@ class CrashHandover:
         self.counters.add(requests_errored=1)
 
     def passed(self, sequence: Sequence, now: float) -> None:
-        """A suspect is beyond the place of the crash. While there are other suspects, it makes room
-        for the next trial."""
+        """Acquit a suspect. While there are others, its row makes room for the next trial."""
         self.recovery.blame.passed(sequence.standing, now)
         if not sequence.dropped and any(queued.standing.suspect for queued in self.queue):
             self.preemption.preempt(sequence, now)
@@ -98,11 +93,9 @@ class CrashHandover:
         now: float,
     ) -> None:
         """Hand all sequences over to the next scheduler, if there may be one. `handled`: the
-        sequence whose own token was being handled when the scheduler crashed; it cannot go on from
-        there. `admitted`: the one that was being admitted then. It is tried once more, since the
-        scheduler may have crashed over a cache that is gone now; the second time convicts it.
-        `proving`: the crashed plans were nobody's. `used_bytes`: those of rows and cached
-        blocks."""
+        sequence whose token was being handled, which cannot go on. `admitted`: the sequence being
+        admitted, tried once more, since the cache at fault may be gone. `proving`: the crashed
+        plans were nobody's. `used_bytes`: of rows and cached blocks."""
         plans = tuple(unanswered)
         self._keep_aborted(plans)
         involved = () if proving else self._involved(plans)
@@ -126,7 +119,6 @@ class CrashHandover:
         self.counters.add(requests_errored=self.recovery.hand_over(left))
 
     def _carried(self) -> tuple[Sequence, ...]:
-        """Take all sequences out of this scheduler, as the next one gets them."""
         carried = (*self.batch.rows.values(), *self.queue, *self.taken)
         for sequence in carried:
             sequence.carry_over()
@@ -136,7 +128,7 @@ class CrashHandover:
         return carried
 
     def _keep_aborted(self, unanswered: tuple[Plan, ...]) -> None:
-        """Carry aborted sequences over if the crash may have been theirs; finish the others."""
+        """Carry aborted sequences over that may have caused the crash; finish the others."""
         in_flight = {row for plan in unanswered for row in plan.rows}
         for row in tuple(self.batch.aborted):
             if row in in_flight:
@@ -145,8 +137,6 @@ class CrashHandover:
                 self.batch.finish_aborted(row)
 
     def _involved(self, unanswered: tuple[Plan, ...]) -> tuple[Involved, ...]:
-        """Rows of the plans that are not answered: the crash was in one of them, and it cannot be
-        known in which."""
         fresh = {row for plan in unanswered for row in plan.fresh_rows}
         rows = {row for plan in unanswered for row in plan.rows}
         return tuple(

@@ -1,15 +1,9 @@
-"""State that outlives a crash of Scheduler, RankMirror and ModelStepper: their requests, and the
-attribution of crashes.
+"""State that outlives a crash of Scheduler, RankMirror and ModelStepper: requests, and the
+attribution of crashes. If no scheduler follows, the graph ends the requests.
 
-A scheduler that ends with requests left hands them over here; the next one takes them up, and each
-goes on with its next token. Owned by the graph: should no scheduler follow, the graph ends these
-requests.
-
-Blocks in the engine's memory are not carried over. After an exception in the middle of a step it is
-not known which of their arrays were evaluated, or whether the device can be trusted with what it
-holds, and the index would have to be rolled back to the last plan that was carried out. What was
-written to disk was evaluated and is verified when it is read, so rows resume from there; the rest
-is computed again, which is always right.
+Blocks in memory are not carried over: after an exception in a step nobody knows which arrays were
+evaluated, or whether the device is to be trusted, and the tree would need a rollback. Files are
+verified when read, so rows resume from the disk and compute the rest again.
 """
 
 from __future__ import annotations
@@ -19,8 +13,7 @@ import logging
 import attrs
 
 from trouper.actors.scheduling.allocation_failures import BOUND_S, AllocationFailures
-from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict
-from trouper.actors.scheduling.crash_cause import cause_of
+from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict, cause_of
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.system_shortages import SystemShortages
@@ -32,25 +25,18 @@ log = logging.getLogger("trouper.recovery")
 
 @attrs.frozen(eq=False)
 class LeftBehind:
-    """State that a scheduler hands over at its end."""
-
     carried: tuple[Sequence, ...]
     """Requests that have not ended, oldest first."""
     involved: tuple[Involved, ...]
-    """Rows of the plans that were not answered."""
     certain: bool
-    """The only row of `involved` was at hand when the scheduler crashed."""
+    """Whether the only row of `involved` was being handled."""
     closed: bool
-    """Whether no more requests can arrive."""
     problem: Problem
-    """Problem for the requests, if no scheduler follows."""
     used_bytes: int = 0
-    """Bytes of rows and cached blocks."""
 
 
 class Recovery:
-    """Recovery of one graph. With several ranks there is none, since the crash of one rank ends
-    all."""
+    """Recovery of one graph. Several ranks have none: the crash of one rank ends all."""
 
     def __init__(self) -> None:
         self.blame, self.allocations = Blame(), AllocationFailures()
@@ -60,22 +46,20 @@ class Recovery:
         self._left: LeftBehind | None = None
         self._ended = False
         self.crashed = False
-        """Whether the next scheduler must test the engine before it resumes requests."""
+        """Whether the next scheduler must test the engine first."""
 
     def standing(self, client: PreparedRequest, tokens: bytes, now: float) -> Standing:
-        """Standing of a new request; `tokens`: the tokens of its prompt."""
         standing = self.blame.standing(client, tokens, now)
         standing.alone |= self.allocations.runs_alone(standing, now)
         return standing
 
     def hand_over(self, left: LeftBehind) -> int:
-        """Take the requests of a scheduler that ends. After the graph's end they are failed at
-        once; returns their number."""
+        """Take the requests of a scheduler that ends, or fail them after the graph's end; returns
+        their number."""
         self._left, self.closed = left, left.closed
         return self.end() if self._ended else 0
 
     def judge(self, error: BaseException, now: float) -> Verdict:
-        """Attribute a crash of the group."""
         left, self.crashed = self._left, True
         cause = cause_of(error)
         involved = left.involved if left is not None else ()
@@ -109,20 +93,16 @@ class Recovery:
         return verdict
 
     def take_up(self) -> tuple[Sequence, ...]:
-        """Give the requests to the next scheduler, which owns them from now on."""
         carried, self._left = self._carried, None
         return carried
 
     def note_resumed(self) -> None:
-        """Count a request that had a row and resumes."""
         self._count(resumed=1)
 
     def note_refused(self) -> None:
-        """Count a request that was refused because its content is in the quarantine."""
         self._count(refused=1)
 
     def look(self, now: float) -> RecoveryStats:
-        """Current counters and gauges."""
         quarantined, apart = self.blame.quarantine.count(now), self.blame.apart(now)
         bound_bytes, stats = self.allocations.look(now), self.stats
         if (stats.quarantined, stats.apart, stats.bound_bytes) != (quarantined, apart, bound_bytes):
@@ -150,8 +130,7 @@ class Recovery:
 
 
 def crashes_engine(left_s: float) -> Problem:
-    """Problem of a refused request: 422, which no client repeats by itself (OpenAI's and
-    Anthropic's repeat 408, 409, 429 and what is 500 or more)."""
+    # 422: OpenAI's and Anthropic's clients repeat 408, 409, 429 and 5xx by themselves.
     message = (
         "this request makes the engine crash, also when it runs alone; the same is refused for "
         f"{left_s:.0f} s"

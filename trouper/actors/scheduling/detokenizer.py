@@ -1,5 +1,4 @@
-"""Detokenization: from the bytes of tokens to text that may be sent, of whole characters and
-without stop strings. Pure."""
+"""Detokenization: bytes of tokens to text of whole characters without stop strings. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +8,8 @@ import codecs
 class TextStream:
     """The growing text of one answer.
 
-    The stop string that *completes* first wins (of two that complete together, the longer), so the
-    result does not depend on how tokens cut the text, and streaming equals not streaming (F4). Text
-    that might still become a stop string is withheld: at most the longest one minus one character.
+    The stop string that *completes* first wins, the longer of two, so the result does not depend on
+    the cuts between tokens (F4). Text that may become a stop string is withheld.
     """
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
@@ -19,12 +17,10 @@ class TextStream:
         self._stops = stops
         self._held = ""
         self.stop: str | None = None
-        """The stop string that ended the text, if one did."""
 
     def push(self, data: bytes, *, may_stop: bool = True) -> str:
-        """Append bytes, and return text that is safe to send. After a stop was found nothing may be
-        pushed. Without `may_stop` a stop string that completes here is text; one that only begins
-        here may still complete later."""
+        """Append bytes, and return text that is safe to send; not after a stop. Without `may_stop`
+        a stop string that completes here is text."""
         # The decoder is written in Python, and asked only about bytes that may be a part of a
         # character.
         new = (
@@ -35,8 +31,8 @@ class TextStream:
         return self._show(new, may_stop=may_stop) if self._stops else new
 
     def flush(self) -> str:
-        """End the text. A torn character becomes U+FFFD, and withheld text is returned unless it
-        completes a stop."""
+        """End the text. A torn character becomes U+FFFD; withheld text is returned unless a stop
+        completes."""
         new = self._decoder.decode(b"", final=True)
         text = self._show(new, may_stop=True) if self._stops else new
         rest, self._held = self._held, ""
@@ -55,8 +51,7 @@ class TextStream:
 
 
 def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, str] | None:
-    """The (start, stop) of the stop string that completes first in `text`, beyond its first `seen`
-    characters."""
+    """The (start, stop) of the stop string that completes first, beyond `seen` characters."""
     found = [
         (start + len(stop), start, stop)
         for stop in stops
@@ -69,8 +64,7 @@ def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, s
 
 
 def held_length(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest tail of `text` that could be the beginning of a stop string, or of
-    another marker."""
+    """Length of the longest tail of `text` that may begin a stop string or another marker."""
     longest = min(max(map(len, stops), default=1) - 1, len(text))
     return next(
         (n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0

@@ -1,26 +1,19 @@
 """The disk tier of the prefix cache: which blocks to read from disk, and which to write. The
-scheduler never waits for it.
+scheduler never waits for the disk.
 
 A disk lookup has a fixed order, in which each step protects the next:
 
-1. The prefix tree matches a prompt against memory and disk, and yields the nodes that are only on
-  disk (`Found.missing`). This needs no disk: the tree knows its catalogue.
-2. `load` compares the expected duration of reading them with that of computing them. Only then a
-  `Read` is sent, so that a slow disk costs nothing.
-3. The nodes are pinned as soon as the order was accepted, and not before: a refused order must
-  leave nothing behind. An eviction between order and answer would remove the parents of what
-  arrives.
-4. The answer, `Loaded`, comes in parts, and each part becomes blocks (`PrefixCache.loaded`) while
-  the pins still hold, since making room for one block may evict any other. The engine takes a part
-  while the next one is read.
-5. After the last part, blocks that did not arrive are removed from the tree, so that no later
-  request asks for them again.
-6. Then the pins are released, and the request looks its prompt up again. The plan that admits it
-  carries the last part: the engine loads before it admits.
+1. The prefix tree, which knows the catalogue, yields the nodes on disk only (`Found.missing`).
+2. `load` sends a `Read` if reading is expected to be faster than computing.
+3. An accepted order pins the nodes, lest eviction remove the parents of arriving blocks. A refused
+   order leaves nothing behind.
+4. The answer, `Loaded`, comes in parts. Each part becomes blocks under the pins, since room for one
+   block may cost another. The engine takes a part while the next one is read.
+5. After the last part, blocks that did not arrive leave the tree, so that no request asks again.
+6. The pins are released, and the request is looked up again. The plan that admits the request
+   carries the last part: the engine loads before admission.
 
-Every order may be refused, and every answer may be empty; then the prompt is computed. So it is
-when no answer comes: a disk that says nothing for ANSWER_S while requests wait for it is given up
-for PAUSE_S, and when SSDWriter crashes it has forgotten its orders.
+Every order may be refused, every answer may be empty or missing; then the prompt is computed.
 """
 
 from __future__ import annotations
@@ -33,8 +26,7 @@ from math import exp2, inf
 
 import attrs
 
-from trouper.actors.scheduling.found_prefix import Found
-from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.tree_node import Node
 from trouper.actors.scheduling.write_queue import InFlightWrite
 from trouper.protocol.blocks import BlockRef, Tensors
@@ -56,47 +48,39 @@ from trouper.protocol.work import (
 
 log = logging.getLogger("trouper.scheduler")
 
+# Large enough for the disk's full speed, small enough to be written between two reads.
 RUN_BYTES = 32 * 2**20
-"""Approximate size of one file: large enough to be read at the disk's full speed, small enough to
-be written between two reads."""
+"""Approximate size of one file."""
 BACKLOG_BYTES = 4 * RUN_BYTES
-"""Maximum bytes in flight to the disk. Above it no more are requested from the engine."""
+"""Bytes in flight to the disk above which no more are requested from the engine."""
+# A cheap SSD, before any measurement.
 FIRST_BYTES_PER_S = 500e6
-"""Assumed speed of a disk before any measurement: a cheap SSD."""
+# Two threads and a plan, besides the transfer.
 LATENCY_S = 0.02
-"""Latency of a load besides the transfer: two threads and a plan."""
 WORTH = 0.8
-"""Maximum expected duration of a load, as a share of the time that computing would take."""
+"""Maximum expected duration of a load, as a share of the time of computing."""
 HALF_LIFE_S = 300.0
-"""Half-life of a measured slowness: in this time half of the difference to `FIRST_BYTES_PER_S` is
-forgotten."""
+# Each file takes less than a second.
 ANSWER_S = 15.0
-"""Longest time for which the disk may say nothing while a request waits for it: each file that it
-reads or writes takes less than a second."""
+"""Longest silence of the disk while a request waits."""
 PAUSE_S = 60.0
-"""Time for which a disk that said nothing is not asked, unless it says something."""
+"""Time for which a silent disk is not asked, unless it speaks."""
 
+# Unique in the process: an answer to a crashed scheduler matches no ticket of the next.
 _tickets = count()
-"""Numbers of tickets. They are unique in the process, so that an answer to a crashed scheduler
-matches no ticket of the next."""
 
 
 @attrs.define(eq=False)
 class Ticket:
-    """A load that a request waits for."""
-
     number: int
     pinned: tuple[Node, ...]
     requested: tuple[BlockRef, ...]
     arrived: set[bytes] = attrs.field(factory=set)
-    """Keys of the blocks that were read so far."""
     nbytes: int = 0
     seconds: float = 0.0
     done: bool = False
     read_tokens: int = 0
-    """Number of tokens that were read so far."""
     sizes: dict[bytes, int] = attrs.field(init=False)
-    """Number of tokens of each requested block."""
 
     @sizes.default
     def _sizes_of_requested(self) -> dict[bytes, int]:
@@ -105,33 +89,29 @@ class Ticket:
 
 @attrs.define
 class ReadSpeed:
-    """Estimate of the disk's speed from past loads, which decides whether a load is worth it (F8).
-    A measured slowness decays with time: a disk that gets no orders is not measured either, so one
-    load in a busy moment would otherwise be the last."""
+    """Estimate of the disk's speed from past loads (F8)."""
+
+    # A measured slowness decays: a disk without orders is not measured, so one load in a busy
+    # moment would be the last.
 
     bytes_per_s: float = FIRST_BYTES_PER_S
     measured_at: float = 0.0
 
     def measured(self, nbytes: int, seconds: float, now: float) -> None:
-        """Learn from a load. Small loads are ignored, since they measure latency, not speed."""
+        # Small loads measure latency, not speed.
         if seconds > 0 and nbytes > 2**20:
             expected = self.expected(now)
             self.bytes_per_s, self.measured_at = expected + 0.3 * (nbytes / seconds - expected), now
 
     def expected(self, now: float) -> float:
-        """Expected speed in bytes a second."""
         slower = max(0.0, FIRST_BYTES_PER_S - self.bytes_per_s)
         return self.bytes_per_s + slower * (1 - exp2((self.measured_at - now) / HALF_LIFE_S))
 
     def worth(self, nbytes: int, computing_s: float, now: float) -> bool:
-        """Whether reading `nbytes` is expected to be faster than computing, which takes
-        `computing_s`."""
         return LATENCY_S + nbytes / self.expected(now) < WORTH * computing_s
 
 
 class DiskTier:
-    """Outstanding loads and saves."""
-
     def __init__(
         self,
         send: Callable[[DiskOrder], bool],
@@ -142,21 +122,20 @@ class DiskTier:
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """`send` returns False if there is no room for an order, or no writer. `on_catalogue` is
-        called when the catalogue of the disk is complete. `answer_s`: longest time for which the
-        disk may say nothing."""
+        """`send`: False if an order finds no room or no writer. `on_catalogue`: called when the
+        catalogue is complete. `answer_s`: longest silence of the disk."""
         self._send, self._directory, self._on_catalogue = send, directory, on_catalogue
         self._cache, self._clock = cache, clock
         self._loading: dict[int, Ticket] = {}
+        # Writes whose bytes an unanswered plan requests.
         self._requested: deque[InFlightWrite] = deque()
-        """Writes whose bytes a plan requests that is not answered yet."""
+        # Tickets answered since the last plan. Other ranks hold their blocks until a plan settles
+        # them.
         self._settled: list[int] = []
-        """Tickets that were answered since the last plan. Other ranks hold their blocks until a
-        plan settles them."""
         self._in_flight_bytes = 0
         self._speed, self._answer_s = ReadSpeed(), answer_s
+        # Time of the last news, or of the first unanswered order.
         self._heard_at = -inf
-        """Time of the last news, or of the first order of those that wait for an answer."""
         self._silent_until = -inf
         self._send(Announce())
 
@@ -166,14 +145,12 @@ class DiskTier:
 
     @property
     def busy(self) -> bool:
-        """Whether bytes are in flight to the disk."""
         return self._in_flight_bytes > 0
 
     # -- from disk -------------------------------------------------------------------------------
 
     def load(self, found: Found, tokens_per_s: float) -> Ticket | None:
-        """Order a read of the missing nodes, if it is expected to be faster than computing them
-        (F8)."""
+        """Order a read of the missing nodes, if expected to be faster than computing (F8)."""
         if (
             not found.missing
             or not self.attached
@@ -197,12 +174,11 @@ class DiskTier:
 
     @property
     def answer_due_at(self) -> float:
-        """Time at which a disk that says nothing is given up; inf: no request waits for it."""
+        """Time at which a silent disk is given up; inf: no request waits."""
         return self._heard_at + self._answer_s if self._loading else inf
 
     def give_up_silent(self) -> None:
-        """Let requests compute what a disk that says nothing was to bring. Called before each
-        plan."""
+        """Let requests compute the blocks of a silent disk. Called before each plan."""
         if self._clock() >= self.answer_due_at:
             log.warning(
                 "the disk of the cache has said nothing for %g s; %d requests go on without it",
@@ -225,14 +201,13 @@ class DiskTier:
         )
 
     def forget(self, number: int) -> None:
-        """Cancel a ticket whose request was aborted."""
         ticket = self._loading.pop(number, None)
         if ticket is not None:
             ticket.done = True
             self._cache.unpin(ticket.pinned)
 
     def hear(self, news: DiskNews) -> list[Load]:
-        """Take news of the disk. Returns the loads of the next plan."""
+        """Handle news of the disk. Returns the loads of the next plan."""
         self._heard_at, self._silent_until = self._clock(), -inf
         match news:
             case Catalogue(runs=runs, complete=complete):
@@ -251,8 +226,8 @@ class DiskTier:
         return []
 
     def _forget_orders(self) -> None:
-        """What plans in flight bring can still be written. The catalogue comes again, since an
-        order for it may be among the forgotten."""
+        # Bytes from plans in flight can still be written. The catalogue comes again: its order may
+        # be among the forgotten.
         self._forget_reads()
         self._in_flight_bytes = sum(write.nbytes for write in self._requested)
         self._cache.writes.keep_in_flight(
@@ -262,7 +237,6 @@ class DiskTier:
             self._on_catalogue()
 
     def settled(self) -> tuple[int, ...]:
-        """Tickets that the next plan settles."""
         settled, self._settled = tuple(self._settled), []
         return settled
 
@@ -282,7 +256,6 @@ class DiskTier:
         return loads
 
     def _complete(self, ticket: Ticket) -> None:
-        """The last part of a read has arrived."""
         del self._loading[ticket.number]
         self._speed.measured(ticket.nbytes, ticket.seconds, self._clock())
         self._cache.not_on_disk(
@@ -294,8 +267,8 @@ class DiskTier:
     # -- to disk ---------------------------------------------------------------------------------
 
     def pick(self) -> tuple[tuple[BlockId, ...], Run | None]:
-        """Blocks and snapshots whose bytes the next plan returns, and the run that they become: one
-        run at a time."""
+        """Blocks and snapshots whose bytes the next plan returns, and the one run that they
+        become."""
         if not self.attached or self._in_flight_bytes + RUN_BYTES > BACKLOG_BYTES:
             return (), None
         pending = self._cache.writes.next_run(RUN_BYTES)
@@ -310,7 +283,6 @@ class DiskTier:
         return tuple(ids), pending.run
 
     def persisted(self, data: tuple[Tensors, ...]) -> None:
-        """Send the engine's answer to `pick` to the disk."""
         if not data:
             return
         pending = self._requested.popleft()

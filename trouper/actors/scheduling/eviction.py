@@ -1,15 +1,13 @@
-"""Eviction: which cached block is evicted first, and the bounds of the cache in bytes and in
-blocks. Pure: it only counts.
+"""Eviction: which cached block is evicted first, and the bounds of the cache in bytes and blocks.
+Pure: counts only.
 
-Least recently used first, and leaves first: a block that a resident child continues is not evicted,
-since the child could not be found without it. So a text is evicted from its end, and what many
-texts share stays longest (SGLang's radix cache evicts its leaves in the same order). A snapshot has
-its own time of use and competes with the blocks, but may also be evicted alone.
+Least recently used first, and leaves first, as in SGLang's radix cache: a block with a resident
+child stays, since the child could not be found without its parent. Texts are thus evicted from the
+end, and shared prefixes stay longest. A snapshot has its own time of use and may be evicted alone.
 
-Rows and loads pin the nodes that they use. A pin locks its node and all ancestors: their blocks are
-not evicted, whatever is evicted around them. The bytes of all others are `evictable_bytes`: as many
-as `evict` can free. Locks are counted when a pin is set or released, up to the first ancestor that
-is locked anyway, so that neither call grows with the length of a text while its row advances.
+Rows and loads pin their nodes. A pin locks the node and all ancestors against eviction; the bytes
+of all others are `evictable_bytes`. Locks propagate up to the first locked ancestor only, so the
+cost of a pin does not grow with the text.
 """
 
 from __future__ import annotations
@@ -24,16 +22,12 @@ from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.plans import BlockId
 
 NODE_COST = 1024
-"""Bytes of a node in this process besides its KV, so that even the number of empty blocks is
-bounded."""
+"""Bytes of a node in this process besides its KV, which bound even the number of empty blocks."""
 SNAPSHOT, BLOCK = 0, 1
-"""What an entry of the heap would evict."""
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """Sizes of KV in bytes, and the capacity of the cache."""
-
     block_size: int
     token_bytes: int
     snapshot_bytes: int
@@ -41,47 +35,42 @@ class Sizes:
     capacity_blocks: int | None = None
 
     def block_bytes(self, num_tokens: int) -> int:
-        """What a block of this many tokens counts against the capacity."""
         return num_tokens * self.token_bytes + NODE_COST
 
     @property
     def max_blocks(self) -> int:
-        """Number of full blocks that fit."""
         fit = self.capacity_bytes // self.block_bytes(self.block_size)
         return min(fit, self.capacity_blocks or fit)
 
 
 class Eviction:
-    """The blocks and snapshots in memory: their ids, their bytes, their use, and the order in which
-    they are evicted. `prune` is called with each node that may have become superfluous."""
+    """The blocks and snapshots in memory. `prune` is called with each node that may be
+    superfluous."""
 
     def __init__(self, sizes: Sizes, prune: Callable[[Node], None]) -> None:
         self.sizes, self._prune = sizes, prune
         self.bound_bytes: int | None = None
-        """A further bound on `bytes` for what is added: what rows leave; None: no bound."""
+        """Further bound on `bytes` for additions: the memory left by rows."""
         self.bytes = 0
         self.evictable_bytes = 0
-        """Bytes that `evict` can free: those of blocks that are not locked and of snapshots that
-        are not pinned."""
+        """Bytes of blocks without lock and of snapshots without pin."""
         self.blocks = 0
         self.snapshots = 0
         self.evicted_blocks = 0
         self.evicted_snapshots = 0
         self.refused = 0
-        """Number of calls of `make_room` that failed, since all other nodes were in use."""
         self._ids = count()
         self._clock = count(1)
+        # Candidates, oldest first: (stamp, SNAPSHOT or BLOCK, node). Entries with an outdated stamp
+        # are void.
         self._heap: list[tuple[int, int, Node]] = []
-        """Candidates for eviction, oldest first: (stamp, SNAPSHOT or BLOCK, node). Entries whose
-        stamp is no longer the node's are void."""
         self._freed: list[BlockId] = []
+        # Nodes that are pinned until the plan in composition is sent.
         self._unsent: list[Node] = []
-        """Nodes that are pinned until the plan in composition is sent."""
 
     # -- use -------------------------------------------------------------------------------------
 
     def touch(self, nodes: Iterable[Node]) -> None:
-        """Mark nodes as used now."""
         stamp = next(self._clock)
         for node in nodes:
             node.last_used = stamp
@@ -92,7 +81,6 @@ class Eviction:
         heapq.heappush(self._heap, (node.snapshot_last_used, SNAPSHOT, node))
 
     def pin(self, node: Node) -> None:
-        """Pin a node: neither the node nor its ancestors are evicted."""
         if not node.is_resident:
             self._add_resident_child(node.parent)
         if not node.pins and node.snapshot is not None:
@@ -113,14 +101,12 @@ class Eviction:
         self._prune(node)
 
     def pin_until_sent(self, node: Node) -> None:
-        """Pin a node whose block or snapshot is stored by the plan in composition, which therefore
-        must not evict it."""
+        """Pin a node that the plan in composition fills, lest the same plan evict it."""
         self.pin(node)
         self._unsent.append(node)
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that were freed since the last call: those that the plan in composition evicts. It is
-        sent after this call."""
+        """Ids that the plan in composition evicts. The plan is sent after this call."""
         freed, self._freed = tuple(self._freed), []
         unsent, self._unsent = self._unsent, []
         for node in unsent:
@@ -128,7 +114,6 @@ class Eviction:
         return freed
 
     def _lock(self, node: Node | None) -> None:
-        """Count one more lock. A node that becomes locked locks its parent."""
         while node is not None:
             node.locks += 1
             if node.locks > 1:
@@ -137,7 +122,6 @@ class Eviction:
             node = node.parent
 
     def _unlock(self, node: Node | None) -> None:
-        """Count one lock less. A node that is no longer locked unlocks its parent."""
         while node is not None:
             node.locks -= 1
             if node.locks:
@@ -146,13 +130,12 @@ class Eviction:
             node = node.parent
 
     def _bytes_of(self, node: Node) -> int:
-        """Bytes of the node's block in memory."""
         return 0 if node.block is None else self.sizes.block_bytes(node.size)
 
     # -- blocks in memory ------------------------------------------------------------------------
 
     def add_block(self, node: Node) -> None:
-        """Give a node a block, for which there is room, with a new id that the caller must fill."""
+        """Give a node a block with a new id that the caller must fill. There must be room."""
         if not node.is_resident:
             self._add_resident_child(node.parent)
         node.block = BlockId(next(self._ids))
@@ -161,8 +144,7 @@ class Eviction:
         self.touch((node,))
 
     def add_snapshot(self, node: Node) -> None:
-        """Give a node a snapshot, for which there is room, with a new id that the caller must
-        fill."""
+        """Give a node a snapshot with a new id that the caller must fill. There must be room."""
         node.snapshot = BlockId(next(self._ids))
         self._count_bytes(self.sizes.snapshot_bytes, evictable=not node.pins)
         self.snapshots += 1
@@ -190,15 +172,13 @@ class Eviction:
         self.evictable_bytes += nbytes if evictable else 0
 
     def _add_resident_child(self, parent: Node | None) -> None:
-        """Count one more resident child. A node whose first child becomes resident becomes resident
-        itself, and so on upwards."""
+        # A node whose first child becomes resident becomes resident, and so on upwards.
         while parent is not None:
             resident = parent.is_resident
             parent.resident_children += 1
             parent = None if resident else parent.parent
 
     def _remove_resident_child(self, parent: Node | None) -> None:
-        """Count one resident child less, and so on upwards."""
         while parent is not None:
             parent.resident_children -= 1
             self._offer(parent)
@@ -207,7 +187,7 @@ class Eviction:
     # -- evicting --------------------------------------------------------------------------------
 
     def make_room(self, nbytes: int, blocks: int = 0, *, keep: Node) -> bool:
-        """Evict until `nbytes` more bytes and `blocks` more blocks fit, but neither `keep` nor its
+        """Evict until `nbytes` more bytes and `blocks` more blocks fit, sparing `keep` and its
         ancestors. False if the remaining nodes are in use."""
         fits = self._fits(nbytes, blocks)
         if not fits and nbytes <= self._capacity_bytes:
@@ -230,7 +210,7 @@ class Eviction:
         return capacity if self.bound_bytes is None else min(capacity, self.bound_bytes)
 
     def evict(self, nbytes: int) -> int:
-        """Evict `nbytes` bytes now, or as many as are evictable. Returns the number of evicted
+        """Evict `nbytes` bytes, or as many as are evictable. Returns the number of evicted
         bytes."""
         before = self.bytes
         while before - self.bytes < nbytes and self._evict_oldest():

@@ -1,34 +1,233 @@
 """KV memory: running rows and cached blocks share a limit, which holds after each plan unless a
-single row runs.
+single row runs. Pure.
 
-Rows come first. If they outgrow what cached blocks leave them, three things are done until they
-fit, in this order:
+Rows come first. When rows outgrow the limit, three measures follow in order:
 
-1. Cached blocks that nobody uses are evicted, least recently used first.
-2. Blocks that running rows have stored of their own KV are copies: rows let go of them, and these
-  are evicted. The row that would be preempted first keeps its copy, since it returns by it.
-3. Rows are preempted: of the lowest priority the youngest first. The last row never is.
+1. Evict unused cached blocks, least recently used first.
+2. Evict blocks that running rows have stored as copies of their own KV. The row that would be
+   preempted first keeps its copy, to return by.
+3. Preempt rows, of the lowest priority the youngest first; never the last row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from typing import Self
 
 import attrs
 
-from trouper.actors.scheduling.found_prefix import Found
-from trouper.actors.scheduling.memory_budget import CountedRows, MemoryBudget
+from trouper.actors.scheduling.allocation_failures import AllocationFailures
+from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.preemption import Preemption
-from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.protocol.health import AdapterStats, MemoryStatus
+from trouper.protocol.kv import BatchLengths, KvLayout, KvUsage
+from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import KvBound
+from trouper.protocol.problems import Problem
+from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
 
+# A layer of a 4B model has about three vectors of 10,000 numbers and ten of 2,500 at a time.
+ACTIVATION_BYTES = 2**17
+# Float32, penalized, with noise.
+LOGIT_BYTES = 12
+RESERVE, RETURN_RESERVE = 64, 16
+"""One part in so many of the limit stays free when a sequence enters, and when a preempted one
+returns."""
+# Buffers have at most eight slots for one row, each four times as long as the row.
 MAX_SPARE = 32
-"""How many times as large as needed the engine's buffers can be: eight slots for one row, each four
-times as long as the row."""
+
+
+@attrs.frozen(eq=False)
+class CountedRows:
+    lengths: BatchLengths
+    drafts: bool = attrs.field(kw_only=True)
+
+
+@attrs.define(kw_only=True, eq=False)
+class MemoryBudget:
+    kv: KvLayout
+    weights_bytes: int
+    """Without adapters."""
+    margin_bytes: int
+    kv_memory: int | None
+    memory_fraction: float
+    sharers: int
+    max_draft_tokens: int
+    memory: Watch[MemoryStatus]
+    adapters: Watch[AdapterStats]
+    allocations: AllocationFailures
+    row_bytes_known: bool = attrs.field(init=False)
+    # Inputs of `_lasting`, which change once in seconds, while each step reads the limit several
+    # times.
+    _seen: tuple[MemoryStatus, AdapterStats] | None = attrs.field(default=None, init=False)
+    _lasting: int | None = attrs.field(default=None, init=False)
+    _usages: list[KvUsage] = attrs.field(factory=list, init=False)
+    _counted: CountedRows = attrs.field(
+        factory=lambda: CountedRows(BatchLengths(), drafts=False), init=False
+    )
+
+    @row_bytes_known.default
+    def _knows_bytes(self) -> bool:
+        return self.kv.row_bytes(1) > 0
+
+    @classmethod
+    def of(
+        cls,
+        card: ModelCard,
+        settings: Settings,
+        watches: CoreWatches,
+        allocations: AllocationFailures,
+    ) -> Self:
+        return cls(
+            kv=card.kv,
+            weights_bytes=card.base_weights_bytes,
+            margin_bytes=step_bytes(card, settings),
+            kv_memory=None if settings.kv_memory is None else int(settings.kv_memory),
+            memory_fraction=settings.memory_fraction,
+            sharers=card.memory_sharers,
+            max_draft_tokens=settings.spec_draft_tokens,
+            memory=watches.memory,
+            adapters=watches.adapters,
+            allocations=allocations,
+        )
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Present limit in bytes; None if the device's limit or a row's bytes are unknown."""
+        if not self.row_bytes_known:
+            return None
+        failed, pressure = self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes
+        if failed is None and not pressure:
+            return self._lasting_bytes
+        return min_known(self._lasting_bytes, failed, pressure or None)
+
+    @property
+    def _lasting_bytes(self) -> int | None:
+        """The limit without the bounds that hold for minutes only."""
+        # Models in one process share the device equally: one alone would leave nothing to the
+        # others' rows. If weights leave nothing, the estimate is useless: there is no bound, and
+        # the janitor watches the device.
+        if not self.row_bytes_known:
+            return None
+        memory, adapters = self.memory.latest, self.adapters.latest
+        if self._seen is None or self._seen[0] is not memory or self._seen[1] is not adapters:
+            room = room_bytes(
+                memory,
+                adapters,
+                memory_fraction=self.memory_fraction,
+                weights_bytes=self.weights_bytes,
+                margin_bytes=self.margin_bytes,
+            )
+            device = room // self.sharers
+            self._seen, self._lasting = (
+                (memory, adapters),
+                min_known(self.kv_memory, device if device > 0 else None),
+            )
+        return self._lasting
+
+    def count(self, rows: Ordered[Sequence]) -> CountedRows:
+        # The count of a decoding row stays the same until the row outgrows its capacity.
+        usages = [
+            row.kv_usage
+            if row.num_scheduled_tokens < row.kv_usage_until and not row.num_draft_tokens
+            else self._usage(row)
+            for row in rows
+        ]
+        drafts = self.kv.draft_state_bytes > 0 and any(row.records for row in rows)
+        if usages != self._usages or drafts != self._counted.drafts:
+            self._usages, self._counted = usages, CountedRows(BatchLengths(usages), drafts=drafts)
+        return self._counted
+
+    def _usage(self, row: Sequence) -> KvUsage:
+        usage = self.kv.usage(*self.lengths(row))
+        if not (row.prefilling or row.num_draft_tokens):
+            row.kv_usage, row.kv_usage_until = usage, row.num_scheduled_tokens + usage.lasts
+        return usage
+
+    def lengths(self, row: Sequence) -> tuple[int, int]:
+        """Number of tokens that decides the row's bank, and the maximum in the KV after the next
+        plan, drafts included."""
+        if row.prefilling:
+            return row.num_prefill_tokens, row.num_prefill_tokens + 1
+        drafts = row.num_draft_tokens + (self.max_draft_tokens if row.records else 0)
+        reserved = min(row.num_scheduled_tokens + drafts, row.max_tokens)
+        return row.num_tokens - 1, row.num_prompt_tokens + reserved
+
+    def with_entering(self, rows: CountedRows, entering: Sequence) -> CountedRows:
+        """Count a sequence as if its known tokens were prefilled and one was sampled."""
+        usage = self.kv.usage(entering.num_tokens, entering.num_tokens + 1)
+        return CountedRows(
+            rows.lengths.with_row(usage), drafts=rows.drafts or bool(entering.records)
+        )
+
+    def rows_bytes(self, rows: CountedRows) -> int:
+        """Bytes that rows may need after the next plan."""
+        # If any row may draft, all keep earlier recurrent states.
+        return self.kv.bytes_of(rows.lengths) + rows.drafts * self.kv.draft_state_bytes * len(
+            rows.lengths
+        )
+
+    def admits(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
+        """Whether a sequence may enter with a reserve left."""
+        reserve = limit // (RETURN_RESERVE if entering.started else RESERVE)
+        return self.rows_bytes(self.with_entering(rows, entering)) + reserve <= limit
+
+    def restrict(self, sequence: Sequence) -> Problem | None:
+        """Reduce `max_tokens` to the lasting limit. Returns a problem if not even one token
+        fits."""
+        limit = self._lasting_bytes
+        fitting = None if limit is None else self.kv.max_tokens(limit)
+        if fitting is None:
+            return None
+        if sequence.num_tokens + 1 > fitting:
+            return too_long(sequence.request, sequence.num_prompt_tokens, fitting)
+        sequence.output.max_tokens = min(sequence.max_tokens, fitting - sequence.num_prompt_tokens)
+        return None
+
+
+def step_bytes(card: ModelCard, settings: Settings) -> int:
+    return (
+        settings.prefill_step_size * ACTIVATION_BYTES
+        + settings.rows * card.vocab_size * LOGIT_BYTES
+    )
+
+
+def room_bytes(
+    memory: MemoryStatus,
+    adapters: AdapterStats,
+    *,
+    memory_fraction: float,
+    weights_bytes: int,
+    margin_bytes: int,
+) -> int:
+    """Bytes beside weights, adapters and one step; negative if too few."""
+    fixed_bytes = max(weights_bytes, memory.fixed_bytes) + adapters.nbytes + margin_bytes
+    return int(memory.limit_bytes * memory_fraction) - fixed_bytes
+
+
+def min_known(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
+    remedy = (
+        f"shorten the prompt to {max_tokens - 1} tokens" if max_tokens > 1 else "raise the limit"
+    )
+    return Problem(
+        400,
+        f"memory holds {max_tokens} tokens of one request (--kv-memory, --memory-fraction); "
+        f"{prompt_tokens} of prompt and 1 of answer "
+        f"are more: {remedy}",
+        param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+        code="context_length_exceeded",
+    )
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -39,10 +238,9 @@ class KvMemory:
     preemption: Preemption
     counters: SchedulerCounters
     row_bytes: int = 0
-    """Bytes that rows may hold after the plan in composition."""
+    """Bytes that rows may need after the plan in composition."""
+    # Rows behind `row_bytes`, counted once for all sequences that may enter.
     _counted: CountedRows = attrs.field(init=False)
-    """The rows of which `row_bytes` follows: none is looked at again for each sequence that may
-    enter beside them."""
 
     @_counted.default
     def _count_none(self) -> CountedRows:
@@ -51,9 +249,9 @@ class KvMemory:
     # -- rows that run ---------------------------------------------------------------------------
 
     def relieve(self, now: float, choose_proposers: Callable[[Sequence], None]) -> None:
-        """Make room for what rows may hold after the next plan, and for the first of the queue if
-        its priority is higher than that of rows. Comes before the plan stores anything. How much
-        the first takes follows from what may draft for it (`choose_proposers`)."""
+        """Make room for the rows of the next plan, and for the queue's first sequence if its
+        priority is higher. Precedes all stores of the plan. `choose_proposers` decides drafting,
+        which takes memory."""
         rows = self._rows()
         self._count(rows)
         limit = self.budget.limit_bytes
@@ -67,8 +265,7 @@ class KvMemory:
         self.bound_cache()
 
     def bound_buffers(self) -> KvBound | None:
-        """Bound of the engine's buffers in the step of the plan in composition, with the rows that
-        it admits. None while memory is so plentiful that room to spare cannot exceed it."""
+        """Bound of the engine's buffers in this step; None while memory is plentiful."""
         limit = self.budget.limit_bytes
         if limit is None:
             return None
@@ -80,8 +277,7 @@ class KvMemory:
         )
 
     def bound_cache(self) -> None:
-        """Bound cached blocks to what rows leave, among them rows that the plan in composition
-        drops: it stores before that."""
+        # Rows that this plan drops count: stores precede drops.
         limit = self.budget.limit_bytes
         if limit is not None:
             dropping = self.batch.dropping
@@ -96,11 +292,9 @@ class KvMemory:
         return self.budget.rows_bytes(self.budget.count(rows))
 
     def _rows(self) -> list[Sequence]:
-        """Rows that no plan drops."""
         return [row for row in self.batch.rows.values() if not row.dropped]
 
     def _fit(self, rows: list[Sequence], limit: int, now: float) -> None:
-        """Free memory until the rows fit."""
         rows.sort(key=_kept_longest)
         excess = self._evict(rows[:-1], self.row_bytes + self.cache.bytes - limit)
         while excess > 0 and len(rows) > 1:
@@ -109,8 +303,7 @@ class KvMemory:
             self._evict(rows, excess)
 
     def _evict(self, rows: Ordered[Sequence], nbytes: int) -> int:
-        """Evict cached blocks, and where these are too few copies of what `rows` hold. Returns the
-        number of bytes that are missing then."""
+        """Returns the number of bytes still missing."""
         nbytes -= self.cache.evict(max(0, nbytes))
         for row in rows:
             if nbytes <= 0:
@@ -120,7 +313,7 @@ class KvMemory:
         return nbytes
 
     def _preempt(self, row: Sequence, now: float) -> int:
-        """Returns the number of bytes that become free."""
+        """Returns the number of freed bytes."""
         before = self.row_bytes
         self.preemption.preempt(row, now)
         self.counters.add(preemptions=1)
@@ -128,9 +321,8 @@ class KvMemory:
         return before - self.row_bytes
 
     def _make_way(self, first: Sequence, limit: int, now: float) -> None:
-        """Preempt rows of a lower priority than `first` of the queue, if that lets it enter: as
-        many as it needs, or all where it has room only alone. Only for memory: where all rows are
-        in use it waits, as in vLLM."""
+        """Preempt rows of a lower priority if that lets `first` enter."""
+        # For memory alone: if all rows are in use, `first` waits, as in vLLM.
         if self._has_room(self._counted, first, limit):
             return
         rows = self._rows()
@@ -145,8 +337,7 @@ class KvMemory:
             self._preempt(lower.pop(), now)
 
     def _has_room(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
-        """Whether a waiting sequence may enter beside these rows. Alone it may, whatever it takes
-        (`admits`), and while the device's memory is nearly full only alone."""
+        """Whether a sequence may enter. Nearly full device memory allows only an empty batch."""
         if not rows.lengths:
             return True
         return not self.budget.memory.latest.under_pressure and self.budget.admits(
@@ -156,9 +347,9 @@ class KvMemory:
     # -- rows that enter -------------------------------------------------------------------------
 
     def admits(self, sequence: Sequence, *, idle: bool) -> bool:
-        """Whether there is room for a waiting sequence's prompt beside other rows. Alone it always
-        enters, but after a failed allocation only when no plan is in flight (`idle`): if its step
-        fails, it is known that it ran alone, and no row loses tokens. Cached blocks make room."""
+        """Whether a sequence has room, cached blocks evicted. An empty batch takes any sequence."""
+        # After a failed allocation nothing may be in flight (`idle`), so that a second failure
+        # costs no other row.
         limit = self.budget.limit_bytes
         if limit is None:
             return True
@@ -167,9 +358,8 @@ class KvMemory:
         return self.budget.admits(self._counted, sequence, limit)
 
     def enter(self, sequence: Sequence, found: Found) -> Found | None:
-        """Make room for a sequence that enters now, but evict nothing that it restores. Returns
-        what it can restore, which is less than `found` where row and blocks do not fit together;
-        None: it must wait, since others use too many blocks."""
+        """Make room for a sequence without evicting blocks that it restores. Returns the prefix to
+        restore, or None if the sequence must wait."""
         limit, counted = self.budget.limit_bytes, self.budget.with_entering(self._counted, sequence)
         row_bytes = self.budget.rows_bytes(counted)
         if limit is not None:
@@ -186,5 +376,4 @@ class KvMemory:
 
 
 def _kept_longest(row: Sequence) -> tuple[float, float, int]:
-    """Sort key: the row that is preempted last comes first."""
     return row.priority, row.arrived_at, row.id

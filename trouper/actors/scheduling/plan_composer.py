@@ -1,5 +1,3 @@
-"""Composing a plan: what the engine does in its next step."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -7,10 +5,9 @@ from collections.abc import Iterable
 import attrs
 
 from trouper.actors.scheduling.admission import Admission
-from trouper.actors.scheduling.chunk_sizer import round_chunk, take_turns
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.kv_memory import KvMemory
-from trouper.actors.scheduling.prefill_budget import PrefillBudget
+from trouper.actors.scheduling.prefill_budget import PrefillBudget, round_chunk, take_turns
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.row_reclaiming import RowReclaiming
@@ -39,13 +36,11 @@ class PlanComposer:
     memory: Watch[MemoryStatus]
     settings: Settings
     prefill_together: bool
-    """Whether prompts share passes."""
     chunk_step: int = 1
-    """Multiple of tokens at which chunks end, unless they end a prompt (`ModelCard.chunk_step`)."""
     loads: list[Load] = attrs.field(factory=list)
     """Blocks that were read from disk, for the next plan."""
+    # The last row that prefilled in a pass of its own.
     _last_lone: RowId = NO_ROW
-    """The last row that prefilled in a pass of its own."""
     _memory_seen: MemoryStatus = attrs.field(
         default=attrs.Factory(lambda self: self.memory.latest, takes_self=True)
     )
@@ -54,18 +49,16 @@ class PlanComposer:
     )
 
     def compose(self, step: int, *, idle: bool, now: float) -> Plan:
-        """Compose the plan of one step: every row that can decode does, and prefill gets what the
-        stall bound leaves (chunked prefill, as Sarathi-Serve and vLLM do it).
+        """Compose the plan of one step: every row that can decode does, and prefill gets the rest
+        of the stall bound (chunked prefill, as in Sarathi-Serve and vLLM).
 
-        The order matters. Memory pressure is relieved first, so that eviction precedes any use of
-        the cache. Stores follow, before admission: room that they make is not promised to a row
-        yet, and rows that leave are stored before they are dropped. Then sequences are admitted, so
-        that they prefill in this step. Drafts are decided before the plan counts the decoding rows'
-        tokens. A row whose last token is scheduled here is dropped by the next plan, before that
-        token is read. Rows of batches yield before anything is counted, and then those beyond a
-        tenant's share. Rows and cached blocks are fitted into memory before anything is stored or
-        enters, so that a row that is preempted is stored as any other that leaves. Evictions are
-        collected last, since all earlier steps may evict.
+        The order matters. Memory pressure is relieved before any use of the cache. Rows of batches
+        yield, then rows beyond a tenant's share, before rows are counted. Rows and cached blocks
+        are fitted into memory before any store, so that a preempted row is stored as any other that
+        leaves. Stores precede admission, so that no row is promised their room, and drops. Admitted
+        sequences prefill in this step. Drafts precede the count of decoded tokens. The next plan
+        drops a row whose last token is scheduled here. Evictions are collected last, since all
+        earlier steps may evict.
         """
         self._relieve_pressure()
         self.admission.yielding.yield_rows(now)
@@ -106,8 +99,6 @@ class PlanComposer:
         )
 
     def _schedule(self, decoding: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
-        """Count what the plan samples and prefills. The next plan drops rows whose last token this
-        one samples."""
         for sequence in decoding:
             if sequence.schedule_token():
                 self.batch.drop(sequence)
@@ -118,8 +109,6 @@ class PlanComposer:
             self.commit.to_store[chunk.row] = sequence
 
     def _stores(self) -> tuple[Store, ...]:
-        """Stores of what the plans so far have computed, for rows that go on and for those that
-        leave."""
         stores: list[Store] = []
         for sequence in self.commit.take_to_store():
             stores += self.cache.computed(sequence)
@@ -128,7 +117,6 @@ class PlanComposer:
         return tuple(stores)
 
     def _chunks(self, decoding: list[Sequence]) -> tuple[Chunk, ...]:
-        """Prefill chunks of the next plan, in which these rows decode."""
         prefilling = self.shares.may_prefill(self.batch.prefilling, decoding)
         if not prefilling:
             return ()
@@ -157,7 +145,6 @@ class PlanComposer:
         )
 
     def _relieve_pressure(self) -> None:
-        """Evict cached blocks to make room for rows, once for each look of the janitor."""
         memory = self.memory.latest
         if memory.under_pressure and memory is not self._memory_seen:
             self.cache.evict(
@@ -168,7 +155,7 @@ class PlanComposer:
         self._memory_seen = memory
 
     def _release_memory(self) -> bool:
-        """True once for each time that the janitor ordered it."""
+        """True once for each order of the janitor."""
         ordered = self.memory.latest.releases
         release, self._releases_seen = ordered != self._releases_seen, ordered
         return release

@@ -1,42 +1,169 @@
 """Prefill budget: the number of prompt tokens of the next step, from the speed of past steps. Pure.
 
-A prompt token whose log-probabilities are requested costs several times what another one does,
-since the model's head and a search for the most likely tokens run for each; prompts that are
-embedded run alone. So each kind of work is measured separately, and a step prefills prompts of one
-kind only.
+Each kind of work is measured apart, and a step prefills one kind only: a scored token costs several
+times an ordinary one, and embedded prompts run alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal, Self
 
 import attrs
 
-from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, MIN_IDLE_TOKENS, ChunkSizer
-from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 from trouper.protocol.settings import Settings
 
+IDLE_STEP_S = 0.5
+"""Length of a prefill step without streams: long enough to be efficient, short enough that
+newcomers, aborts and shutdowns are seen soon."""
+FIRST_CHUNK_TOKENS = 16
+"""Chunk size before any measurement; grows up to fourfold a step."""
+# On CPU 16 tokens beside decode cost 1.4 decode steps, and fewer tokens hardly less.
+MIN_BUSY_TOKENS = 16
+"""Minimum chunk of a step that also decodes."""
+# A smaller one would pay the weights' memory traffic again.
+MIN_IDLE_TOKENS = 64
+"""Minimum chunk of a step that only prefills."""
+
+# Each pass reads the weights: one token a step for each of 16 prompts would take 16 passes.
+MIN_LONE_TOKENS = 64
+"""Minimum chunk of a row whose chunk runs in a pass of its own."""
+
+# A slow step reflects the machine (a new kernel, a busy moment), not the chunk; a second in a row
+# counts. Otherwise one slow step makes chunks so small that each has a new shape and is slow again.
+SURPRISING = 3.0
+"""Factor over a similar step from which one measurement is ignored."""
+# The longest of some forty steps took 1.4 times its target.
 AIM = 0.75
-"""Share of the stall bound (--decode-stall-ms) that is the target of a step: the longest of some
-forty steps took 1.4 times its target."""
+"""Target of a step as a share of --decode-stall-ms."""
+# Each pass has a fixed cost, which a remainder of a few tokens would pay again.
 REST = 1.5
-"""Maximum number of chunks that one step prefills while no row decodes, if that completes all
-prompts: each pass has a fixed cost, which a remainder of a few tokens would pay again."""
+"""Maximum number of chunks in a step that completes all prompts while no row decodes."""
 NEWEST = 0.2
-"""Weight of the newest step in a moving average."""
-
-
-Work = Literal["text", "score", "embed"]
-"""Purpose of a prefill: an answer, the prompt's own log-probabilities, an embedding."""
 WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 
 @attrs.define
+class ChunkSizer:
+    """Number of prompt tokens that one step may prefill within `target_s`."""
+
+    # A controller, not a model: cost depends on the device, the context and the batch, and drifts.
+
+    target_s: float
+    max_tokens: int
+    tokens: int = FIRST_CHUNK_TOKENS
+    min_tokens: int = MIN_BUSY_TOKENS
+    _measured: bool = False
+    # Tokens and seconds of the last accepted step.
+    _seen: tuple[int, float] = (0, 0.0)
+    _surprised: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.tokens, self.min_tokens = (
+            min(self.tokens, self.max_tokens),
+            min(self.min_tokens, self.max_tokens),
+        )
+
+    def expect(self, tokens: int) -> None:
+        """Set an estimate that holds until the first measurement."""
+        if not self._measured:
+            self.tokens = max(self.min_tokens, min(self.max_tokens, tokens))
+
+    def measured(
+        self, tokens: int, seconds: float, *, limited: bool = False, preparing: bool = False
+    ) -> None:
+        """Learn from a step that prefilled `tokens` tokens in `seconds`, decode included.
+        `limited`: more would have been prefilled if allowed. `preparing`: the device prepared
+        kernels, so that the step can only show that chunks may be larger."""
+        if (
+            seconds <= 0
+            or tokens <= 0
+            or (preparing and seconds > self.target_s)
+            or self._surprising(tokens, seconds)
+        ):
+            return
+        self._measured, self._seen = True, (tokens, seconds)
+        ratio = self.target_s / seconds
+        # A remainder of a prompt, or noise, says little about the whole chunk: halve at most.
+        if ratio < 1:
+            self.tokens = max(
+                self.min_tokens, min(self.tokens, int(max(tokens, self.tokens) * max(ratio, 0.5)))
+            )
+        elif limited or tokens >= self.tokens:
+            self.tokens = max(
+                self.tokens, min(self.max_tokens, int(tokens * min(ratio * 0.9, 4.0)))
+            )
+
+    def _surprising(self, tokens: int, seconds: float) -> bool:
+        seen_tokens, seen_s = self._seen
+        self._surprised = (
+            not self._surprised and tokens <= 1.25 * seen_tokens and seconds > SURPRISING * seen_s
+        )
+        return self._surprised
+
+
+def take_turns(
+    remaining: Sequence[tuple[RowId, int]], budget: int, last: RowId
+) -> list[tuple[RowId, int]]:
+    """Choose the rows whose chunks run in passes of their own, so that `budget` tokens make few
+    passes. Arguments and result as in `share_chunks`."""
+    # Round robin in the order of row ids, which grow, from behind `last`, the last row of the step
+    # before: each row waits for every other row once at most.
+    chosen, tokens = list[tuple[RowId, int]](), 0
+    for row, requested in sorted(remaining, key=lambda pair: (pair[0] <= last, pair[0])):
+        if not chosen or tokens + min(requested, MIN_LONE_TOKENS) <= budget:
+            chosen.append((row, requested))
+            tokens += min(requested, MIN_LONE_TOKENS)
+        else:
+            break
+    return chosen
+
+
+def share_chunks(
+    remaining: Sequence[tuple[RowId, int]], budget: int, max_tokens: int
+) -> tuple[Chunk, ...]:
+    """Split `budget` tokens among prefilling rows in equal shares; short prompts leave the rest of
+    theirs to the others. `remaining`: rows and their remaining tokens, oldest first."""
+    # A short prompt never waits behind a long one, and a long one gets a share of each step. Longer
+    # rows get equal numbers even if tokens remain: rows run as wide as the widest, so another token
+    # for some would be padding for the others.
+    chunks: dict[RowId, int] = {}
+    left, equal = max(budget, len(remaining)), 0
+    for index, (row, requested) in enumerate(sorted(remaining, key=lambda pair: pair[1])):
+        share = equal or left // (len(remaining) - index)
+        if requested > share:
+            equal = share  # Those that follow want more, too.
+        chunks[row] = min(requested, share, max_tokens)
+        left -= chunks[row]
+    return tuple(Chunk(row, chunks[row]) for row, _ in remaining)
+
+
+def round_chunk(start: int, tokens: int, step: int) -> int:
+    """Shorten a chunk behind `start` to end at a multiple of `step`, or of a smaller power of two,
+    keeping half of its tokens: lengths of attention then recur."""
+    unit = min(step, 1 << max(tokens.bit_length() - 2, 0))
+    return (start + tokens) // unit * unit - start
+
+
+def free_rows(
+    admitted: int, prefilling: int, rows: int, prefill_rows: int, under_pressure: bool
+) -> int:
+    """Number of queued requests that may be admitted now; under memory pressure one, into an empty
+    batch."""
+    if under_pressure:
+        return 1 if admitted == 0 else 0
+    return max(0, min(rows - admitted, prefill_rows - prefilling))
+
+
+Work = Literal["text", "score", "embed"]
+"""Purpose of a prefill: an answer, the prompt's own log-probabilities, an embedding."""
+
+
+@attrs.define
 class Sizers:
-    """Chunk sizes for one kind of work. `busy`: for steps that also decode, so that streams wait
-    for them."""
+    """Chunk sizes for one kind of work. `busy`: of steps that also decode."""
 
     busy: ChunkSizer
     idle: ChunkSizer
@@ -50,21 +177,17 @@ class Sizers:
 
 @attrs.frozen
 class PlannedWork:
-    """What a plan in flight prefills."""
-
     work: Work
     limited: bool
-    """Whether prompts of this kind have tokens left that the budget did not allow."""
+    """Whether the budget left tokens of this kind over."""
 
 
 @attrs.define
 class PrefillBudget:
-    """Number of tokens that the next step may prefill."""
-
     _stall_s: float
     _sizers: dict[Work, Sizers]
+    # Prefill of each plan in flight, the oldest first.
     _planned: deque[PlannedWork] = attrs.field(factory=deque)
-    """What each plan in flight prefills, the oldest first."""
     _last: Work = "embed"
     decode_s: float = 0.0
     """Moving average of the seconds of a step that only decodes."""
@@ -73,25 +196,24 @@ class PrefillBudget:
 
     @classmethod
     def of(cls, settings: Settings, chunk_step: int = 1) -> Self:
-        """`chunk_step`: see `ModelCard`. A device that prepares shapes has done so for lone prompts
-        of up to as many tokens, which cost it about as much as a few do."""
+        # A device that prepares shapes has done so for lone prompts of up to as many tokens, which
+        # cost about as much as a few do.
         stall_s, max_tokens = settings.decode_stall_ms / 1000 * AIM, settings.prefill_step_size
         min_idle = max(MIN_IDLE_TOKENS, chunk_step)
         return cls(stall_s, {work: Sizers.of(stall_s, max_tokens, min_idle) for work in WORKS})
 
     def turn(self, waiting: Collection[Work]) -> Work:
-        """Kind of work that the next step prefills: round robin over the waiting kinds."""
+        """Kind of work of the next step: round robin over the waiting kinds."""
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
 
     def plan(self, work: Work, *, limited: bool = False) -> None:
-        """Note the kind of work of the step being composed; its duration is attributed to that
-        kind. `limited`: see `PlannedWork`."""
+        """Note the kind of work of the step in composition. `limited`: see `PlannedWork`."""
         self._planned.append(PlannedWork(work, limited))
         self._last = work
 
     def budget(self, requested: int, *, busy: bool, work: Work = "text") -> int:
-        """Number of tokens that the next step may prefill. `requested`: the remaining tokens of all
+        """Number of tokens that the next step may prefill. `requested`: remaining tokens of all
         prompts of this kind. `busy`: the step also decodes."""
         sizers = self._sizers[work]
         if busy:
@@ -99,9 +221,8 @@ class PrefillBudget:
         return requested if requested <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
-        """Learn from the result of a plan. Where decoding alone comes near the stall bound (a large
-        batch, a busy machine), prefill may take as long again: with less it would hardly progress,
-        and its client would wait for minutes."""
+        # If decoding alone comes near the stall bound (a large batch, a busy machine), prefill may
+        # take as long again: with less a client would wait for minutes.
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         if plan.decode and not prefilled:
             self.decode_s += NEWEST * (stepped.seconds - self.decode_s)

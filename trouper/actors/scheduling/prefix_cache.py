@@ -1,19 +1,9 @@
-"""The prefix cache: which part of a prompt need not be computed. This is the scheduler's side of
-docs/cache.md; its state is that of the prefix tree, and everything follows from the plans and their
-results.
+"""The prefix cache: the part of a prompt that need not be computed (docs/cache.md).
 
-A lookup has a fixed order, from what costs nothing to what costs time. The tree is matched first,
-once, against memory and disk together: the match ends at the first node that is in neither, since
-nothing behind a hole can be used (F6). The part in memory can be restored by the next plan. Then
-live rows are compared, from the last full block on: a tail is copied at once and costs no block, so
-it extends the part in memory before anything slower is considered. Only what is still missing then
-may be waited for, and the lookup says what each wait would save (`gain` for a primary,
-`missing_tokens` for the disk) without beginning either: the core compares both with the time that
-computing takes.
-
-A lookup pins nothing, since its result is used at once or not at all. `enter` pins what the plan
-restores until that plan is sent, so that whatever else the same plan needs room for cannot evict
-it, and the node that the row continues until the row ends.
+A lookup proceeds from free to slow: one match of the tree over memory and disk, up to the first
+node in neither (F6); then tails of live rows; then the benefit of each wait (`gain`,
+`missing_tokens`), which the core compares with the time of computing. A lookup pins nothing.
+`enter` pins the restored nodes until the plan is sent, and the row's node until the row ends.
 """
 
 from __future__ import annotations
@@ -23,16 +13,12 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.cache_namespace import NO_SCOPE
 from trouper.actors.scheduling.eviction import Sizes
-from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
-from trouper.actors.scheduling.row_storing import RowStoring
+from trouper.actors.scheduling.row_storing import LiveRows, RowStoring
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.snapshot_boundaries import snapshot_boundaries
-from trouper.actors.scheduling.tree_node import Node
-from trouper.actors.scheduling.wait_for_primary import LiveRows
+from trouper.actors.scheduling.tree_node import Chain, Node
 from trouper.actors.scheduling.write_queue import WriteQueue
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import CacheStats
@@ -42,11 +28,60 @@ from trouper.protocol.plans import BlockId, Load, Restore, Store
 from trouper.protocol.requests import CacheScope
 from trouper.protocol.settings import Settings
 
+TURNS_KEPT = 2
+"""Number of last turns whose ends get a snapshot besides the first turn's."""
+APART_TOKENS = 16
+"""Minimum distance of two snapshots in tokens. A closer one is not worth its pass and memory."""
+
+
+def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval: int) -> list[int]:
+    """Boundaries of prefill at which other prompts are likely to continue."""
+    # Where this prompt departs from known texts, the ends of the first and the last turns, and
+    # every `interval` tokens.
+    end, first = row.num_prefill_tokens - 1, cached_tokens + APART_TOKENS
+    shared, _ = last.nearest(row.chain.part(last.end, end))
+    turns = [turn for turn in row.turns if turn <= end]
+    likely = {*turns[-TURNS_KEPT:], *range(interval, end, interval)}
+    boundaries = {last.end + shared, *turns[:1], *(at for at in likely if at <= end - APART_TOKENS)}
+    return [*sorted(at for at in boundaries if first <= at < end), end]
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """The reusable prefix now, and after a wait."""
+
+    match: Match
+    tokens: int
+    source: Sequence | None
+    """Live row whose tail has the last of these tokens."""
+    primary: Sequence | None = None
+    until: int = 0
+    gain: int = 0
+    missing: tuple[Node, ...] = ()
+    """Nodes on disk only, worth `missing_tokens` tokens."""
+    missing_tokens: int = 0
+
+    @property
+    def unused(self) -> Found:
+        """Result if nothing is restored; a snapshot still belongs at the end of the match."""
+        return Found(Match((), 0, self.match.last), 0, None)
+
+    def within(self, nbytes: int, sizes: Sizes, *, at_snapshot: bool) -> tuple[Node, ...]:
+        """The first nodes, at most `nbytes` bytes; with `at_snapshot` up to a snapshot, which
+        counts."""
+        nodes, count = self.match.nodes, 0
+        nbytes -= at_snapshot * sizes.snapshot_bytes
+        for node in nodes:
+            nbytes -= sizes.block_bytes(node.size)
+            if nbytes < 0:
+                break
+            count += 1
+        while 0 < count < len(nodes) and at_snapshot and nodes[count - 1].snapshot is None:
+            count -= 1
+        return nodes[:count]
+
 
 class PrefixCache:
-    """The prefix tree, the live rows that continue it, and the blocks that wait to be written to
-    disk."""
-
     def __init__(
         self, tree: PrefixTree, layout: KvLayout, snapshot_tokens: int, stats: CacheStats
     ) -> None:
@@ -59,7 +94,6 @@ class PrefixCache:
         self._storing = RowStoring(tree, self._live, self.writes, self._snapshot_tokens)
         self._count = self._published = stats
         self._state: tuple[CacheStats, dict[str, Any]] | None = None
-        """What `_published` was made of."""
 
     @classmethod
     def of(
@@ -87,12 +121,10 @@ class PrefixCache:
         return self.tree.chain(tokens, salt, scope)
 
     def nothing(self, chain: Chain) -> Found:
-        """Result of a lookup for a prompt that must be computed from its first token on."""
         return Found(Match((), 0, chain.root), 0, None)
 
     def look(self, chain: Chain) -> Found:
-        """Look a prompt up, in the order that the module's docstring explains. The last token is
-        always computed, since its logits are needed (F3)."""
+        """Look a prompt up. The last token is always computed, for its logits (F3)."""
         if not self._enabled:
             return self.nothing(chain)
         limit, tails = len(chain) - 1, self._snapshot_tokens is None
@@ -109,8 +141,7 @@ class PrefixCache:
         return attrs.evolve(found, missing=missing, missing_tokens=match.tokens - found.tokens)
 
     def _in_memory(self, match: Match) -> tuple[Match, tuple[Node, ...]]:
-        """Split a match into the part in memory and the nodes that are missing for the remainder
-        (F6)."""
+        """Split a match into the part in memory and the missing nodes (F6)."""
         resident = next(
             (n for n, node in enumerate(match.nodes) if node.block is None), len(match.nodes)
         )
@@ -125,20 +156,17 @@ class PrefixCache:
         return Match(nodes, tokens, match.last), tuple(missing)
 
     def waits(self) -> None:
-        """Count a request that waits for a primary."""
         self._add(waited=1)
 
     def wait_for(self, primary: Sequence, until: int) -> None:
-        """Add a boundary to the primary where a waiting prompt departs from it. The primary pauses
-        there, so that both prefill their remainders together, before the primary's stream begins
-        and slows the other's prefill. For a model that needs snapshots, the snapshot is made
-        there."""
+        """Let the primary pause where a waiting prompt departs."""
+        # Both then prefill their remainders together, before the primary's stream slows the other's
+        # prefill.
         primary.add_boundary(until)
 
     # -- a row's life ----------------------------------------------------------------------------
 
     def enter(self, row: Sequence, found: Found) -> Restore | None:
-        """Start a row with the result of its lookup."""
         if not self._enabled:
             return None
         chain, match, block_size = row.chain, found.match, self.tree.sizes.block_size
@@ -174,7 +202,6 @@ class PrefixCache:
         return Restore(found.tokens, blocks, found.source.id if found.source else None, snapshot)
 
     def cut(self, chain: Chain, found: Found, nbytes: int) -> Found:
-        """Reduce a result to cached blocks of at most `nbytes` bytes."""
         nodes = found.within(nbytes, self.tree.sizes, at_snapshot=self._snapshot_tokens is not None)
         if len(nodes) == len(found.match.nodes):
             return found
@@ -185,27 +212,22 @@ class PrefixCache:
         )
 
     def computed(self, row: Sequence) -> list[Store]:
-        """Stores of a row that continues."""
         return self._storing.computed(row)
 
     def wants_storing(self, row: Sequence) -> bool:
-        """Whether a decoding row has something to store."""
         return self._storing.due(row)
 
     def leave(self, row: Sequence) -> list[Store]:
-        """Stores of a row that ends."""
         return self._storing.ended(row)
 
     def release(self, row: Sequence) -> None:
-        """Let go of what a running row has stored, so that it can be evicted. The row stores
-        nothing any more."""
+        """Make the stored blocks of a running row evictable. The row stores nothing any more."""
         self._live.detach(row)
 
     # -- the disk --------------------------------------------------------------------------------
 
     @property
     def saves(self) -> bool:
-        """Whether there is a disk tier."""
         return self.writes.enabled
 
     @saves.setter
@@ -213,8 +235,7 @@ class PrefixCache:
         self.writes.enabled = enabled
 
     def missing_refs(self, found: Found) -> tuple[BlockRef, ...]:
-        """What to read from disk: blocks that are not in memory, and the snapshot of the last node
-        if one is needed."""
+        """Blocks to read from disk, with the last node's snapshot if one is needed."""
         last = None if self._snapshot_tokens is None else found.missing[-1]
         return tuple(
             BlockRef(node.key, node.tokens, node.block is None, node is last)
@@ -237,7 +258,7 @@ class PrefixCache:
             self._eviction.unpin(node)
 
     def on_disk(self, blocks: Iterable[tuple[bytes, BlockRef]]) -> None:
-        """Record blocks on disk, each with the key of its parent."""
+        """Record blocks, each with the key of its parent."""
         empty = not self.tree.sizes.token_bytes
         for parent_key, ref in blocks:
             self.tree.on_disk(parent_key, attrs.evolve(ref, payload=True) if empty else ref)
@@ -247,8 +268,7 @@ class PrefixCache:
             self.tree.not_on_disk(key)
 
     def loaded(self, ticket: int, blocks: Iterable[BlockData]) -> list[Load]:
-        """Assign ids to blocks that were read, as far as there is room. From now on they are in
-        memory like any other."""
+        """Assign ids to blocks that were read, as far as there is room."""
         loads: list[Load] = []
         for index, data in enumerate(blocks):
             node = self.tree.known(data.key)
@@ -269,7 +289,6 @@ class PrefixCache:
         return loads
 
     def saved(self, keys: Iterable[bytes], *, refused: bool) -> None:
-        """Take the answer to a write."""
         blocks = self.writes.answered(keys)
         if not refused:
             self.on_disk(blocks)
@@ -277,17 +296,15 @@ class PrefixCache:
     # -- eviction --------------------------------------------------------------------------------
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that the composed plan evicts."""
+        """Ids that the plan in composition evicts."""
         return self._eviction.freed()
 
     @property
     def evictable_bytes(self) -> int:
-        """Number of bytes that `evict` could free now."""
         return self._eviction.evictable_bytes
 
     @property
     def bytes(self) -> int:
-        """Bytes of all cached blocks and snapshots in memory."""
         return self._eviction.bytes
 
     def bound(self, nbytes: int | None) -> None:
@@ -295,8 +312,7 @@ class PrefixCache:
         self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:
-        """Evict cached blocks with the next plan, to make room for rows. Returns the number of
-        evicted bytes."""
+        """Evict cached blocks with the next plan. Returns the number of evicted bytes."""
         return self._eviction.evict(nbytes)
 
     # -- statistics ------------------------------------------------------------------------------

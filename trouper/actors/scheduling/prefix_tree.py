@@ -1,10 +1,8 @@
-"""The prefix tree: which tokens' KV is cached, and where. Pure: no clock, no disk, no arrays.
+"""The prefix tree: the tokens whose KV is cached, and the location of that KV. Pure: no clock, no
+disk, no arrays.
 
-One tree serves two kinds of lookup. Full blocks are found by key, one dictionary lookup each. Where
-they end, the children of the last one are sorted by their tokens, so the child that shares the
-longest prefix with the remaining tokens of a prompt is a neighbour of where these would be
-inserted: that gives reuse at token granularity - a prompt that departs inside a block, or ends in
-one, or a text whose last block is not full - without a second index to keep in step with the first.
+Full blocks are found by key. The children of the last one are sorted by tokens, so the longest
+common prefix is next to the insertion point: reuse at token granularity with one index.
 """
 
 from __future__ import annotations
@@ -13,44 +11,73 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from trouper.actors.scheduling.block_keys import Chain, Digest, sha256
+import attrs
+
 from trouper.actors.scheduling.cache_namespace import NO_SCOPE, root_of
 from trouper.actors.scheduling.eviction import Eviction, Sizes
-from trouper.actors.scheduling.pending_nodes import PendingNodes
-from trouper.actors.scheduling.tree_node import Node
+from trouper.actors.scheduling.tree_node import Chain, Digest, Node, sha256
 from trouper.protocol.blocks import TOKEN_BYTES, BlockRef
 from trouper.protocol.plans import BlockId
 from trouper.protocol.requests import CacheScope
 
 
+class PendingNodes:
+    """Blocks on disk by the key of a parent that is not in the tree yet."""
+
+    # For a tenant yet to come, or from a text announced from its end.
+
+    def __init__(self) -> None:
+        self._by_parent: dict[bytes, dict[bytes, BlockRef]] = {}
+        self._parents: dict[bytes, bytes] = {}
+
+    def add(self, parent_key: bytes, ref: BlockRef) -> None:
+        siblings = self._by_parent.setdefault(parent_key, {})
+        if (before := siblings.get(ref.key)) is not None:
+            ref = attrs.evolve(
+                ref, payload=ref.payload or before.payload, snapshot=ref.snapshot or before.snapshot
+            )
+        siblings[ref.key] = ref
+        self._parents[ref.key] = parent_key
+
+    def take(self, parent_key: bytes) -> tuple[BlockRef, ...]:
+        refs = self._by_parent.pop(parent_key, None)
+        if refs is None:
+            return ()
+        for key in refs:
+            del self._parents[key]
+        return tuple(refs.values())
+
+    def drop(self, key: bytes) -> None:
+        parent_key = self._parents.pop(key, None)
+        if parent_key is not None:
+            del self._by_parent[parent_key][key]
+            if not self._by_parent[parent_key]:
+                del self._by_parent[parent_key]
+
+
 class Match(NamedTuple):
-    """The cached prefix of a text. `nodes`: the nodes from the root on; the last one may be used in
-    part."""
+    """The cached prefix of a text. `nodes`: from the root on; the last one may be used in part."""
 
     nodes: tuple[Node, ...]
     tokens: int
     last: Node
-    """The last full block that matched (or the root). A row that computes more continues here."""
+    """The last full block that matched, or the root, where a row continues."""
 
 
 class PrefixTree:
-    """The nodes of all texts. `eviction` knows which of them are in memory, and makes room."""
-
     def __init__(self, namespace: bytes, sizes: Sizes, digest: Digest = sha256) -> None:
         self.namespace, self.sizes = namespace, sizes
         self.eviction = Eviction(sizes, self._prune)
         self.collisions = 0
-        """Number of lookups whose key was that of other tokens. They count as misses."""
+        """Number of lookups whose key belongs to other tokens; counted as misses."""
         self._digest = digest
         self._nodes: dict[bytes, Node] = {}
+        # Weak: a client may send another salt with each request.
         self._roots: WeakValueDictionary[bytes, Node] = WeakValueDictionary()
-        """Roots that a text or a node continues: a client may send another salt with each
-        request."""
         self._pending = PendingNodes()
 
     def root(self, salt: str = "", scope: CacheScope = NO_SCOPE) -> Node:
-        """Root of the texts with this salt and scope. Texts of different ones never share a
-        node."""
+        """Texts of different roots never share a node."""
         key = self._digest(self.namespace + root_of(salt, scope))
         root = self._roots.get(key)
         if root is None:
@@ -62,14 +89,13 @@ class PrefixTree:
         return Chain(self.root(salt, scope), tokens, self.sizes.block_size, self._digest)
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes, for checks and displays."""
         return iter(self._nodes.values())
 
     def known(self, key: bytes) -> Node | None:
         return self._nodes.get(key)
 
     def child(self, parent: Node, tokens: bytes) -> Node | None:
-        """The child with exactly these tokens, be its bytes in memory, on disk or neither."""
+        """The child with exactly these tokens, wherever its data is."""
         node = self._nodes.get(self._digest(parent.key + tokens))
         return (
             node if node is not None and node.parent is parent and node.tokens == tokens else None
@@ -78,8 +104,8 @@ class PrefixTree:
     # -- lookup ----------------------------------------------------------------------------------
 
     def match(self, chain: Chain, limit: int, *, at_snapshot: bool = False) -> Match:
-        """The longest prefix of `chain`, at most `limit` tokens, that is in memory or on disk; with
-        `at_snapshot` the longest at whose end there is a snapshot, too."""
+        """The longest prefix of `chain`, at most `limit` tokens, in memory or on disk; with
+        `at_snapshot` up to a snapshot."""
         nodes = self._full_blocks(chain, limit)
         last = nodes[-1] if nodes else chain.root
         if at_snapshot:
@@ -108,8 +134,8 @@ class PrefixTree:
         return tuple(found)
 
     def _with_snapshot(self, chain: Chain, nodes: tuple[Node, ...], limit: int) -> tuple[Node, ...]:
-        """The longest match that ends at a snapshot. The snapshot may be in the middle of a block
-        of `nodes`, where an earlier text was cut and continued."""
+        # The snapshot may be in the middle of a block of `nodes`, where an earlier text was cut and
+        # continued.
         for full in range(len(nodes), -1, -1):
             node = nodes[full - 1] if full else chain.root
             part = node.longest_with_snapshot(self._tokens_after(chain, node, limit))
@@ -120,14 +146,13 @@ class PrefixTree:
         return ()
 
     def _tokens_after(self, chain: Chain, node: Node, limit: int) -> bytes:
-        """The tokens that a child of this node would have."""
         return chain.part(node.end, min(limit, node.end + self.sizes.block_size))
 
     # -- blocks in memory ------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: bytes) -> Node | None:
-        """The node of these tokens, with a block in memory: one that was there, or a new id that
-        the caller must fill. None: no room can be made, or another text has its key."""
+        """The node of these tokens, with a block or a new id that the caller must fill. None if
+        there is no room, or another text has the key."""
         key = self._digest(parent.key + tokens)
         node = self._nodes.get(key)
         if node is not None and (node.parent is not parent or node.tokens != tokens):
@@ -146,7 +171,7 @@ class PrefixTree:
         return node
 
     def add_snapshot(self, node: Node) -> BlockId | None:
-        """The id of a new snapshot of this node; None if it has one, or there is no room."""
+        """Id of a new snapshot; None if there is one already, or no room."""
         if node.snapshot is not None or not self.eviction.make_room(
             self.sizes.snapshot_bytes, keep=node
         ):
@@ -165,7 +190,6 @@ class PrefixTree:
         return node
 
     def _prune(self, node: Node) -> None:
-        """Remove nodes that are neither in memory nor on disk and have no children."""
         while (parent := node.parent) is not None and not (
             node.usable or node.pins or not node.is_leaf or self._nodes.get(node.key) is not node
         ):
@@ -176,7 +200,7 @@ class PrefixTree:
     # -- blocks on disk --------------------------------------------------------------------------
 
     def on_disk(self, parent_key: bytes, ref: BlockRef) -> None:
-        """Record a block on disk. It can be found once its parent is known."""
+        """Record a block, reachable once its parent is known."""
         parent = self._nodes.get(parent_key) or self._roots.get(parent_key)
         if parent is not None:
             self._link([(parent, ref)])
@@ -184,13 +208,12 @@ class PrefixTree:
             self._pending.add(parent_key, ref)
 
     def _link_pending(self, node: Node) -> None:
-        """Link the pending blocks of a node that has become known."""
         if pending := self._pending.take(node.key):
             self._link([(node, ref) for ref in pending])
 
     def _link(self, found: list[tuple[Node, BlockRef]]) -> None:
-        """Add blocks of the disk to their parents, then the pending blocks that continue them. (The
-        loop replaces a recursion, since a text has thousands of blocks.)"""
+        """Add blocks of the disk to their parents, then the pending blocks that follow."""
+        # A loop, no recursion: a text has thousands of blocks.
         linked = list[Node]()
         while found:
             parent, ref = found.pop()
@@ -211,7 +234,7 @@ class PrefixTree:
         return sound and self._digest(parent.key + ref.tokens) == ref.key
 
     def not_on_disk(self, key: bytes) -> None:
-        """Record that the disk no longer has this block, or has it damaged."""
+        """Record a block that the disk lost or damaged."""
         self._pending.drop(key)
         node = self._nodes.get(key)
         if node is not None:

@@ -1,5 +1,5 @@
-"""A request as RequestIntake passes it on: its prompt is tokenized, its grammar compiled, and the
-model can answer it."""
+"""A request as RequestIntake passes it on: tokenized, its grammar compiled, answerable by the
+model."""
 
 from __future__ import annotations
 
@@ -15,50 +15,42 @@ from trouper.protocol.requests import Generate
 
 
 class PreparedRequest(Protocol):
-    """A request with its prompt's tokens, and the way back to its client. No method blocks.
-    `Submission` is the only one outside of tests."""
+    """A request with its prompt's tokens, and the way back to its client. No method blocks."""
 
     @property
     def request(self) -> Generate: ...
 
     @property
-    def prompt(self) -> tuple[int, ...]:
-        """Prompt tokens, at least one."""
+    def prompt(self) -> tuple[int, ...]: ...
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of output tokens: what was requested, as far as the context has room."""
+        """Maximum number of output tokens, within the context."""
 
     @property
     def thinking(self) -> ThinkingLimit | None: ...
 
     @property
-    def breakers(self) -> Breakers | None:
-        """Sequence breakers of DRY."""
+    def breakers(self) -> Breakers | None: ...
 
     @property
-    def aborted(self) -> bool:
-        """Whether the client closed the reply channel."""
+    def aborted(self) -> bool: ...
 
     def accept(self, max_tokens: int, /) -> None:
-        """Tell the client that the request is in the queue, and the maximum length of its
-        answer."""
+        """Tell the client that the request is queued, and the maximum length of the answer."""
 
     def reply(self, event: Reply, /) -> bool: ...
 
-    def report(self, progress: Progress, /) -> None:
-        """Publish the progress of the row, which time limits read."""
+    def report(self, progress: Progress, /) -> None: ...
 
-    def fail(self, problem: Problem) -> None:
-        """Send the terminal event and close."""
+    def fail(self, problem: Problem) -> None: ...
 
     def close(self) -> None: ...
 
 
 @contextmanager
 def answered(client: PreparedRequest, counters: SchedulerCounters) -> Iterator[None]:
-    """A request that crashes what is done here has its terminal event: in no queue yet, it would
-    wait for ever."""
+    """Send the terminal event if a request in no queue yet crashes the body."""
     try:
         yield
     except BaseException:

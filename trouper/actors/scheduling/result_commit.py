@@ -1,5 +1,5 @@
-"""Committing the results of a step: each sequence gets its tokens, one by one, and ends where its
-answer ends."""
+"""Committing the results of a step: sequences get their tokens, one by one, up to the end of their
+answers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from trouper.actors.scheduling.crash_handover import CrashHandover
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
-from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import State
+from trouper.actors.scheduling.sequence import Sequence, State
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.plans import NOT_A_NUMBER, Plan, RowFault, RowId, Stepped
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Embedded, Finished, Progress, TokenLogprobs
 from trouper.protocol.requests import Generate
 
+# A penalty above this may make a logit minus infinity.
 EXTREME = 1e30
-"""A penalty above this may make a logit minus infinity."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -33,16 +32,14 @@ class ResultCommit:
     to_store: dict[RowId, Sequence] = attrs.field(factory=dict)
     """Rows that may have blocks to store in the next plan."""
     handled: Sequence | None = None
-    """The sequence whose own token is being committed: should that crash, it cannot go on from
-    there."""
+    """The sequence whose token is being committed, which cannot go on after a crash."""
 
     def take_to_store(self) -> list[Sequence]:
-        """Sequences that may have blocks to store, without those that leave the batch."""
         to_store, self.to_store = self.to_store, {}
         return [sequence for sequence in to_store.values() if not sequence.dropped]
 
     def drops(self, plan: Plan, now: float) -> None:
-        """The engine has carried out the plan's drops. A suspect that ended without a crash is
+        """Handle the plan's drops, which the engine has carried out. A suspect that ended is
         acquitted."""
         for row in plan.drop:
             sequence = self.batch.dropped(row)
@@ -50,9 +47,8 @@ class ResultCommit:
                 self.handover.recovery.blame.passed(sequence.standing, now)
 
     def chunks(self, plan: Plan, now: float) -> None:
-        """The engine has computed the plan's chunks of prompts. This is progress of their rows, and
-        of those who wait for a prefix that one of them computes; preempted sequences have no time
-        limit anyway, and must not get one by this."""
+        """Report the progress of rows that prefilled, and of those that wait for such a row."""
+        # Preempted sequences have no time limit, and must not get one by this.
         progress, rows = (
             Progress(now),
             {chunk.row for chunk in plan.prefill} & self.batch.rows.keys(),
@@ -65,8 +61,6 @@ class ResultCommit:
                 sequence.client.report(progress)
 
     def results(self, stepped: Stepped, now: float) -> None:
-        """Commit all results but tokens: scores of prompts, embeddings, and rows that the engine
-        gave up."""
         rows = self.batch.rows
         for row, logprobs in stepped.prompt_logprobs:
             if row in rows:
@@ -81,9 +75,8 @@ class ResultCommit:
                 self._fail(rows[row], row_failed(rows[row].request, fault))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
-        """Commit tokens; returns their number. A row that ended while the step was in flight, or
-        with an earlier token of it, gets no more. The second and later tokens of a row were
-        drafted."""
+        """Commit tokens; returns their number. A row gets none after its end. The second and later
+        tokens of a row were drafted."""
         logprobs: dict[RowId, list[TokenLogprobs]] = {}
         for row, at in stepped.logprobs:
             logprobs.setdefault(row, []).append(at)
@@ -101,8 +94,7 @@ class ResultCommit:
         return committed
 
     def _count_draft(self, sequence: Sequence) -> None:
-        """A drafted token was accepted, which no plan counted. So the last token may be on its way
-        already."""
+        # No plan counted an accepted draft, so the last token may be in flight already.
         if sequence.schedule_token():
             self.batch.drop(sequence)
 
@@ -141,7 +133,6 @@ class ResultCommit:
 
 
 def row_failed(request: Generate, fault: RowFault) -> Problem:
-    """The error of a request whose row cannot continue."""
     match fault.kind:
         case "not_a_number":
             return Problem(500, fault.reason, "server_error", None, "not_a_number")
@@ -161,8 +152,8 @@ def row_failed(request: Generate, fault: RowFault) -> Problem:
 
 
 def _no_choice(request: Generate) -> Problem:
-    """The error names the parameters that may forbid tokens: which of them did is not known, and
-    mostly they did it together. DRY's penalty is bounded, so that it forbids none."""
+    """Error that names the parameters that may forbid all tokens, mostly together."""
+    # DRY's penalty is bounded, so that it forbids none.
     sampling = request.sampling
     forbidding = {
         "logit_bias": any(bias == -inf for _, bias in sampling.logit_bias),

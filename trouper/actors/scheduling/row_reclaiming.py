@@ -1,10 +1,6 @@
-"""Rows beyond a tenant's share go back to the queue, so that other tenants get theirs.
-
-At once, if another tenant waits for a row and none is free; else once the other tenants were there
-for `PATIENCE_S`: a short question of somebody else interrupts nobody. The youngest rows leave, are
-stored as any row that leaves, and resume when their tenant has fewer rows than its share, or is
-alone again.
-"""
+"""Rows beyond a tenant's share go back to the queue: at once if another tenant waits for a row and
+none is free, else after `PATIENCE_S`, so that a short question interrupts nobody. The youngest
+leave first."""
 
 from __future__ import annotations
 
@@ -25,12 +21,11 @@ class RowReclaiming:
     shares: TenantShares
     preemption: Preemption
     counters: SchedulerCounters
+    # Since when a tenant has had more rows than its share beside another one; inf: none has.
     _beyond_since: float = inf
-    """Since when a tenant has had more rows than its share beside another one; inf: none has."""
 
     def reclaim_rows(self, now: float) -> None:
-        """Preempt rows of tenants that have more than their share. Comes before a plan counts
-        rows."""
+        """Preempt rows beyond shares. Comes before a plan counts rows."""
         beyond = self._beyond() if self.shares.contended else []
         if not beyond:
             self._beyond_since = inf
@@ -42,7 +37,6 @@ class RowReclaiming:
             self.counters.add(preemptions=1)
 
     def _beyond(self) -> list[Sequence]:
-        """Rows beyond the share of their tenant, those that leave first at the beginning."""
         share, running = self.shares.row_share, self.shares.running
         excess = {
             tenant: count - share
@@ -51,7 +45,11 @@ class RowReclaiming:
         }
         if not excess:
             return []
-        rows = [row for row in self.preemption.batch.rows.values() if _may_leave(row, excess)]
+        rows = [
+            row
+            for row in self.preemption.batch.rows.values()
+            if tenant_of(row) in excess and row.can_be_preempted and not row.dropped
+        ]
         beyond: list[Sequence] = []
         for row in sorted(rows, key=lambda row: (row.arrived_at, row.id), reverse=True):
             if excess[tenant_of(row)] > 0:
@@ -60,8 +58,7 @@ class RowReclaiming:
         return beyond
 
     def _num_awaited(self) -> int:
-        """Number of rows that tenants with fewer than their share wait for, beyond those that are
-        free."""
+        """Number of rows beyond the free ones that tenants below their share wait for."""
         shares, batch = self.shares, self.preemption.batch
         ready: dict[Tenant, int] = {}
         for sequence in self.preemption.queue:
@@ -72,10 +69,3 @@ class RowReclaiming:
             min(count, shares.row_share - shares.running[tenant]) for tenant, count in ready.items()
         )
         return max(0, num_rows - (shares.rows - batch.num_rows))
-
-
-def _may_leave(row: Sequence, excess: dict[Tenant, int]) -> bool:
-    """Whether a row may be preempted: not one that is isolated after a crash, or would begin
-    anew."""
-    is_bound = row.dropped or row.standing.isolated or row.request.embed
-    return tenant_of(row) in excess and not is_bound

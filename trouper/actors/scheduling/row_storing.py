@@ -1,30 +1,88 @@
-"""What a row stores: which of its KV becomes blocks and snapshots, and when.
+"""Storing of rows: which KV of a row becomes blocks and snapshots, and when; and the reuse of live
+rows.
 
-Full blocks are stored by the plan after the chunk that completed them, so that other prompts can
-use them at once. What follows the last full block is stored when the row ends, or when an answer
-has grown by `TAIL_TOKENS`: until then other rows copy it from the row itself.
+Full blocks are stored by the plan after their last chunk. The *tail* behind them is stored when the
+row ends, or has grown by `TAIL_TOKENS`; until then other rows copy the tail from the row. A
+*primary* is a row that prefills tokens which a waiting prompt shares; the core decides whether to
+wait.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import attrs
 
+from trouper.actors.scheduling.eviction import Eviction
 from trouper.actors.scheduling.prefix_tree import PrefixTree
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.tree_node import Node
-from trouper.actors.scheduling.wait_for_primary import LiveRows
+from trouper.actors.scheduling.tree_node import Chain, Node, common
 from trouper.actors.scheduling.write_queue import WriteQueue
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Store
+from trouper.protocol.plans import PLANS_IN_FLIGHT, RowId, Store
 
 TAIL_TOKENS = 256
-"""Length at which the tail of an answer is stored, so that the end of a row is never expensive and
-no step copies much."""
+"""Length at which the tail of an answer is stored, so that no step copies much."""
+
+
+class LiveMatch(NamedTuple):
+    tokens: int
+    """Number of tokens that need not be computed, with the tail of `source`."""
+    source: Sequence | None = None
+    primary: Sequence | None = None
+    until: int = 0
+
+
+class LiveRows:
+    """The live rows, by the node at which their stored blocks end. A row pins that node."""
+
+    def __init__(self, eviction: Eviction) -> None:
+        self._eviction = eviction
+        self._rows: dict[Node, dict[RowId, Sequence]] = {}
+
+    def attach(self, row: Sequence, node: Node) -> None:
+        self._eviction.pin(node)
+        self.detach(row)
+        row.node = node
+        self._rows.setdefault(node, {})[row.id] = row
+
+    def detach(self, row: Sequence) -> None:
+        if row.node is None:
+            return
+        rows = self._rows[row.node]
+        del rows[row.id]
+        if not rows:
+            del self._rows[row.node]
+        self._eviction.unpin(row.node)
+        row.node = None
+
+    def extend(
+        self, chain: Chain, limit: int, last: Node, tokens: int, *, tails: bool
+    ) -> LiveMatch:
+        """Extend a match of `tokens` tokens, whose full blocks end at `last`, by live rows."""
+        # A tail begins behind the last full block, so only a match of all full blocks can continue
+        # in one, and only if `tails`: rings and states cannot be copied at a token.
+        match, until, primary = LiveMatch(tokens), 0, None
+        prompt = chain.part(last.end, limit)
+        for row in self._rows.get(last, {}).values():
+            shared = last.end + common(prompt, row.chain.part(last.end, limit))
+            if shared <= tokens:
+                continue
+            computed, promised = (
+                min(shared, row.num_computed_tokens),
+                min(shared, row.num_prefill_tokens - 1),
+            )
+            if tails and tokens >= last.end and computed > match.tokens:
+                match = LiveMatch(computed, row)
+            if promised > max(until, row.num_computed_tokens):
+                until, primary = promised, row
+        if primary is None or until <= match.tokens:
+            return match
+        return match._replace(primary=primary, until=until)
 
 
 @attrs.frozen(eq=False)
 class RowStoring:
-    """Composes the `Store`s of rows. `snapshot_tokens`: the interval of snapshots; None: the model
-    needs none."""
+    """`snapshot_tokens`: interval of snapshots; None: the model needs none."""
 
     _tree: PrefixTree
     _live: LiveRows
@@ -32,7 +90,6 @@ class RowStoring:
     _snapshot_tokens: int | None
 
     def computed(self, row: Sequence) -> list[Store]:
-        """Stores of a row that continues: its full blocks, and a snapshot at a boundary."""
         if row.node is None:
             return []
         at = row.num_computed_tokens
@@ -46,10 +103,10 @@ class RowStoring:
         return stores
 
     def due(self, row: Sequence) -> bool:
-        """Whether a decoding row has a long tail, or is at a boundary; if not,
-        `Sequence.stores_from` says from when on this has to be asked again. Where the cache had no
-        room, that is once as many tokens have come: it hashes each block and looks for something to
-        evict, which would be done for each row in each step."""
+        """Whether a decoding row has a long tail, or is at a boundary. If not, sets
+        `Sequence.stores_from`."""
+        # After a failed store the next attempt waits for as many tokens again: each attempt hashes
+        # the block and looks for a victim.
         missing = max(TAIL_TOKENS, self._tree.sizes.block_size)
         if row.node is not None:  # Else it stores nothing before it enters again.
             missing += max(row.node.end, row.no_room_at) - row.num_tokens
@@ -62,7 +119,7 @@ class RowStoring:
         return False
 
     def ended(self, row: Sequence) -> list[Store]:
-        """Stores of a row that ends: all of its KV, while the row is still in the engine (F12)."""
+        """Stores of a row that ends: all of its KV, while the engine still has the row (F12)."""
         if row.node is None:
             return []
         at = min(row.num_computed_tokens, row.num_tokens)
@@ -77,8 +134,8 @@ class RowStoring:
         return self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
 
     def _store(self, row: Sequence, end: int, cut: int | None) -> list[Store]:
-        """Stores of full blocks up to `end`; with `cut` also the part of a block up to there, and
-        its snapshot if one is needed."""
+        """Stores of full blocks up to `end`; with `cut` also of the part up to there, with its
+        snapshot."""
         stores: list[Store] = []
         size = self._tree.sizes.block_size
         node = row.node
@@ -116,8 +173,8 @@ class RowStoring:
     def _store_block(
         self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]
     ) -> Node | None:
-        """The node of these tokens. If it is not in memory yet, its store is added to `stores`,
-        merged with the last one where it continues that."""
+        """The node of these tokens. A new store is added to `stores`, or merged with the last
+        one."""
         tokens = row.chain.part(start, end)
         before = self._tree.child(parent, tokens)
         in_memory = before is not None and before.block is not None

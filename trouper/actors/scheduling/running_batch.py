@@ -1,5 +1,5 @@
-"""The running batch: sequences that have a row in the engine, and those that have left theirs until
-the engine has dropped it."""
+"""The running batch: sequences with a row in the engine, and departed ones until the engine has
+dropped their rows."""
 
 from __future__ import annotations
 
@@ -7,29 +7,23 @@ from collections.abc import Iterable
 from itertools import count
 
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
-from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import State
+from trouper.actors.scheduling.sequence import Sequence, State
 from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.plans import RowId
 from trouper.protocol.problems import Problem
 
 
 class RunningBatch:
-    """Sequences by the id of their row. A sequence that is preempted and enters again has another
-    row."""
+    """Sequences by row id. A preempted sequence returns in another row."""
 
     def __init__(self, counters: SchedulerCounters, shares: TenantShares) -> None:
         self._counters, self._shares = counters, shares
         self.rows: dict[RowId, Sequence] = {}
         self.dropping: list[Sequence] = []
-        """Sequences whose rows the next plan drops."""
         self.removed: dict[RowId, Sequence] = {}
-        """Sequences that were removed, until the plan that drops their row is answered."""
+        """Removed sequences, until the plan with their drop is answered."""
         self.num_rows_of_batches = 0
-        """Number of sequences in `rows` whose requests are of batches."""
         self.aborted: set[RowId] = set()
-        """Rows in `removed` whose client left. If the engine crashes by one of them, it is tried
-        all the same."""
         self._ids = count()
 
     def next_id(self) -> RowId:
@@ -37,7 +31,6 @@ class RunningBatch:
 
     @property
     def decoding(self) -> list[Sequence]:
-        """Sequences that sample a token in the next step."""
         return self._in_state(State.DECODING)
 
     @property
@@ -54,7 +47,7 @@ class RunningBatch:
 
     @property
     def num_rows_of_others(self) -> int:
-        """Number of rows that no plan drops, without those of batches, which yield."""
+        """Number of rows that no plan drops, without batches."""
         return sum(not (sequence.dropped or sequence.of_batch) for sequence in self.rows.values())
 
     def add(self, sequence: Sequence) -> None:
@@ -64,26 +57,24 @@ class RunningBatch:
         self._shares.enter(self._shares.running, sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """The one place that removes rows (F20). The drop travels with the next plan."""
+        """Remove a row, with a drop in the next plan. Only here rows are removed (F20)."""
         self.removed[sequence.id] = self.rows.pop(sequence.id)
         self.num_rows_of_batches -= sequence.of_batch
         self._shares.leave(self._shares.running, sequence)
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Let the next plan drop the row, unless a plan has done so. Its last token is scheduled,
-        or it leaves."""
+        """Let the next plan drop the row, unless a plan has done so."""
         if not sequence.dropped:
             sequence.dropped = True
             self.dropping.append(sequence)
 
     def take_drops(self) -> tuple[RowId, ...]:
-        """Rows that the plan in composition drops."""
         dropping, self.dropping = self.dropping, []
         return tuple(sequence.id for sequence in dropping)
 
     def abort(self, sequence: Sequence) -> None:
-        """Remove a sequence whose client left. It is finished once the engine has dropped its
+        """Remove a sequence whose client left, to be finished once the engine has dropped the
         row."""
         self.remove(sequence)
         self.aborted.add(sequence.id)
@@ -95,15 +86,13 @@ class RunningBatch:
         self._counters.add(requests_withdrawn=1)
 
     def dropped(self, row: RowId) -> Sequence | None:
-        """The engine has dropped the row: nothing of it is in flight. The sequence that had it,
-        unless it was removed before."""
+        """Handle a row that the engine has dropped. Returns its sequence, unless removed before."""
         if row in self.aborted:
             self.finish_aborted(row)
         return self.removed.pop(row, None)
 
     def fail_all(self, problem: Problem) -> int:
-        """Fail every sequence; the engine drops their rows with the next plan. How many had a
-        row."""
+        """Fail every sequence and drop the rows. Returns the number of rows."""
         for row in tuple(self.aborted):
             self.finish_aborted(row)
         failed = tuple(self.rows.values())
@@ -113,6 +102,5 @@ class RunningBatch:
         return len(failed)
 
     def named(self, rows: Iterable[RowId]) -> dict[RowId, Sequence]:
-        """Sequences of these rows, removed or not."""
         sequences = self.removed | self.rows
         return {row: sequences[row] for row in rows if row in sequences}

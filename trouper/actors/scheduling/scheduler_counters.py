@@ -11,20 +11,18 @@ from trouper.protocol.watch import Watch
 
 
 class SchedulerCounters:
-    """Events since the last publication, and the values that were published last. A new scheduler
-    goes on from these."""
+    """Events since the last publication, and the last published values, from which a new scheduler
+    goes on."""
 
     def __init__(self, watch: Watch[SchedulerStats]) -> None:
         self._watch = watch
+        # By the name of their field: `attrs.evolve` would look at each of 40 fields once a step.
         self._values: dict[str, Any] = {
             name: getattr(watch.latest, name) for name in attrs.fields_dict(SchedulerStats)
         }
-        """By the name of their field. A step publishes once: `attrs.evolve` would look at each of
-        40 fields."""
         self._values["stalled_since"] = None
 
     def add(self, **events: int) -> None:
-        """Count events, by the name of their field in `SchedulerStats`."""
         values = self._values
         for name, number in events.items():
             values[name] += number
@@ -34,10 +32,10 @@ class SchedulerCounters:
         self.add(stalls=1)
 
     def answered(self) -> None:
-        """A plan was answered: a stall is over."""
+        """End a stall."""
         self._values["stalled_since"] = None
 
     def publish(self, **gauges: Any) -> None:
-        """Publish what was counted, and gauges by the name of their field."""
+        """Publish counts, and gauges by the name of their field."""
         self._values.update(gauges)
         self._watch.publish(SchedulerStats(**self._values))

@@ -1,5 +1,4 @@
-"""Step statistics. A step is observed once, however many rows it has; the engine's banks are
-reported once a second."""
+"""Step statistics. A step is observed once, however many rows it has."""
 
 from __future__ import annotations
 
@@ -14,26 +13,23 @@ from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import Plan, Stepped
 
 BANKS_EVERY_S = 1.0
-"""Interval of reports of the banks, as long as that of the live page's snapshots."""
 
 
 @attrs.define
 class StepStatistics:
-    """Histograms of inter-token latencies and of tokens a step. A decoding row decodes in every
-    step, so the latency between two of its tokens is that between two results, and it is the same
-    for all rows that decoded in both."""
+    """Histograms of inter-token latencies and of tokens a step."""
+
+    # Rows decode in every step, so all have the same latency: the time between two results.
 
     inter_token_latency: Histogram
     step_tokens: Histogram
+    # Time of the last result, if it had tokens.
     _tokens_at: float | None = None
-    """Time of the last result, if it had tokens."""
     _banks: tuple[BankStats, ...] = ()
-    """The banks as last reported."""
     _banks_due_at: float = -inf
 
     @classmethod
     def of(cls, stats: SchedulerStats) -> StepStatistics:
-        """Continue the histograms of a scheduler that crashed."""
         return cls(stats.inter_token_latency, stats.step_tokens)
 
     @property
@@ -46,8 +42,7 @@ class StepStatistics:
         }
 
     def request_banks(self, plan: Plan, now: float) -> Plan:
-        """Let a plan report the banks once a second, and when work ends, since no later plan would
-        say that the rows are no more."""
+        """Let a plan report the banks once a second, and when work ends."""
         if plan.has_work and now < self._banks_due_at:
             return plan
         if plan.has_work:
@@ -55,8 +50,8 @@ class StepStatistics:
         return attrs.evolve(plan, report_banks=True)
 
     def stepped(self, stepped: Stepped, now: float, *, decoding: int, tokens: int) -> None:
-        """Observe a step. `decoding`: number of rows that decoded; `tokens`: tokens that it
-        prefilled and decoded."""
+        """Observe a step. `decoding`: number of rows that decoded; `tokens`: prefilled and
+        decoded."""
         produced = bool(stepped.rows)
         if stepped.banks is not None:
             self._banks = stepped.banks

@@ -1,9 +1,8 @@
-"""Steps that failed since the process had no file descriptor, process or memory to spare.
+"""Steps that failed for lack of file descriptors, processes or memory of the system. Pure; the
+caller passes the time.
 
-Pure; the caller passes the time. A device may compile a kernel for a step, which takes a process
-and some descriptors. A moment without them says nothing about the engine and counts as no crash:
-all requests resume, and mostly the moment is over. Those that had new work in the step run alone
-until they are beyond it, and one whose step fails then for the same reason is answered 503.
+Compiling a kernel takes such resources, and a moment without is no crash: all requests resume. Rows
+with new work in the step run alone until past that point; a second failure there is answered 503.
 """
 
 from __future__ import annotations
@@ -15,19 +14,16 @@ import attrs
 from trouper.actors.scheduling.crash_attribution import Involved, Standing
 
 AGAIN_S = 60.0
-"""Time within which a second failure has to do with the first."""
+"""Time within which a second failure belongs to the first."""
 
 
 @attrs.define(eq=False)
 class SystemShortages:
-    """Such steps of one model. It outlives restarts of the engine."""
-
     _suspects: tuple[Standing, ...] = ()
     _until: float = 0.0
     _refused: tuple[Standing, ...] = ()
 
     def failed(self, involved: Sequence[Involved], now: float) -> None:
-        """Note that a step of these rows failed."""
         known = self._suspects if now < self._until else ()
         tried = [row.standing for row in involved if row.standing.suspect]
         self._refused = tuple(standing for standing in tried if standing in known)
@@ -40,5 +36,4 @@ class SystemShortages:
         self._until = now + AGAIN_S
 
     def refuses(self, standing: Standing) -> bool:
-        """Whether a row that was carried over ends here."""
         return standing in self._refused

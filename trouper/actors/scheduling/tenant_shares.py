@@ -1,23 +1,18 @@
-"""Shares of tenants: clients with API keys of their own share rows, the queue and prefill. Pure.
-
-While requests of one tenant alone run or wait, nothing here has an effect. Otherwise:
+"""Shares of tenants: clients with API keys of their own share rows, the queue and prefill. Pure. No
+effect while a single tenant is present.
 
 - **Queue**: of equal priority, the tenant with the fewest rows goes first. Each tenant may fill a
   queue of its own.
-- **Rows**: a tenant has at most its share, the number of rows divided by the tenants that are
-  there. A step takes longer with each row, and every stream pays that.
-- **Prefill**: a step's tokens are split between tenants before they are split between prompts.
-  While others decode, a tenant prefills on credit: each second gives every tenant its share of a
-  second, up to `CREDIT_S`, and prefill takes what it lasted. Credit outlasts requests, and the
-  moments without others. So long prompts of a tenant that seldom sends some are not slowed down,
-  and one that always sends some takes its share of the time.
+- **Rows**: a tenant has at most the number of rows divided by the tenants present, since every row
+  makes every step longer.
+- **Prefill**: a step's tokens are split between tenants, then between prompts. While others decode,
+  prefill takes credit: each second gives every tenant its share of a second, up to `CREDIT_S`. Rare
+  long prompts are not slowed down; constant ones take their share of the time.
 
-Batches have no share: they yield to all others (`batch_yielding.py`). Among themselves they take
-turns.
+Batches yield to all others (`preemption.py`), and take turns among themselves.
 
-Unlike the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
-2024), which orders the queue by tokens served, rows are bounded: an answer of 30,000 tokens may
-  hold a row for minutes after the queue was fair.
+The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024)
+orders the queue alone; here rows are bounded too, since a long answer holds a row for minutes.
 """
 
 from __future__ import annotations
@@ -29,15 +24,14 @@ from operator import itemgetter
 
 import attrs
 
-from trouper.actors.scheduling.chunk_sizer import share_chunks
+from trouper.actors.scheduling.prefill_budget import share_chunks
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.plans import Chunk, Plan, RowId
 
+# About 2,000 tokens of a small model on two CPU cores, 140,000 of 4B on a GPU.
 CREDIT_S = 4.0
-"""Prefill that a tenant may take beyond its share: about 2,000 tokens of a small model on two CPU
-cores, 140,000 of 4B on a GPU."""
 DEBT_S = 1.0
-"""Most that a tenant may owe, which prefilled while nobody else decoded."""
+"""Maximum debt of a tenant that prefilled while nobody else decoded."""
 Tenant = tuple[bool, str]
 """Whether requests are of a batch, and the name of their tenant."""
 
@@ -48,18 +42,15 @@ def tenant_of(sequence: Sequence) -> Tenant:
 
 @attrs.define(eq=False)
 class TenantShares:
-    """Who has rows and who waits for some. The queue and the batch keep the counters."""
-
     rows: int
-    """Number of rows that decode together."""
     running: Counter[Tenant] = attrs.field(factory=Counter)
-    """Sequences with a row, by tenant. No count is 0."""
+    """No count is 0."""
     waiting: Counter[Tenant] = attrs.field(factory=Counter)
-    """Sequences in the queue, by tenant. No count is 0."""
+    """No count is 0."""
     _credit_s: dict[Tenant, float] = attrs.field(factory=dict)
+    # Rows, and all of a tenant's, may have left before the answer.
+    # Tenants of the rows that each unanswered step prefills under contention.
     _planned: dict[int, dict[RowId, Tenant]] = attrs.field(factory=dict)
-    """Tenants of the rows that a plan without an answer prefills while there are several tenants,
-    by its step. Rows, and all of a tenant's, may have left when the answer comes."""
 
     def enter(self, counter: Counter[Tenant], sequence: Sequence) -> None:
         counter[tenant_of(sequence)] += 1
@@ -72,27 +63,23 @@ class TenantShares:
 
     @property
     def present(self) -> set[Tenant]:
-        """Tenants that have a row or wait for one, without batches."""
+        """Tenants with a row or a waiting request, without batches."""
         return {tenant for tenant in self.running.keys() | self.waiting.keys() if not tenant[0]}
 
     @property
     def contended(self) -> bool:
-        """Whether more than one tenant is present."""
         return len(self.running) + len(self.waiting) > 1 and len(self.present) > 1
 
     @property
     def row_share(self) -> int:
-        """Number of rows that each tenant may have."""
         return max(1, self.rows // max(1, len(self.present)))
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence may have a row, as far as tenants are concerned."""
         tenant = tenant_of(sequence)
         return tenant[0] or self.running[tenant] < self.row_share or not self.contended
 
     def in_turn(self, sequences: Ordered[Sequence]) -> Ordered[Sequence]:
-        """Sequences of one priority in the order in which they may enter: by the rows that their
-        tenant would have, then as they are."""
+        """Sequences of one priority, by the rows that their tenant would have, then as given."""
         if len(self.waiting) < 2:
             return sequences
         would_have = self.running.copy()
@@ -108,7 +95,7 @@ class TenantShares:
     def may_prefill(
         self, prefilling: list[Sequence], decoding: Iterable[Sequence]
     ) -> list[Sequence]:
-        """Rows that may prefill in the next step. All, if only their own tenant decodes."""
+        """Rows that may prefill in the next step; all, if only their own tenant decodes."""
         if not self.contended:
             return prefilling
         streaming = {tenant_of(sequence) for sequence in decoding}
@@ -124,8 +111,8 @@ class TenantShares:
         budget: int,
         max_tokens: int,
     ) -> tuple[Chunk, ...]:
-        """Split `budget` tokens between tenants, and what each gets between its rows, as
-        `share_chunks` does; the arguments are its own, and the sequences of the rows."""
+        """Split `budget` tokens between tenants, and each part between rows as `share_chunks`
+        does."""
         by_tenant: dict[Tenant, list[tuple[RowId, int]]] = {}
         for row, tokens in remaining:
             by_tenant.setdefault(tenant_of(rows[row]), []).append((row, tokens))
@@ -146,14 +133,14 @@ class TenantShares:
     def note_prefill(
         self, step: int, chunks: Iterable[Chunk], rows: Mapping[RowId, Sequence]
     ) -> None:
-        """Note whose rows the plan of a step prefills, if there are several tenants."""
+        """Note the tenants of a plan's chunks, under contention."""
         if self.contended and (
             tenants := {chunk.row: tenant_of(rows[chunk.row]) for chunk in chunks}
         ):
             self._planned[step] = tenants
 
     def charge(self, plan: Plan, seconds: float, decode_s: float) -> None:
-        """Count a step that took so many seconds, of which `decode_s` if it only decodes."""
+        """Charge a step of so many seconds, of which `decode_s` if it only decodes."""
         tenants = self._planned.get(plan.step, {})
         for step in [step for step in self._planned if step <= plan.step]:
             del self._planned[step]
@@ -168,7 +155,6 @@ class TenantShares:
             self._change_credit(tenants[chunk.row], -prefill_s * chunk.tokens / prefilled)
 
     def _change_credit(self, tenant: Tenant, seconds: float) -> None:
-        """Add to a tenant's credit, which has bounds. A full one is not kept."""
         credit = self._credit_s.get(tenant, CREDIT_S) + seconds
         self._credit_s[tenant] = max(credit, -DEBT_S)
         if credit >= CREDIT_S:

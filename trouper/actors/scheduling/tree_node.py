@@ -1,9 +1,11 @@
-"""A node of the prefix tree: the tokens of one block, and where its data is."""
+"""A node of the prefix tree and its key: a hash of the block's tokens and of the parent's key, as
+in vLLM's prefix caching."""
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 
 import attrs
@@ -13,14 +15,12 @@ from trouper.protocol.blocks import TOKEN_BYTES
 from trouper.protocol.plans import BlockId
 
 _tokens = itemgetter(0)
+# Bytes that are compared as a number, where NumPy takes two to five times as long. The beginning of
+# a chat template is shorter.
 SOON = 128 * TOKEN_BYTES
-"""Bytes that are compared as a number: NumPy takes two to five times as long for so few. The
-beginning of a chat template is shorter."""
 
 
 def common(a: bytes, b: bytes) -> int:
-    """Number of tokens in the common prefix of two token strings. Most that are compared differ
-    soon, or not at all."""
     size = min(len(a), len(b))
     a, b = a[:size], b[:size]
     if a == b:
@@ -33,31 +33,25 @@ def common(a: bytes, b: bytes) -> int:
 
 @attrs.define(eq=False)
 class Node:
-    """A node of the prefix tree: the tokens of one block after those of its parent. It is usable
-    while its block is in memory or on disk."""
+    """The tokens of one block, usable while the block is in memory or on disk."""
 
     key: bytes
     parent: Node | None
     tokens: bytes
     end: int
-    """Number of tokens from the root to the end of this node."""
     block: BlockId | None = None
     snapshot: BlockId | None = None
     on_disk: bool = False
     snapshot_on_disk: bool = False
     queued: bool = False
-    """Whether the node is on a list of nodes to write to disk."""
     pins: int = 0
     """Number of rows and loads that use the node."""
     locks: int = 0
-    """Number of pins, and of children that are locked. A locked node has a pin on it or on a
-    descendant."""
+    """Number of pins and of locked children."""
     resident_children: int = 0
-    """Number of children that are resident."""
     last_used: int = 0
     snapshot_last_used: int = 0
     _order: list[tuple[bytes, Node]] = attrs.field(factory=list)
-    """Children, sorted by their tokens."""
 
     # Siblings have distinct tokens, and entries of a heap distinct stamps.
     def __lt__(self, other: Node) -> bool:
@@ -77,8 +71,7 @@ class Node:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the node or a descendant is in memory or pinned. The parent of a resident node is
-        not evicted."""
+        """Whether the node or a descendant is in memory or pinned, so that the parent must stay."""
         return self.block is not None or self.pins > 0 or self.resident_children > 0
 
     @property
@@ -100,9 +93,9 @@ class Node:
         del self._order[bisect_left(self._order, (child.tokens, child))]
 
     def nearest(self, tokens: bytes) -> tuple[int, Node | None]:
-        """The usable child that shares the longest prefix with `tokens`, and its length in tokens.
-        The further a child is from where `tokens` would be inserted the less it shares, so the
-        first usable one on either side is the best of that side."""
+        """Length in tokens of the longest common prefix with a usable child, and that child."""
+        # The common prefix shrinks with the distance from the insertion point: the first usable
+        # child on either side is the best of that side.
         index = bisect_left(self._order, (tokens,))
         sides = range(index - 1, -1, -1), range(index, len(self._order))
         near = [
@@ -112,8 +105,9 @@ class Node:
         return max(((n, node) for n, node in found if n), default=(0, None))
 
     def longest_with_snapshot(self, tokens: bytes) -> Node | None:
-        """The longest usable child that is a prefix of `tokens` and has a snapshot. All prefixes of
-        `tokens` are prefixes of what it shares with the last child that is not greater."""
+        """The longest usable child with a snapshot that is a prefix of `tokens`."""
+        # All prefixes of `tokens` are prefixes of the common part with the last child that is not
+        # greater.
         index = bisect_right(self._order, tokens, key=_tokens)
         while index:
             child_tokens, node = self._order[index - 1]
@@ -125,3 +119,47 @@ class Node:
             tokens = tokens[:shared]
             index = bisect_right(self._order, tokens, key=_tokens)
         return None
+
+
+Digest = Callable[[bytes], bytes]
+
+
+def sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def token_bytes(tokens: Iterable[int]) -> bytes:
+    """Tokens as big-endian int32, whose bytes sort as the tokens do."""
+    return np.fromiter(tokens, ">i4").tobytes()
+
+
+class Chain:
+    """The tokens of one text, and the keys of its full blocks, each computed once (F7)."""
+
+    def __init__(self, root: Node, tokens: bytes, block_size: int, digest: Digest = sha256) -> None:
+        self.root, self.tokens = root, bytearray(tokens)
+        self._step = block_size * TOKEN_BYTES
+        self._digest = digest
+        self._keys: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    def append(self, token: int) -> None:
+        self.tokens += token.to_bytes(TOKEN_BYTES, "big")
+
+    def part(self, start: int, end: int) -> bytes:
+        return bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+
+    def starts_with(self, part: bytes) -> bool:
+        return self.tokens.startswith(part)
+
+    def key(self, index: int) -> bytes:
+        keys, step = self._keys, self._step
+        if index < len(keys):
+            return keys[index]
+        key = keys[-1] if keys else self.root.key
+        for start in range(len(keys) * step, (index + 1) * step, step):
+            key = self._digest(key + self.tokens[start : start + step])
+            keys.append(key)
+        return key

@@ -1,36 +1,35 @@
-"""The waiting queue: sequences without a row, by priority, then by arrival; preempted ones before
-all others of their priority. Tenants take turns within a priority (`tenant_shares.py`).
+"""The waiting queue: sequences without a row, by priority, then by arrival, preempted ones first.
+Tenants take turns within a priority (`tenant_shares.py`).
 
-Lower priorities go first, so a sequence could wait for ever while others of a lower number arrive.
-Therefore a sequence that has waited longer than `max_wait_s` is overdue: it goes before all that
-are not, and overdue sequences go in the order of their arrival. Those of batches become overdue one
-at a time, if none of them runs (`batch_yielding.py`).
+A sequence that has waited longer than `max_wait_s` is overdue and precedes all others, lest lower
+numbers starve it. Requests of batches become overdue one at a time (`preemption.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Ordered
 from itertools import islice
+from typing import Protocol, TypeVar
 
-from trouper.actors.scheduling.crash_attribution import Blame
-from trouper.actors.scheduling.crash_isolation import may_enter
+from trouper.actors.scheduling.crash_attribution import Blame, Standing
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
 
 MAX_COMPARED = 256
-"""Bound on the sequences of the queue that one is compared with."""
+LONE_PATIENCE_S = 10.0
+"""Time for which others may overtake a request that must run alone."""
 
 
 class WaitingQueue:
     def __init__(self, shares: TenantShares, max_wait_s: float = 0.0) -> None:
         """`max_wait_s` 0: no sequence becomes overdue."""
         self._shares, self._max_wait_s = shares, max_wait_s
+        # Sequences by priority. No class is empty.
         self._classes: dict[int, deque[Sequence]] = {}
-        """Sequences by priority. No class is empty."""
         self.num_preempted = 0
         """Number of sequences that had a row and left it."""
 
@@ -38,8 +37,7 @@ class WaitingQueue:
         return sum(map(len, self._classes.values()))
 
     def is_full_for(self, request: Generate, size: int) -> bool:
-        """Whether a request is one too many of its tenant. Requests of batches take no room from
-        others, and their number is bounded where they come from."""
+        # Batches take no room from others, and bound the number of their requests themselves.
         return (
             request.priority != BATCH_PRIORITY
             and self._shares.waiting[False, request.tenant] >= size
@@ -47,13 +45,11 @@ class WaitingQueue:
 
     @property
     def has_others(self) -> bool:
-        """Whether a sequence waits that is of no batch."""
         return any(priority != BATCH_PRIORITY for priority in self._classes)
 
     @property
     def others_may_enter(self) -> bool:
-        """Whether a sequence that is of no batch waits for nothing but a row. One that is isolated
-        after a crash waits for all rows to end."""
+        # An isolated sequence waits for all rows to end.
         classes = (
             sequences for priority, sequences in self._classes.items() if priority != BATCH_PRIORITY
         )
@@ -63,17 +59,16 @@ class WaitingQueue:
 
     @property
     def first_of_batches(self) -> Sequence | None:
-        """The sequence of a batch that enters next."""
         return next(iter(self._classes.get(BATCH_PRIORITY, ())), None)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """By priority, and by turns of tenants; whoever is overdue."""
+        """By priority and by turns of tenants, regardless of overdue sequences."""
         for priority in sorted(self._classes):
             yield from self._shares.in_turn(self._classes[priority])
 
     def count_sharing(self, sequence: Sequence, num_tokens: int, at_most: int) -> int:
-        """Number of sequences whose first `num_tokens` tokens are those of `sequence`, itself among
-        them; `at_most` of the next `MAX_COMPARED` are counted."""
+        """Number of sequences that begin with the same `num_tokens` tokens, itself among them, up
+        to `at_most`."""
         chain = sequence.chain
         start = chain.part(0, num_tokens)
         near = islice(
@@ -87,7 +82,6 @@ class WaitingQueue:
         self._class_of(sequence).append(sequence)
 
     def prepend(self, sequence: Sequence, now: float) -> None:
-        """For a sequence that was preempted: it goes before all others of its priority."""
         sequence.queued_at = now
         self.num_preempted += sequence.started
         self._shares.enter(self._shares.waiting, sequence)
@@ -107,8 +101,8 @@ class WaitingQueue:
         self.num_preempted = 0
 
     def remove_aborted(self) -> list[Sequence]:
-        """Sequences whose client left. A suspect stays: it is tried to its end, since a client that
-        leaves early could otherwise crash the engine as often as it likes."""
+        # A suspect stays, and is tried to its end: else a client that leaves early could crash the
+        # engine again and again.
         aborted = [
             sequence
             for sequence in self
@@ -119,7 +113,7 @@ class WaitingQueue:
         return aborted
 
     def ordered(self, now: float) -> Ordered[Sequence]:
-        """Sequences in the order in which they may enter the batch: overdue ones first."""
+        """Sequences in the order of entry: overdue ones first."""
         waiting = tuple(self)
         if len(self._classes) < 2 or not self._max_wait_s:
             return waiting
@@ -138,8 +132,8 @@ class WaitingQueue:
     def candidates(
         self, batch: RunningBatch, blame: Blame, *, idle: bool, now: float
     ) -> Ordered[Sequence]:
-        """Sequences that may enter the batch, in order, as far as isolated rows let them. `idle`:
-        no plan is in flight."""
+        """Sequences that may enter the batch, in order, as far as isolated rows permit. `idle`: no
+        plan is in flight."""
         return may_enter(
             self.ordered(now),
             [sequence.standing for sequence in (*batch.rows.values(), *batch.removed.values())],
@@ -151,3 +145,51 @@ class WaitingQueue:
 
     def _class_of(self, sequence: Sequence) -> deque[Sequence]:
         return self._classes.setdefault(sequence.request.priority, deque())
+
+
+class Queued(Protocol):
+    @property
+    def standing(self) -> Standing: ...
+
+    @property
+    def since(self) -> float: ...
+
+
+Q = TypeVar("Q", bound=Queued)
+
+
+def may_enter(
+    waiting: Ordered[Q],
+    present: Collection[Standing],
+    trials: Ordered[Standing],
+    *,
+    idle: bool,
+    apart: bool,
+    now: float,
+) -> Ordered[Q]:
+    """Requests that may be admitted now, in order. `present`: rows in the engine, and rows whose
+    last plans are unanswered. `trials`: suspects in the order of their trials. `idle`: no plan is
+    in flight. `apart`: all rows run alone."""
+    # A row that runs alone enters when nothing is in flight, so that a crash can have come from
+    # nobody else.
+    if any(standing.isolated for standing in present) or (apart and present):
+        return ()
+    free = idle and not present
+    if trials:
+        first = next(queued for queued in waiting if queued.standing is trials[0])
+        return (first,) if free else ()
+    if apart:
+        return waiting[:1] if free else ()
+    return _with_lone(waiting, free=free, now=now)
+
+
+def _with_lone(waiting: Ordered[Q], *, free: bool, now: float) -> Ordered[Q]:
+    lone = [index for index, queued in enumerate(waiting) if queued.standing.alone]
+    if not lone:
+        return waiting
+    if lone[0] == 0 and free:
+        return waiting[:1]
+    overdue = next(
+        (index for index in lone if now - waiting[index].since > LONE_PATIENCE_S), len(waiting)
+    )
+    return [queued for queued in waiting[:overdue] if not queued.standing.alone]

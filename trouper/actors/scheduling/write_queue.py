@@ -1,5 +1,4 @@
-"""The write queue: which cached blocks wait to be written to disk, in which order, and which are in
-flight."""
+"""The write queue: cached blocks that wait to be written to disk, and those in flight."""
 
 from __future__ import annotations
 
@@ -14,13 +13,12 @@ from trouper.protocol.blocks import BlockRef
 from trouper.protocol.work import Run
 
 MAX_QUEUED_CHAINS = 4096
-"""Maximum number of chains that wait for the disk; the oldest are dropped."""
+"""Maximum number of waiting chains; the oldest are dropped."""
 
 
 @attrs.frozen(eq=False)
 class InFlightWrite:
-    """Consecutive nodes in flight to the disk. The record is valid even after the nodes were
-    evicted."""
+    """Consecutive nodes in flight to the disk, valid even after their eviction."""
 
     run: Run
     nodes: tuple[Node, ...]
@@ -28,15 +26,15 @@ class InFlightWrite:
 
 
 class WriteQueue:
-    """Nodes to write, and nodes in flight. `enabled`: whether there is a disk tier."""
+    """`enabled`: whether there is a disk tier."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         self.enabled = False
+        # Chains of consecutive nodes that wait to be written.
         self._chains: deque[deque[Node]] = deque()
-        """Chains of consecutive nodes that wait to be written."""
+        # Blocks in flight by key, each with its parent's key.
         self._in_flight: dict[bytes, tuple[bytes, BlockRef]] = {}
-        """Blocks in flight, each with the key of its parent, by their own keys."""
 
     def add(self, node: Node | None) -> None:
         """Queue a node and its ancestors."""
@@ -61,8 +59,7 @@ class WriteQueue:
         ) or node.key in self._in_flight
 
     def next_run(self, max_bytes: int) -> InFlightWrite | None:
-        """The next nodes of one chain to write to disk: those in memory that are not on disk
-        yet."""
+        """The next nodes of one chain to write: in memory and not on disk yet."""
         while self._chains:
             nodes = self._chains[0]
             run = self._take(nodes, max_bytes)
@@ -73,8 +70,8 @@ class WriteQueue:
         return None
 
     def _take(self, nodes: deque[Node], max_bytes: int) -> list[Node]:
-        """Take the next run off a chain. What remains of it is not visited: the chain of a long
-        prompt has thousands of nodes, and a run of a large model only a few."""
+        # The rest is not visited: a long prompt has thousands of nodes, and a run of a large model
+        # only a few.
         run: list[Node] = []
         nbytes = 0
         while nodes and self._is_saved(nodes[0]):
@@ -111,9 +108,9 @@ class WriteQueue:
         return InFlightWrite(run, tuple(nodes), sum(map(self._bytes_of, nodes)))
 
     def keep_in_flight(self, keys: Iterable[bytes]) -> None:
-        """Only these blocks are still in flight: nobody will answer for the others."""
+        """Forget all other blocks in flight: nobody will answer for those."""
         self._in_flight = {key: self._in_flight[key] for key in keys if key in self._in_flight}
 
     def answered(self, keys: Iterable[bytes]) -> list[tuple[bytes, BlockRef]]:
-        """Blocks that were in flight and no longer are, each with the key of its parent."""
+        """Blocks that were in flight and no longer are, each with its parent's key."""
         return [sent for key in keys if (sent := self._in_flight.pop(key, None)) is not None]

@@ -13,7 +13,7 @@ import trio
 from msgspec import Meta
 from quart import Response
 
-from trouper.actors.runtime.model_control import ModelControl, Operation
+from trouper.actors.runtime.model_manager import ModelControl, Operation
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint

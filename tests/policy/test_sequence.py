@@ -14,16 +14,15 @@ from tests.fakes import EOS, ByteTokenizer
 from tests.policy.reference import reference
 from trouper import Settings
 from trouper.actors.runtime.submission import open_submission
-from trouper.actors.scheduling.block_keys import Chain, token_bytes
 from trouper.actors.scheduling.crash_attribution import Standing, digests
-from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.sequence_state import (
+from trouper.actors.scheduling.sequence import (
     QUEUED,
     TRANSITIONS,
     IllegalTransitionError,
+    Sequence,
     State,
 )
-from trouper.actors.scheduling.tree_node import Node
+from trouper.actors.scheduling.tree_node import Chain, Node, token_bytes
 from trouper.protocol.plans import RowId
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Failed, Finished, TokenLogprobs

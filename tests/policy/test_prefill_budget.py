@@ -6,8 +6,13 @@ from __future__ import annotations
 import pytest
 
 from trouper import Settings
-from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, MIN_BUSY_TOKENS
-from trouper.actors.scheduling.prefill_budget import AIM, REST, PrefillBudget
+from trouper.actors.scheduling.prefill_budget import (
+    AIM,
+    IDLE_STEP_S,
+    MIN_BUSY_TOKENS,
+    REST,
+    PrefillBudget,
+)
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 STALL_MS = 200.0

@@ -14,12 +14,11 @@ from tests.actors.bench import generate
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, card
 from trouper import Settings
 from trouper.actors.runtime.submission import open_submission
-from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.crash_attribution import Content, Standing
-from trouper.actors.scheduling.found_prefix import Found
-from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.tree_node import token_bytes
 from trouper.protocol.blocks import BlockData, Tensor
 from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout

@@ -12,22 +12,23 @@ from hypothesis import strategies as st
 from tests.actors.bench import generate
 from trouper import Sampling, Settings, TokenPrompt
 from trouper.actors.runtime.submission import Submission, open_submission
-from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.crash_attribution import (
     APART_S,
     MAX_APART_S,
     QUARANTINE_S,
     SUSPICION_S,
     Blame,
+    Cause,
     Content,
     Contents,
     Involved,
     Standing,
     Verdict,
+    cause_of,
     digests,
 )
-from trouper.actors.scheduling.crash_cause import Cause, cause_of
-from trouper.actors.scheduling.crash_isolation import LONE_PATIENCE_S, may_enter
+from trouper.actors.scheduling.tree_node import token_bytes
+from trouper.actors.scheduling.waiting_queue import LONE_PATIENCE_S, may_enter
 
 HERE, ELSEWHERE = Cause("ValueError", "rope.py:7"), Cause("ValueError", "mask.py:9")
 
@@ -293,5 +294,5 @@ def test_a_cause_is_a_type_and_a_place_without_the_message() -> None:
         except ValueError as error:
             causes.add(cause_of(error))
     [cause] = causes
-    assert str(cause).startswith("ValueError at test_blame.py:")
+    assert str(cause).startswith("ValueError at test_crash_attribution.py:")
     assert cause_of(ValueError()).location == "an unknown place"
