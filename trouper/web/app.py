@@ -4,13 +4,13 @@ mount it."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, cast
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from quart import Request, Response, request
 from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio
@@ -37,9 +37,9 @@ from trouper.web.anthropic.routes import Anthropic
 from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching, batching_of
 from trouper.web.batches.file_upload import UploadBody
+from trouper.web.current_request import RequestScope, at_hand
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors, head_of
-from trouper.web.http.current_request import at_hand, meter_of
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.guard import HEALTH_PATHS
 from trouper.web.http.loop_shares import metered
@@ -51,12 +51,17 @@ from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missi
 from trouper.web.keys.key_file import KeyFile
 from trouper.web.keys.usage_routes import UsageOfKeys
 from trouper.web.live.site import ASSETS, Site
-from trouper.web.metrics.collector import Metrics
-from trouper.web.metrics.metrics_endpoint import Scrapes
+from trouper.web.metrics.collector import Metrics, Scrapes
 from trouper.web.observability.access_log import log_record, log_response
-from trouper.web.observability.health_report import HEALTH, READY, STATUS, health_body, none_loaded
-from trouper.web.observability.ignored_names import HEADER
-from trouper.web.observability.replica_info import Replica
+from trouper.web.observability.health_report import (
+    HEALTH,
+    READY,
+    STATUS,
+    Replica,
+    health_body,
+    none_loaded,
+)
+from trouper.web.observability.log_once import HEADER
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.errors import error_response, http_problem
@@ -106,13 +111,15 @@ class HTTPConnection(TrioASGIHTTPConnection):
             self.scope = with_meant_path(self.scope)
         # As Quart-Trio's own with one nursery and one task less.
         async with trio.open_nursery() as nursery:
-            state = cast("dict[str, Any]", self.scope.setdefault("state", ConnectionState({})))
-            with at_hand(state), ExitStack() as owned:
-                state["owned"], state["nursery"] = owned, nursery
-                request = self._create_request_from_scope(cast("ASGISendCallable", finish))
+            request = self._create_request_from_scope(cast("ASGISendCallable", finish))
+            state: Mapping[str, Any] = self.scope.get("state") or {}
+            with (
+                ExitStack() as owned,
+                at_hand(scope := RequestScope.open(request, state, owned, nursery)),
+            ):
                 nursery.start_soon(self.handle_messages, nursery, request, receive)
                 handled = self.handle_request(nursery, request, cast("ASGISendCallable", finish))
-                await metered(handled, meter_of(state))
+                await metered(handled, scope.meter)
 
 
 def with_meant_path(scope: HTTPScope) -> HTTPScope:

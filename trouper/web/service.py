@@ -4,11 +4,12 @@ formatting responses."""
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import msgspec
@@ -35,20 +36,53 @@ from trouper.protocol.requests import (
 )
 from trouper.protocol.settings import ServerSettings
 from trouper.web import adapter_names
-from trouper.web.http.guard import WRITER
+from trouper.web.current_request import CurrentRequest, priority_with
 from trouper.web.http.socket_writer import SocketWriter
-from trouper.web.keys.current_key import CurrentKey
-from trouper.web.keys.key_priority import priority_with
 from trouper.web.model_aliases import ModelAliases
-from trouper.web.observability.malformed_calls import MalformedCalls
+from trouper.web.observability.log_once import MalformedCalls
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
-from trouper.web.running_answers import RunningAnswers
 from trouper.web.streaming.response_streams import SCORE_BYTES, EventStream, collect_all, is_long
 from trouper.web.streaming.step_delivery import StepDelivery
 from trouper.web.tool_support import ToolSupport
+
+
+class RunningAnswers:
+    """One for the app. Two keys may have chosen the same id."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str], set[Answer]] = {}
+
+    def add(self, owner: str, request_id: str, answer: Answer) -> Callable[[], None]:
+        """Add an answer. Returns what closes and removes it. `owner`: identity of the key."""
+        self._answers.setdefault((owner, request_id), set()).add(answer)
+        return partial(self._ended, (owner, request_id), answer)
+
+    def _ended(self, name: tuple[str, str], answer: Answer) -> None:
+        answer.close()
+        running = self._answers[name]
+        running.discard(answer)
+        if not running:
+            del self._answers[name]
+
+    def cancel(self, request_id: str, owner: str | None) -> bool:
+        """Cancel the answers of a request, by the id of its header or of its response body. `owner`
+        None: of any key. Returns whether there were any."""
+        return self._cancel(request_id, owner) or self._cancel(
+            re.split("[-_]", request_id, maxsplit=1)[-1], owner
+        )
+
+    def _cancel(self, request_id: str, owner: str | None) -> bool:
+        names = [
+            name for name in self._answers if name[1] == request_id and owner in (None, name[0])
+        ]
+        answers = [answer for name in names for answer in self._answers[name]]
+        for answer in answers:
+            answer.cancel()
+        return bool(names)
+
 
 log = logging.getLogger("trouper.web")
 MAX_HEADER_CHARS = 512
@@ -87,7 +121,7 @@ def context_of(runtime: Runtime) -> int:
     return min(context_length, runtime.settings.max_kv_size or context_length)
 
 
-class Service(CurrentKey):
+class Service(CurrentRequest):
     """The app's access to models, answers and the request at hand. There is one for the app; most
     methods need a request context."""
 
@@ -120,7 +154,7 @@ class Service(CurrentKey):
         """Run `work` beyond the connection. Resources that the request has acquired until now are
         released when `work` has ended."""
         assert self._background is not None
-        self._background.start_soon(_owning, self._state["owned"].pop_all(), work)
+        self._background.start_soon(_owning, self.scope.owned.pop_all(), work)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -165,7 +199,7 @@ class Service(CurrentKey):
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
         """Log a request that ended while it waited for its model, or that was refused because no
         model of that name exists."""
-        self._state["submitted"] = True
+        self.scope.submitted = True
         ended = trio.current_time()
         record = RequestRecord(
             request_id=self.request_id,
@@ -263,7 +297,7 @@ class Service(CurrentKey):
         return answers
 
     async def _send(self, served: Served, generate: Generate) -> Answer:
-        self._state["submitted"] = True
+        self.scope.submitted = True
         reservation, holding = self.reserve(served.name), self.holding
 
         def admit(prompt_tokens: int, max_tokens: int, named: bool) -> int:
@@ -305,17 +339,20 @@ class Service(CurrentKey):
         if not stream:
             choices = await collect_all(answers, self.holding.grow)
             return await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
-        nursery, heartbeat_s = (
-            cast("trio.Nursery", self._state["nursery"]),
+        events = EventStream(
+            dialect,
+            answers,
             self.settings.heartbeat_s,
+            self.scope.nursery,
+            self._direct(),
+            hold=self.hold,
         )
-        events = EventStream(dialect, answers, heartbeat_s, nursery, self._direct(), hold=self.hold)
         return as_events(await events.waited())
 
     def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:
         """Return what writes the text of a stream around the layers between: where the guard lends
         its writer, and the body of the response will be chunked."""
-        writer = cast("SocketWriter | None", self._state.get(WRITER))
+        writer = self.scope.writer
         if writer is None or request.scope["http_version"] != "1.1":
             return None
         return writer, self.delivery

@@ -12,7 +12,7 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.protocol.suggested_models import that_fit
-from trouper.web.http.current_request import CurrentRequest
+from trouper.web.current_request import CurrentRequest
 from trouper.web.output.tool_calls import Tools
 
 log = logging.getLogger("trouper.web")

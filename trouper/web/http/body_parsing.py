@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
@@ -14,7 +15,22 @@ import msgspec
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.http.body_complexity import check_complexity
 from trouper.web.http.leniency import ReadPast
-from trouper.web.http.lone_surrogates import NAME, with_replacements
+
+NAME = "lone_surrogate"
+"""What a half is called where it is named."""
+REPLACEMENT = rb"\ufffd"
+ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
+"""An escape: a whole pair, half of one (the group), or another. All are matched, since a backslash
+may itself be escaped."""
+
+
+def with_replacements(body: bytes) -> bytes:
+    """Return the JSON with U+FFFD in place of each half of a pair."""
+    return ESCAPE.sub(lambda escape: REPLACEMENT if escape[1] else escape[0], body)
+
 
 NAMES: Mapping[type, str] = {
     str: "a string",

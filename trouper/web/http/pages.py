@@ -18,9 +18,23 @@ from trouper.protocol.api_keys import Keys
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import ERROR, Endpoint
 from trouper.web.http.openapi import DocumentContext, document
-from trouper.web.http.page_headers import page_headers
 from trouper.web.http.request_schema import Json
 from trouper.web.service import Service, as_json, context_of
+
+
+def page_headers(sources: str) -> dict[str, str]:
+    """Return the headers of a page. `sources` are the directives of what the page may load;
+    everything else is blocked. The page cannot submit forms, be framed, or send a referrer."""
+    policy = (
+        f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'; frame-ancestors "
+        "'none'"
+    )
+    return {
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Content-Security-Policy": policy,
+    }
+
 
 HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'")
 """Headers of the docs page. The page is one file, so its scripts and styles are inline."""

@@ -4,11 +4,13 @@ that none is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import attrs
 
+from trouper.protocol.hosts import Host, is_loopback
 from trouper.protocol.key_options import ApiKey, Right
 from trouper.protocol.problems import Problem
 
@@ -112,3 +114,20 @@ def admin_without_key(path: str) -> Problem:
         "with --allow-admin-without-key if whoever reaches it may change it"
     )
     return Problem(403, message, "permission_error", None, "admin_needs_key")
+
+
+FORWARDING = re.compile(
+    r"via|forwarded|x-(?:forwarded|original|proxy|envoy|remote)(?:-.+)?|(?:cf|tailscale)-.+"
+    r"|(?:x-)?(?:real|client|true-client|cluster-client|proxyuser)-ip|(?:fly|fastly)-client-ip"
+)
+"""Names of headers by which proxies say that they ask for somebody else."""
+
+
+def is_local(client: Sequence[Any] | None, headers: Mapping[str, str], http_version: str) -> bool:
+    """Whether the peer is on this machine and asks for itself. `client`: host and port, as in ASGI;
+    None: they are unknown.
+    `headers`: by their names in lower case."""
+    if not client or not is_loopback(str(client[0])) or http_version == "1.0":
+        return False
+    host = Host.parse(headers.get("host") or "localhost")
+    return host is not None and host.is_loopback and not any(map(FORWARDING.fullmatch, headers))

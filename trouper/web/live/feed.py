@@ -19,7 +19,7 @@ from trouper.actors.runtime.served_models import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, found_body, model_body
-from trouper.web.streaming.named_events import named_event
+from trouper.web.streaming.event_log import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 1.0

@@ -14,7 +14,7 @@ from quart import Response, request
 
 from trouper.protocol.api_keys import Keys
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.page_headers import page_headers
+from trouper.web.http.pages import page_headers
 from trouper.web.http.query_parameters import Query
 from trouper.web.live.feed import Feed, Viewer
 from trouper.web.live.snapshot import SNAPSHOT

@@ -9,22 +9,60 @@ from typing import Any, Protocol
 
 import attrs
 import trio
-from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from quart import Response
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
-from trouper.web.keys.key_limits import KeyAccount
-from trouper.web.metrics.batch_metrics import BATCH_METRICS
-from trouper.web.metrics.key_metrics import KEY_METRICS, key_metrics
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 from trouper.web.metrics.metric import MetricFamily, ModelScrape
 from trouper.web.metrics.request_metrics import RequestCounts
 from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
 from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
-from trouper.web.observability.ignored_names import IgnoredNames
-from trouper.web.observability.malformed_calls import MalformedCalls
+from trouper.web.observability.log_once import IgnoredNames, MalformedCalls
+
+LABELS = ("key", "model_name")
+KEY_METRICS = tuple(
+    (MetricFamily("counter", f"trouper_key_{name}_total", text, LABELS), name)
+    for name, text in (
+        ("requests", "Requests of a key that were let in."),
+        ("prompt_tokens", "Tokens of its prompts, cached ones among them."),
+        ("cached_tokens", "Tokens of these that need not be computed."),
+        ("completion_tokens", "Tokens of its answers."),
+    )
+)
+
+
+def key_metrics(accounts: Callable[[], Sequence[KeyAccount]]) -> Iterator[Metric]:
+    for family, name in KEY_METRICS:
+        yield family.family(
+            ((account.key.label, model), getattr(used, name))
+            for account in accounts()
+            for model, used in _used(account)
+        )
+
+
+def _used(account: KeyAccount) -> list[tuple[str, ModelUsage]]:
+    return sorted(account.usage.items())
+
+
+COUNT = MetricFamily("gauge", "trouper_batches", "Batches, by their status.", ("status",))
+RUNNING = MetricFamily(
+    "gauge", "trouper_batch_requests_running", "Requests of batches that run.", ()
+)
+ANSWERED = MetricFamily(
+    "counter",
+    "trouper_batch_requests_total",
+    "Requests of batches that were answered (completed), answered with an error (failed), or have "
+    "to run again (again).",
+    ("outcome",),
+)
+BYTES = MetricFamily("gauge", "trouper_batch_bytes", "Bytes of files and batches on disk.", ())
+BATCH_METRICS = (COUNT, RUNNING, ANSWERED, BYTES)
 
 MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
 REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
@@ -159,3 +197,29 @@ class Metrics(Collector):
 
 def _seen(runtime: Runtime) -> ModelScrape:
     return ModelScrape(runtime, runtime.health(), runtime.channels())
+
+
+class Scrapes:
+    """The handler."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/metrics",
+                handler=self.metrics,
+                tag="Server",
+                summary="Metrics for Prometheus",
+                description=(
+                    "In Prometheus' text format; docs/metrics.md says what each of them is."
+                ),
+                answer={"type": "string"},
+                content_type="text/plain",
+            ),
+        )
+
+    async def metrics(self) -> Response:
+        return Response(await self._metrics.exposed(), content_type=CONTENT_TYPE_PLAIN_0_0_4)

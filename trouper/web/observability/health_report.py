@@ -7,13 +7,17 @@ from typing import Any
 
 import attrs
 import trio
+from quart import Response
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats, SchedulerStats
 from trouper.protocol.model import ModelCard
-from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, full
+from trouper.protocol.version import VERSION
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, closed, full
+from trouper.web.service import Service, as_json
 from trouper.web.tool_support import can_call_tools
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
@@ -188,3 +192,51 @@ def cache_stats(health: Health) -> dict[str, int | float]:
         "requests_errored": stats.requests_errored,
         "total_requests": stats.total_requests,
     }
+
+
+INFO = closed(
+    {
+        "served_model_name": TEXT,
+        "model_path": TEXT,
+        "version": TEXT,
+        "max_running_requests": {"type": "integer"},
+    },
+    "served_model_name",
+    "model_path",
+    "version",
+)
+
+
+class Replica:
+    """The handlers. Names as SGLang's servers have them, so that its router knows which model it
+    routes to."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/server_info",
+                handler=self.server_info,
+                tag="Server",
+                summary="What a router wants to know",
+                description=(
+                    "The default model, and how many requests decode together once it is loaded."
+                ),
+                answer=INFO,
+            ),
+        )
+
+    async def server_info(self) -> Response:
+        first = self._service.listed(None)
+        name = first.names[0]
+        body: dict[str, str | int] = {
+            "served_model_name": name,
+            "model_path": name,
+            "version": VERSION,
+        }
+        if first.runtime is not None:
+            body["max_running_requests"] = first.runtime.settings.rows
+        return as_json(body)

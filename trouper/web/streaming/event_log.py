@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import trio
 
 from trouper.web.streaming.passive_body import PassiveBody
 from trouper.web.streaming.step_delivery import MAX_EVENTS
+
+
+def named_event(name: str, data: Any) -> bytes:
+    """Format an event. `data`: what JSON can say."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
 class EventLog:
