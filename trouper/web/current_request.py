@@ -1,4 +1,5 @@
-"""The request at hand: its id, its key, its body, and the resources that are released with it."""
+"""The request at hand: its id, key and body, and the resources that are released with the
+request."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
@@ -24,10 +26,10 @@ from trouper.web.http.body_complexity import parsed_bytes
 from trouper.web.http.body_parsing import parse_json
 from trouper.web.http.byte_budget import ByteBudget, Holding, default_bytes
 from trouper.web.http.content_encoding import decoded, is_encoded
-from trouper.web.http.guard import WRITER
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.loop_shares import LoopShares, Meter
 from trouper.web.http.paced_body import PacedBody
+from trouper.web.http.plain_http import WRITER
 from trouper.web.http.request_body import Report, refuse
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.keys.endpoint_rights import asks_model, is_local
@@ -45,13 +47,13 @@ wait for one another."""
 HUGE_BODY = 2**20
 """Bytes of a body beyond which memory is returned to the system after the request."""
 GIVE_BACK_AFTER_S = 0.5
-"""Delay between the end of such a request and the return of its memory: the body has been freed by
-then, and requests that end meanwhile share one call."""
+"""Delay of that return: the body has been freed by then, and requests that end meanwhile share one
+call."""
 BATCH_OWNER = "trouper.batch_owner"
 """Key in the ASGI state of a line of a batch: identity of the API key that made the batch. No
 client can set the state."""
 BATCH_BEGIN = "trouper.batch_begin"
-"""Key in the same state: a function that is awaited before a model works for the line; may raise
+"""Key in the same state: an async function that is called before a model works for the line. Raises
 `RequestFailed`."""
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -89,7 +91,7 @@ class RequestScope:
     def open(
         cls, request: Request, state: Mapping[str, Any], owned: ExitStack, nursery: trio.Nursery
     ) -> RequestScope:
-        """Begin a request. `state`: of its ASGI scope."""
+        """Begin a request. `state`: that of its ASGI scope."""
         # Quart's headers compare each name of a request with the one that is looked up, some forty
         # times a request.
         headers = {name.lower(): value for name, value in reversed([*request.headers])}
@@ -111,7 +113,6 @@ SCOPE: ContextVar[RequestScope] = ContextVar("SCOPE")
 
 @contextmanager
 def at_hand(scope: RequestScope) -> Iterator[None]:
-    """Make the request of this scope the one at hand."""
     token = SCOPE.set(scope)
     try:
         yield
@@ -120,7 +121,7 @@ def at_hand(scope: RequestScope) -> Iterator[None]:
 
 
 class Heap:
-    """Returns memory to the system once for all huge requests that end at about the same time."""
+    """Returns memory to the system, once for all huge requests that end at about the same time."""
 
     def __init__(self) -> None:
         self._due = False
@@ -137,8 +138,8 @@ class Heap:
 
 
 def priority_with(key: ApiKey, given: int | None) -> int:
-    """Return the priority of a request with this key; `given` None: the key's. Raises
-    `RequestFailed` (403) for one that is more urgent than the key may ask for."""
+    """Return the priority of a request; `given` None: that of its key. Raises `RequestFailed` (403)
+    if the key does not allow a priority so urgent."""
     if given is None:
         return key.priority
     if key.min_priority is None or given >= key.min_priority:
@@ -152,9 +153,13 @@ def priority_with(key: ApiKey, given: int | None) -> int:
     )
 
 
+def take_text(holding: Holding, size: int) -> None:
+    """Hold the memory of so many bytes of a body of unknown length, as text."""
+    holding.take(3 * size)
+
+
 class CurrentRequest:
-    """Access to the request at hand and to its key. The app has one; most methods need a request
-    context."""
+    """Access to the request at hand and to its key. Most methods need a request context."""
 
     def __init__(
         self, settings: ServerSettings, keys: Keys, clock: Callable[[], float] = trio.current_time
@@ -176,7 +181,6 @@ class CurrentRequest:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """As `RequestScope.headers`."""
         return self.scope.headers
 
     @property
@@ -185,11 +189,10 @@ class CurrentRequest:
 
     @property
     def batch_owner(self) -> str | None:
-        """Identity of the key whose batch has this request as a line; None: no batch has."""
         return self.scope.batch_owner
 
     async def begin_line(self) -> None:
-        """Note that a model is about to work for this line of a batch. Raises `RequestFailed`
+        """Announce that a model is about to work for this line of a batch. Raises `RequestFailed`
         (503)."""
         if (begin := self.scope.begin_line) is not None:
             await begin()
@@ -201,7 +204,6 @@ class CurrentRequest:
 
     @property
     def read_past(self) -> ReadPast:
-        """Names of this request that are read past, unless the server is strict."""
         return self.scope.read_past
 
     @property
@@ -212,7 +214,7 @@ class CurrentRequest:
     # -- its turn ---------------------------------------------------------------------------------
 
     async def begin_turn(self, *, waits: bool) -> None:
-        """Wait until the tenant of this request may begin one more, if it `waits`."""
+        """Wait until the tenant of this request may begin one more, if the request `waits`."""
         tenant = self.tenant
         await self._shares.begin(tenant, self.scope.meter, waits=waits)
         self.at_end(self._shares.end, tenant)
@@ -223,14 +225,13 @@ class CurrentRequest:
         self._shares.close(self.scope.meter)
 
     def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Register a callback that runs when the request is over, however it ends."""
+        """Call a function when the request is over, however it ends."""
         self.scope.owned.callback(callback, *arguments)
 
     # -- its body ---------------------------------------------------------------------------------
 
     @property
     def holding(self) -> Holding:
-        """The bytes that are held for this request, until its end."""
         scope = self.scope
         if scope.holding is None:
             scope.holding = self.budget.open(self.tenant)
@@ -243,7 +244,6 @@ class CurrentRequest:
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the body, decompressed."""
         return self.scope.body_bytes
 
     async def body(self) -> dict[str, Any]:
@@ -253,8 +253,14 @@ class CurrentRequest:
         encoding = self.headers.get("content-encoding", "")
         if is_encoded(encoding):
             limit = self.settings.max_body_bytes
+            take = partial(take_text, self.holding)
             data = await trio.to_thread.run_sync(
-                decoded, data, encoding, limit, self._take_from_thread, limiter=self._large
+                decoded,
+                data,
+                encoding,
+                limit,
+                lambda size: trio.from_thread.run_sync(take, size),
+                limiter=self._large,
             )
         self.scope.body_bytes, self.scope.is_large = len(data), len(data) > LARGE_BODY
         if len(data) > HUGE_BODY:
@@ -270,31 +276,24 @@ class CurrentRequest:
                 await trio.to_thread.run_sync(heap.give_back)
 
     async def _received(self) -> bytes:
-        """Receive the body, for which bytes are held before it comes. Raises as `body` does."""
+        """Receive the body, for which bytes are held before. Raises as `body` does."""
         body, size = cast("PacedBody", request.body), request.content_length
         try:
             self.count()
             if size is not None and size <= self.settings.max_body_bytes:  # Else Quart refuses it.
                 self.hold(2 * size)  # It is copied when it is whole.
-            body.admit(inf, self._take_text if size is None else None)
+            body.admit(inf, partial(take_text, self.holding) if size is None else None)
         except RequestFailed:
             await body.drop(self.settings.body_timeout_s)
             raise
         return cast("bytes", await request.get_data(cache=False, as_text=False))
-
-    def _take_text(self, size: int) -> None:
-        """Hold what so many bytes of a body take, if they are text."""
-        self.holding.take(3 * size)
-
-    def _take_from_thread(self, size: int) -> None:
-        trio.from_thread.run_sync(self._take_text, size)
 
     def note_ignored(self) -> None:
         """Count and log the names that were read past since the last call."""
         self.ignored.note(self.read_past.take_new(), request.path)
 
     def ignored_names(self) -> str:
-        """Return the value of the header X-Trouper-Ignored; empty: the request has none."""
+        """Return the value of X-Trouper-Ignored; empty: no header."""
         self.note_ignored()
         return ", ".join(self.read_past.names)
 
@@ -309,8 +308,8 @@ class CurrentRequest:
     async def run_off_loop(
         self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
     ) -> T:
-        """Call the function; on a thread if the body is large, so that streams of other requests
-        go on meanwhile."""
+        """Call the function, on a thread if the body is large: streams of other requests go on
+        meanwhile."""
         if not self.scope.is_large:
             return function(*arguments)
         meter = self.scope.meter
@@ -325,15 +324,15 @@ class CurrentRequest:
         return await trio.to_thread.run_sync(timed, limiter=self._large)
 
     def takes_long(self) -> None:
-        """Let `run_off_loop` use threads from now on, however small the body was."""
+        """Let `run_off_loop` use threads from now on."""
         self.scope.is_large = True
 
     # -- its key ----------------------------------------------------------------------------------
 
     @property
     def key(self) -> ApiKey | None:
-        """The key of this request, or of its batch; None: a request to an open endpoint has none.
-        A key that is removed during the request counts to its end."""
+        """The key of this request, or of its batch; None: an open endpoint was requested without a
+        key. A key that is removed during the request counts to its end."""
         scope = SCOPE.get(None)
         if scope is None:
             return ANYBODY
@@ -348,7 +347,7 @@ class CurrentRequest:
 
     @property
     def key_identity(self) -> str:
-        """A name of the key that may be stored, as the key itself must not; empty without keys."""
+        """A name of the key that may be stored; empty without keys."""
         key = self.key
         return "" if key is None or key is ANYBODY else key.identity
 
@@ -360,8 +359,8 @@ class CurrentRequest:
 
     @property
     def tenant(self) -> str:
-        """Name of the client where clients take turns: its key, or without keys its address. The
-        batches of a client are a tenant of their own."""
+        """Name of the client where clients take turns: its key, or without keys its address.
+        Batches of a client are a tenant of their own."""
         scope = SCOPE.get(None)
         if scope is None:
             return self.key_identity
@@ -372,7 +371,7 @@ class CurrentRequest:
 
     @property
     def key_identities(self) -> frozenset[str]:
-        """Names that the key of this request has had in what was stored long ago."""
+        """Names that the key has had: older stored objects have earlier ones."""
         return self.keys.identities_of(self.key_identity)
 
     @property
@@ -382,8 +381,8 @@ class CurrentRequest:
         return None if self.has_right("admin") else self.key_identities
 
     def owner_labels(self, owners: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Return for each owner the field `owner` of an answer, which only a key with `admin`
-        gets."""
+        """Return the field `owner` of an answer for each owner; empty unless the key has
+        `admin`."""
         is_admin = self.has_right("admin")
         labels = {owner: self.keys.label_of(owner) if is_admin else "" for owner in set(owners)}
         return {owner: {"owner": label} if label else {} for owner, label in labels.items()}
@@ -403,8 +402,8 @@ class CurrentRequest:
     # -- the limits of the key --------------------------------------------------------------------
 
     def count(self) -> None:
-        """Count this request once against its key's limit, if it asks a model; before its body is
-        read. Raises `RequestFailed` (429)."""
+        """Count this request once against its key's limit, if a model is asked. Raises
+        `RequestFailed` (429)."""
         rule = request.url_rule
         if rule is not None and asks_model(rule.rule):
             self._count_once()
@@ -417,8 +416,8 @@ class CurrentRequest:
         return scope.account
 
     def account(self, model: str) -> KeyAccount:
-        """Return the account of this request's key, after counting the request once as one of the
-        model. Raises `RequestFailed` (429)."""
+        """Return the account of the key, after counting the request once as one of the model.
+        Raises `RequestFailed` (429)."""
         account = self._count_once()
         if self.scope.asked_model is None:
             self.scope.asked_model = model
@@ -440,6 +439,6 @@ class CurrentRequest:
         return self.account(model).reserve(model, tokens)
 
     def limit_headers(self) -> list[tuple[str, str]]:
-        """Return the headers that show a client its limits, of a request that asked a model."""
+        """Return the headers with a client's limits; none if no model was asked."""
         account = self.scope.account
         return [] if account is None else [*account.headers()]

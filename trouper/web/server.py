@@ -1,12 +1,8 @@
-"""The listening server: accept connections, run each in a guarded `Connection`, and stop in bounded
+"""The listening server: accepts connections, runs each in a guarded `Connection`, stops in bounded
 time.
 
-Accepting waits for no client. At the limit a connection without a request gives way to the new one;
-if all have one, a few more are accepted, in which health is answered and everything else refused.
-
-The order of shutdown matters: first accepting stops, then idle connections close, busy ones finish
-their response within LAST_BYTES_S, and finally all sockets are closed, because a write that a
-client does not read ends in no other way.
+At the limit a connection without a request gives way to a new one. If all have requests, a few more
+are accepted, which answer health and refuse everything else.
 """
 
 from __future__ import annotations
@@ -36,9 +32,7 @@ from trouper.web.observability.request_log import RequestObserver
 log = logging.getLogger("trouper.web")
 
 LAST_BYTES_S = 1.0
-"""Time for the last writes at shutdown. The runtime was drained before, so responses are only
-writing their last bytes.
-"""
+"""Time for the last writes at shutdown: the runtime was drained before."""
 
 
 async def serve_http(
@@ -50,7 +44,7 @@ async def serve_http(
     clock: Callable[[], float] = trio.current_time,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises
+    """Serve until `shutdown`, then end within two seconds. Started with the URLs. Raises
     `SettingsInvalid` for a taken port, a key that cannot be sent, a name without effect.
     `observers`, `clock`: as for `create_app`."""
     listeners = await _listen(settings)
@@ -72,12 +66,9 @@ async def serve_app(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an app of your own, with the one of `create_app` somewhere in it, behind the same guard
-    as `serve_http`.
-
-    Of `settings`, the address and the limits of connections count here. The app gets no lifespan
-    events: start what it needs in your own nursery. Ends and raises as `serve_http` does.
-    """
+    """Serve an app that mounts the one of `create_app`, behind the same guard as `serve_http`.
+    `settings`: the address and the limits of connections count. The app gets no lifespan events.
+    Ends and raises as `serve_http` does."""
     await _serve(app, await _listen(settings), settings, shutdown, task_status)
 
 
@@ -90,8 +81,8 @@ async def _serve(
     *,
     direct: bool = False,
 ) -> None:
-    """`direct`: as for `Connection`. Only where all of the app is ours: another program's may
-    change what it sends."""
+    """`direct`: as for `Connection`; only if the whole app is ours, since another program may
+    change bodies."""
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
     # Without it Hypercorn adds a handler of its own; the program sets up logging.
@@ -120,8 +111,6 @@ TOO_MANY_CONNECTIONS = Problem(
 
 
 class _Server:
-    """The open connections, and the limit on their number."""
-
     def __init__(
         self, app: AppWrapper, config: Config, settings: ServerSettings, *, direct: bool = False
     ) -> None:
@@ -129,7 +118,7 @@ class _Server:
         self._context = WorkerContext(None)
         self._open: set[Connection] = set()
         self._on_spare: set[Connection] = set()
-        """Connections on descriptors that others need, since none gave way."""
+        """Connections on spare descriptors, since none gave way."""
         self._left = trio.lowlevel.ParkingLot()
         """Tasks that wait until a connection has ended."""
         self._limit, lowered = connection_limit(settings.max_connections)
@@ -139,7 +128,6 @@ class _Server:
     async def accept(
         self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
     ) -> None:
-        """Accept connections until cancelled."""
         fault = ""
         async with listener:
             while True:
@@ -158,8 +146,8 @@ class _Server:
                     self._take(stream, connections)
 
     async def _wait_for_reserve(self) -> None:
-        """Wait while all connections have requests, also those in the reserve. Answers there are
-        short, and end their connections."""
+        """Wait while all connections have requests, also those in the reserve, whose answers are
+        short."""
         while self._is_full() and not in_order_of_leaving(self._open):
             await self._left.park()
 
@@ -194,8 +182,8 @@ class _Server:
         return False
 
     def _excess(self) -> Problem | None:
-        """Return the refusal of a request if more connections have requests than may be open, the
-        asking one included."""
+        """Return the refusal of a request if more connections have requests than may be open,
+        including the asking one."""
         if len(self._open) <= self._limit:
             return None
         busy = sum(connection.idle_since is None for connection in self._open)
@@ -214,8 +202,8 @@ class _Server:
         self._on_spare.discard(connection)
 
     async def cut_when_cancelled(self) -> None:
-        """Close all sockets when the server is cancelled: the last write of a response is shielded,
-        so only closing its socket ends it."""
+        """Close all sockets when the server is cancelled: nothing else ends the shielded last write
+        of a response."""
         try:
             await trio.sleep_forever()
         finally:
@@ -226,8 +214,8 @@ class _Server:
             connection.cut()
 
     async def finish(self, scope: trio.CancelScope) -> None:
-        """Close idle connections now, busy ones after their response, and the remaining ones when
-        the time is over."""
+        """Close idle connections now, busy ones after their response, and all sockets when the time
+        is over: a write that a client does not read ends in no other way."""
         await self._context.terminated.set()
         for connection in tuple(self._open):
             connection.retire()
@@ -239,8 +227,8 @@ class _Server:
 
 
 def _passes(error: OSError) -> bool:
-    """Whether accepting may go on after this error: too many open files, or a client that
-    disconnected while it was accepted."""
+    """Whether accepting may go on after this error: too many open files, or a client that has
+    disconnected."""
     return error.errno in (
         errno.EMFILE,
         errno.ENFILE,

@@ -1,5 +1,5 @@
-"""What the handlers of every dialect share: leasing the requested model, submitting requests,
-formatting responses."""
+"""Methods that the handlers of every dialect share: lease a model, submit requests, format
+responses."""
 
 from __future__ import annotations
 
@@ -50,13 +50,14 @@ from trouper.web.tool_support import ToolSupport
 
 
 class RunningAnswers:
-    """One for the app. Two keys may have chosen the same id."""
+    """Answers in progress by key and request id. Two keys may have chosen the same id."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, str], set[Answer]] = {}
 
     def add(self, owner: str, request_id: str, answer: Answer) -> Callable[[], None]:
-        """Add an answer. Returns what closes and removes it. `owner`: identity of the key."""
+        """Add an answer. Returns a function that closes and removes the answer. `owner`: identity
+        of the key."""
         self._answers.setdefault((owner, request_id), set()).add(answer)
         return partial(self._ended, (owner, request_id), answer)
 
@@ -87,14 +88,14 @@ class RunningAnswers:
 log = logging.getLogger("trouper.web")
 MAX_HEADER_CHARS = 512
 TOKEN_BYTES = 40
-"""Memory of a token of a prompt that waits: an integer, and its place in a tuple."""
+"""Memory of a token of a waiting prompt: an integer and a slot of a tuple."""
 TOKENIZED_BYTES = 64
-"""Memory for each byte of a body whose tokens are counted or sent: it may be a token."""
+"""Memory for each byte of a body whose tokens are counted or sent."""
 
 
 @attrs.frozen(eq=False)
 class Served:
-    """A model that is ready, and the origin of the request for it."""
+    """A leased model, and the origin of the request for it."""
 
     runtime: Runtime
     origin: RequestOrigin
@@ -122,8 +123,7 @@ def context_of(runtime: Runtime) -> int:
 
 
 class Service(CurrentRequest):
-    """The app's access to models, answers and the request at hand. There is one for the app; most
-    methods need a request context."""
+    """Access of the handlers to models, answers and the request at hand."""
 
     def __init__(
         self,
@@ -151,17 +151,17 @@ class Service(CurrentRequest):
         return self._background is not None
 
     def run_in_background(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` beyond the connection. Resources that the request has acquired until now are
-        released when `work` has ended."""
+        """Run `work` beyond the connection. Resources of the request are released when `work` has
+        ended."""
         assert self._background is not None
         self._background.start_soon(_owning, self.scope.owned.pop_all(), work)
 
     # -- models -----------------------------------------------------------------------------------
 
     async def served(self, model: str | None, adapter: str | None = None) -> Served:
-        """Lease the model of that name, or the one that answers to it (--model-alias), for as long
-        as this request lasts; None is the default model. `adapter`: a LoRA adapter of it, if the
-        name has none. Raises `RequestFailed` (404, 503)."""
+        """Lease the model with that name or alias, until the request is over; None: the default
+        model. `adapter`: a LoRA adapter, if the name has none. Raises `RequestFailed` (404,
+        503)."""
         model, named = adapter_names.split(model, self.entries())
         model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
@@ -178,8 +178,7 @@ class Service(CurrentRequest):
         return Served(lease.runtime, origin)
 
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
-        """Collect what the request log needs to know of this request. Raises `RequestFailed`
-        (404)."""
+        """Collect the fields of the request log. Raises `RequestFailed` (404)."""
         entry = self.listed(model)
         headers = self.headers
         trace = (
@@ -197,8 +196,7 @@ class Service(CurrentRequest):
         )
 
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
-        """Log a request that ended while it waited for its model, or that was refused because no
-        model of that name exists."""
+        """Log a request that ended while it waited for its model, or whose model does not exist."""
         self.scope.submitted = True
         ended = trio.current_time()
         record = RequestRecord(
@@ -211,7 +209,6 @@ class Service(CurrentRequest):
         self.request_log.note(origin, record)
 
     def entries(self) -> Sequence[ModelEntry]:
-        """The models that the key of this request may use, its default first."""
         return self.entries_for(self.key or ANYBODY)
 
     def entries_for(self, key: ApiKey) -> Sequence[ModelEntry]:
@@ -229,21 +226,21 @@ class Service(CurrentRequest):
         return self.aliases.resolved(model, self.entries())
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:
-        """Whether the model is not to see the tools of this request, since it could not call them.
-        Raises `RequestFailed` (400)."""
+        """Whether the tools of this request are left out for a model that cannot call any. Raises
+        `RequestFailed` (400)."""
         return self._tool_support.omits(tools, served.name, served.runtime)
 
     def parsers(self, served: Served, tools: Tools, answer: Answer) -> Callable[[], OutputParser]:
-        """Return what makes the parser of each choice. `answer`: one of the answers, all of which
-        have the same prompt."""
+        """Return the maker of each choice's parser. `answer`: any of the answers, which share a
+        prompt."""
         tokenizer = served.runtime.tokenizer
         thinks = thinks_already(answer.accepted.prompt_tokens, tokenizer)
         report = partial(self.malformed_calls.note, served.name)
         return partial(OutputParser, tools, tokenizer, thinks=thinks, report=report)
 
     async def tokens(self, served: Served, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt whose tokens are the answer, or are counted. Raises `RequestFailed`
-        (400, 413, 429, 503)."""
+        """Tokenize a prompt whose tokens are sent or counted. Raises `RequestFailed` (400, 413,
+        429, 503)."""
         self.hold(TOKENIZED_BYTES * self.body_bytes)
         return await served.runtime.tokens(prompt, self.tenant)
 
@@ -252,9 +249,9 @@ class Service(CurrentRequest):
     async def submit(
         self, served: Served, generates: Sequence[Generate], priority: int | None
     ) -> list[Answer]:
-        """Submit the requests: admission comes before a response exists. Admitted answers are
-        closed with the HTTP request, however it ends. `priority` None: that of the API key. Lines
-        of batches come last, and wait without a limit."""
+        """Submit the requests and wait for their admission. Admitted answers are closed with the
+        HTTP request. `priority` None: that of the API key. Lines of batches come last, and wait
+        without a limit. Raises `RequestFailed`."""
         key = self.key or ANYBODY
         if self.batch_owner is None:
             priority = priority_with(key, priority)
@@ -326,9 +323,8 @@ class Service(CurrentRequest):
         self.note_ignored()
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel the answers of a request of this key (of any, with `admin`), given the id of its
-        X-Request-Id header or of its response body. Clients that wait for these answers get an
-        error."""
+        """Cancel the answers of a request of this key (of any, with `admin`), by the id of its
+        header or response body. Waiting clients get an error."""
         return self.running.cancel(
             request_id, None if self.has_right("admin") else self.key_identity
         )
@@ -350,8 +346,8 @@ class Service(CurrentRequest):
         return as_events(await events.waited())
 
     def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:
-        """Return what writes the text of a stream around the layers between: where the guard lends
-        its writer, and the body of the response will be chunked."""
+        """Return the direct writer of a stream's text; None if the guard lends none, or the body is
+        not chunked."""
         writer = self.scope.writer
         if writer is None or request.scope["http_version"] != "1.1":
             return None
@@ -359,14 +355,13 @@ class Service(CurrentRequest):
 
 
 def _bounded_header(header: str) -> str:
-    """Return the header as the request log keeps it. A long one is dropped, because it would cost
-    memory for as long as its record is kept; W3C allows dropping trace state beyond this length."""
+    """Return the header as the request log keeps it. A long one is dropped to save memory; W3C
+    allows that for trace state."""
     return header if len(header) <= MAX_HEADER_CHARS else ""
 
 
 async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work and release its resources. An exception is logged and affects no other
-    request."""
+    """Run background work and release its resources. An exception is logged."""
     with owned:
         try:
             await work()
@@ -379,19 +374,18 @@ def as_json(body: Any, status: int = 200) -> Response:
 
 
 async def formatted(body: Callable[[], Any], *, is_long: bool) -> Response:
-    """Format and encode a body, in a thread if that takes long."""
+    """Format and encode a body, on a thread if long."""
     if not is_long:
         return as_json(body())
     return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(body())))
 
 
 def encoded(data: bytes, status: int = 200) -> Response:
-    """Build a response from JSON that is encoded already."""
+    """Build a response from encoded JSON."""
     return Response(data, status, content_type="application/json")
 
 
 def as_events(body: ResponseBody) -> Response:
-    """Build a response of server-sent events without a time limit."""
     response = Response(body, content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"

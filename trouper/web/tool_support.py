@@ -1,4 +1,4 @@
-"""Tools for a model that was not trained to call any: they are omitted and named, and the answer is
+"""Tools for a model that was not trained to call any: left out and named, so that the answer is
 plain text."""
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from trouper.web.output.tool_calls import Tools
 
 log = logging.getLogger("trouper.web")
 SUGGESTIONS = 3
-"""Number of models that are suggested in one line."""
 DOCTOR = "trouper doctor --for agents"
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -38,20 +37,18 @@ def suggestions(runtime: Runtime) -> str:
 
 
 def notice(name: str, runtime: Runtime) -> str:
-    """Say what becomes of tools, if the model cannot call any; "" if it can."""
+    """Return a notice that the model cannot call tools; "" if it can."""
     if can_call_tools(runtime.tokenizer):
         return ""
     return f"{name} was not trained to call tools: agents get plain text; {suggestions(runtime)}"
 
 
 def without_tools(request: BodyT) -> BodyT:
-    """Return the request as if it offered no tools."""
     return msgspec.structs.replace(request, tools=None, tool_choice=None)
 
 
 class ToolSupport:
-    """Decides for each request whether its tools reach the model. There is one object for the
-    app."""
+    """Decides for each request whether its tools reach the model."""
 
     def __init__(self, request: CurrentRequest) -> None:
         self._request = request
@@ -59,9 +56,8 @@ class ToolSupport:
         """Names of models whose notice was logged."""
 
     def omits(self, tools: Tools, name: str, runtime: Runtime) -> bool:
-        """Whether the tools of the request at hand are to be omitted, which is named. A forced call
-        needs no training: its grammar makes it. Raises `RequestFailed` (400) if the server is
-        strict."""
+        """Whether the tools of the request at hand are left out, and named. A forced call needs no
+        training: its grammar makes it. Raises `RequestFailed` (400) if the server is strict."""
         if not tools.offered or tools.forced or can_call_tools(runtime.tokenizer):
             return False
         if self._request.settings.strict:

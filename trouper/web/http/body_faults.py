@@ -1,8 +1,7 @@
-"""Which parameter of a body is at fault, and why: msgspec's refusals in the server's words.
+"""msgspec's refusals in the server's words: which parameter is at fault, and why.
 
-msgspec gives the path to the first fault. The type and the value found there tell what was
-expected. A type may carry an explanation of its own (`says`, `explains`), where there is more to
-say than its name and its limits.
+msgspec gives the path to the first fault; the type and the value there tell the rest. A type may
+carry an explanation of its own (`says`, `explains`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ KINDS: dict[type[inspect.Type], tuple[str, tuple[type, ...]]] = {
     inspect.DictType: ("an object", (dict,)),
     inspect.StructType: ("an object", (dict,)),
 }
-"""The name of each type, and the Python types of its JSON values."""
+"""Name of each type, and the Python types of its JSON values."""
 SCALARS = (
     inspect.StrType,
     inspect.LiteralType,
@@ -45,7 +44,7 @@ SCALARS = (
 
 @attrs.frozen
 class BodyNode:
-    """A value in the body, with its type and its path."""
+    """A value in the body, with type and path."""
 
     value: Any
     info: inspect.Type
@@ -53,22 +52,21 @@ class BodyNode:
 
 
 def says(message: str, code: str = "invalid_value", at: str = "", **limits: Any) -> Meta:
-    """Return metadata of a type: its limits, and the message for a value that is not of it.
-    `{path}`, `{type}` (of the JSON value), `{tag}` and `{value}` are filled in; `at` is added to
-    the path."""
+    """Return metadata of a type: limits, and the message for a value of another type. `{path}`,
+    `{type}` (of the JSON value), `{tag}` and `{value}` are filled in; `at` is added to the path."""
     return Meta(extra={"says": (message, code, at)}, **limits)
 
 
 def explains(explain: Callable[[Any, str], object], **limits: Any) -> Meta:
-    """Return metadata of a type: its limits, and a function that is called with a refused value and
-    its path, also if the fault is deeper within the value. It raises the `RequestFailed`, or none
-    if the general message will do."""
+    """Return metadata of a type: limits, and a function that raises the `RequestFailed` for a
+    refused value and its path, or returns if the general message is right. Called also for faults
+    deeper within the value."""
     return Meta(extra={"explains": explain}, **limits)
 
 
 def ordered(literal: Any) -> Meta:
-    """Return metadata of a `Literal` whose values are to be named in their order; msgspec sorts
-    them."""
+    """Return metadata of a `Literal` whose values are named in their order; msgspec sorts
+    values."""
     return Meta(extra={"values": get_args(literal)})
 
 
@@ -77,7 +75,7 @@ def unwrapped(info: inspect.Type) -> inspect.Type:
 
 
 def members(info: inspect.Type) -> list[inspect.Type]:
-    """Return the types of a union without null; of another type itself."""
+    """Return the types of a union without null; of another type the type alone."""
     info = unwrapped(info)
     if not isinstance(info, inspect.UnionType):
         return [] if isinstance(info, inspect.NoneType) else [info]
@@ -85,8 +83,7 @@ def members(info: inspect.Type) -> list[inspect.Type]:
 
 
 def extras(info: inspect.Type) -> Iterator[dict[str, Any]]:
-    """Yield the metadata of a type; for a type that may be null also those of the type without
-    null."""
+    """Yield the metadata of a type; of a nullable type also those of the type without null."""
     if isinstance(info, inspect.Metadata):
         yield info.extra or {}
         yield from extras(info.type)
@@ -178,7 +175,7 @@ def _say(node: BodyNode, message: str, code: str, at: str) -> NoReturn:
 
 
 def _fault_of(node: BodyNode) -> RequestFailed | None:
-    """Return the refusal of a value that is not of its type, or not within its limits."""
+    """Return the refusal of a value of another type, or beyond the limits."""
     value, path = node.value, node.path
     options = members(node.info)
     fitting = [info for info in options if _has_json_type(value, info)]
@@ -223,7 +220,7 @@ def _has_json_type(value: Any, info: inspect.Type) -> bool:
 
 
 def _wrong_type(node: BodyNode) -> RequestFailed:
-    """Return the refusal of a value whose JSON type is another one."""
+    """Return the refusal of a value of another JSON type."""
     path, given = node.path, json_type(node.value)
     if is_array_of_integers(node.info):
         return bad_request(f"{path}: expected an array of integers", path, "invalid_type")

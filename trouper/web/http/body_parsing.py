@@ -1,4 +1,4 @@
-"""A request's body as JSON, and the refusals that the functions of every dialect share."""
+"""A request's body as JSON, and refusals that every dialect uses."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from trouper.web.http.body_complexity import check_complexity
 from trouper.web.http.leniency import ReadPast
 
 NAME = "lone_surrogate"
-"""What a half is called where it is named."""
+"""Name of a lone surrogate in X-Trouper-Ignored."""
 REPLACEMENT = rb"\ufffd"
 ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
-"""An escape: a whole pair, half of one (the group), or another. All are matched, since a backslash
-may itself be escaped."""
+"""An escape: a surrogate pair, half of one (the group), or another. Each is matched, since a
+backslash may itself be escaped."""
 
 
 def with_replacements(body: bytes) -> bytes:
-    """Return the JSON with U+FFFD in place of each half of a pair."""
+    """Return the JSON with U+FFFD for each half of a surrogate pair.
+
+    Clients in JavaScript cut a text in the middle of an emoji, and `JSON.stringify` writes the half
+    as an escape. No decoder takes that half, which stays in the conversation.
+    """
     return ESCAPE.sub(lambda escape: REPLACEMENT if escape[1] else escape[0], body)
 
 
@@ -41,12 +45,11 @@ NAMES: Mapping[type, str] = {
 
 
 def is_integer(value: object) -> bool:
-    """Whether a JSON value is an integer. Neither JSON nor JSON Schema distinguishes 5 from 5.0."""
+    """Whether a JSON value is an integer; 5.0 is one, as in JSON Schema."""
     return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def json_type(value: object) -> str:
-    """Return the name of a JSON value's type."""
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -57,8 +60,8 @@ def json_type(value: object) -> str:
 
 
 def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
-    """Parse a JSON object, with or without a byte order mark. Halves of surrogate pairs are read as
-    U+FFFD and named in `past`; None: they are refused. Raises `RequestFailed` (400)."""
+    """Parse a JSON object, with or without a byte order mark. Raises `RequestFailed` (400). Lone
+    surrogates are read as U+FFFD and named in `past`; None: they are refused."""
     body = body.removeprefix(BOM_UTF8)
     if not body.strip():
         raise bad_request(
@@ -77,8 +80,8 @@ def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
 
 
 def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | None) -> Any:
-    """Decode a body that was not decoded because of an error, without its halves of surrogate
-    pairs. Raises `RequestFailed` (400)."""
+    """Decode a body again without its lone surrogates, after `error`. Raises `RequestFailed`
+    (400)."""
     mended = with_replacements(body)
     if mended == body:
         raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from None
@@ -123,7 +126,7 @@ def combination(message: str, param: str) -> RequestFailed:
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename parameters in refusals of the runtime. `names` maps the runtime's names to the
+    """Rename parameters in refusals of the runtime, by a map from the runtime's names to the
     dialect's."""
     try:
         yield

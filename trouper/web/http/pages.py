@@ -1,8 +1,7 @@
-"""GET /openapi.json, and GET /docs that shows it.
+"""GET /openapi.json, and GET /docs, one file that shows it.
 
-Both are open, for a client's tools read them before they have a key; the names of the models, which
-only a client with a key may know, are left out for a client without. The page is one file without
-anything from another host.
+Both are open: clients' tools read them before they have a key. Names of models are only for clients
+with a key.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from trouper.web.service import Service, as_json, context_of
 
 
 def page_headers(sources: str) -> dict[str, str]:
-    """Return the headers of a page. `sources` are the directives of what the page may load;
-    everything else is blocked. The page cannot submit forms, be framed, or send a referrer."""
+    """Return the headers of a page. `sources`: directives of allowed sources; everything else is
+    blocked, as are forms, frames and the referrer."""
     policy = (
         f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'; frame-ancestors "
         "'none'"
@@ -37,12 +36,11 @@ def page_headers(sources: str) -> dict[str, str]:
 
 
 HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'")
-"""Headers of the docs page. The page is one file, so its scripts and styles are inline."""
+"""The page is one file, with inline scripts and styles."""
 
 
 class Pages:
-    """The handlers. `endpoints` are all endpoints of the app: the described ones and those of this
-    class."""
+    """The handlers. `endpoints` are those of the whole app, these two included."""
 
     def __init__(
         self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json

@@ -1,6 +1,4 @@
-"""Which endpoints are open, and which right each other one needs: for the check of every request,
-and for what /openapi.json says of it. A route that is missing here needs `admin`; a test checks
-that none is."""
+"""The right that each endpoint needs. A route that is missing here needs `admin`."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ Access = Right | Literal["key", "open"]
 
 @attrs.frozen
 class OpenWithoutRights:
-    """Access to an endpoint that is open as long as keys have no rights, since there is no key
-    file."""
+    """Access that is open as long as there is no key file."""
 
     right: Right
 
@@ -70,13 +67,11 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
     "/v1/batches/<batch_id>": "inference",
     "/v1/batches/<batch_id>/cancel": "inference",
 }
-"""By the router's path. /health is open, but shows its details to keys with `observability`
-only."""
+"""By the router's path. /health is open, but shows details only to keys with `observability`."""
 
 
 UNLIMITED = frozenset({"/v1/batches"})
-"""Of the endpoints with a body that need `inference`, those that ask no model yet, and count
-against no limit of a key."""
+"""Endpoints with `inference` whose bodies ask no model yet: no limit of a key counts them."""
 
 
 def asks_model(path: str) -> bool:
@@ -85,7 +80,7 @@ def asks_model(path: str) -> bool:
 
 
 def access_of(path: str, *, restricted: bool = True) -> Access:
-    """Return what a route needs. `restricted`: whether keys have rights."""
+    """Return the access of a route. `restricted`: whether keys have rights."""
     access = ENDPOINT_ACCESS.get(path, "admin")
     if isinstance(access, OpenWithoutRights):
         return access.right if restricted else "open"
@@ -106,8 +101,7 @@ def missing_right(path: str, key: ApiKey) -> Problem | None:
 
 
 def admin_without_key(path: str) -> Problem:
-    """The refusal of a request without a key that comes from another machine, or through a
-    proxy."""
+    """Return the refusal of a request without a key from another machine or through a proxy."""
     message = (
         f"{path} needs an API key, except from a program on the server's own machine; start the "
         "server with --api-key, or "
@@ -120,13 +114,17 @@ FORWARDING = re.compile(
     r"via|forwarded|x-(?:forwarded|original|proxy|envoy|remote)(?:-.+)?|(?:cf|tailscale)-.+"
     r"|(?:x-)?(?:real|client|true-client|cluster-client|proxyuser)-ip|(?:fly|fastly)-client-ip"
 )
-"""Names of headers by which proxies say that they ask for somebody else."""
+"""Names of headers in which proxies name their client."""
 
 
 def is_local(client: Sequence[Any] | None, headers: Mapping[str, str], http_version: str) -> bool:
-    """Whether the peer is on this machine and asks for itself. `client`: host and port, as in ASGI;
-    None: they are unknown.
-    `headers`: by their names in lower case."""
+    """Whether the peer is a program on this machine that asks for itself. `client`: host and port,
+    as in ASGI; None: unknown. `headers`: by names in lower case.
+
+    A reverse proxy has an address of loopback, too. Most name their client in a header, keep the
+    public name as `Host`, or speak HTTP/1.0 (nginx before 1.29.7). Behind a proxy that does none of
+    these, keys are needed.
+    """
     if not client or not is_loopback(str(client[0])) or http_version == "1.0":
         return False
     host = Host.parse(headers.get("host") or "localhost")

@@ -1,4 +1,4 @@
-"""GET /v1/usage: what keys have used since the server started."""
+"""GET /v1/usage: usage by key since the server started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USAGE = closed({"object": {"const": "list"}, "data": array(KEY_USAGE)}, "object"
 
 
 def usage_body(account: KeyAccount) -> Json:
-    """Format an account: the sums, and what it used of each model."""
+    """Format an account: the sums, and the usage of each model."""
     models = {name: attrs.asdict(used) for name, used in sorted(account.usage.items())}
     total = {name: sum(used[name] for used in models.values()) for name in COUNTS}
     return (
@@ -31,8 +31,6 @@ def usage_body(account: KeyAccount) -> Json:
 
 
 class UsageOfKeys:
-    """The handler."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 

@@ -1,9 +1,4 @@
-"""Snapshots for the live page: each is made once for all viewers, by the first viewer of a tick,
-and none without viewers.
-
-There is no task. Viewers wait for the same ticks of the clock, so nothing has to be started,
-counted or ended with them.
-"""
+"""Snapshots for the live page, made once a tick by the first of all viewers."""
 
 from __future__ import annotations
 
@@ -23,21 +18,18 @@ from trouper.web.streaming.event_log import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 1.0
-"""A frame costs a browser without a GPU 10 ms of the cores that a model on the same machine
-computes with."""
+"""A frame takes 10 ms of CPU in a browser without a GPU, on the machine of the model."""
 QUIET_S = 2.0
 """Interval between snapshots while nothing changes."""
 RECENT = 50
-"""Number of recent requests that a new viewer gets."""
+"""Number of recent requests for a new viewer."""
 
 
 class Feed:
-    """The source of snapshots. There is one for the app."""
-
     def __init__(self, models: Models, recent: Sequence[RequestRecord]) -> None:
         self._models, self._recent = models, recent
         self._server = {"version": VERSION, "started": time.time()}
-        """The fields that never change. `started` also tells servers at the same address apart."""
+        """Constant fields. `started` also tells servers at the same address apart."""
         self._gaps: dict[str, NewGaps] = {}
         self._tick = -1
         self._last: RequestRecord | None = None
@@ -46,18 +38,18 @@ class Feed:
         """Number of snapshots sent."""
         self._sent_at = -inf
         self._last_models = b"", b""
-        """The encoded models of the last snapshot, and those that were only found."""
+        """The encoded models of the last snapshot, and models that were only found."""
         self._body: dict[str, Any] = {}
         self._latest = b""
 
     @property
     def over(self) -> trio.Event:
-        """An event that is set when nothing will change any more."""
+        """Set when nothing will change any more."""
         return self._models.finished
 
     def snapshot(self) -> tuple[int, bytes]:
-        """Return the number of the latest snapshot, and the snapshot as an event. A snapshot is
-        made at most once a tick, and gets a new number if anything has changed."""
+        """Return the number of the latest snapshot, and the snapshot as an event. A changed
+        snapshot gets a new number."""
         tick = int(trio.current_time() / TICK_S)
         if tick != self._tick:
             self._tick = tick
@@ -111,8 +103,8 @@ def next_tick() -> float:
 class Viewer(PassiveBody):
     """The body of one viewer's stream.
 
-    A slow viewer misses snapshots; then the recent requests are sent again, as at the beginning. An
-    event `viewer`, which says what this viewer may do, is the first.
+    The first event, `viewer`, has this viewer's rights. A slow viewer misses snapshots, and gets
+    the recent requests again.
     """
 
     def __init__(self, feed: Feed, *, manages_models: bool = False) -> None:
@@ -131,8 +123,8 @@ class Viewer(PassiveBody):
         return first + (named_event("recent", self._feed.recent()) if missed else b"") + data
 
     async def _over(self) -> bool:
-        """Wait for the next tick, and return whether the server has ended. The first snapshot comes
-        at once, without waiting."""
+        """Wait for the next tick, except for the first snapshot. Returns whether the server has
+        ended."""
         with trio.move_on_at(-inf if self._seen < 0 else next_tick()):
             await self._feed.over.wait()
         return self._feed.over.is_set()

@@ -1,5 +1,5 @@
-"""Collecting metrics for a scrape: everything is read from what the actors publish anyway, so
-metrics cost nothing between scrapes."""
+"""GET /metrics: collected from statistics that the actors publish anyway. Metrics describe load,
+never the content of requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ BATCH_METRICS = (COUNT, RUNNING, ANSWERED, BYTES)
 
 MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
 REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
-"""Metrics counted from the request log, so that they survive unloading a model."""
+"""Counted from the request log: they survive unloading a model."""
 LOADED = MetricFamily(
     "gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",)
 )
@@ -112,13 +112,11 @@ ALL = (
     *BATCH_METRICS,
     *(family for family, _ in KEY_METRICS),
 )
-"""All metrics, except those of the process, which the client library names."""
+"""All metrics but those of the process, which the client library names."""
 
 
 @attrs.frozen
 class FamilyCollector(Collector):
-    """A collector of given metric families."""
-
     families: Sequence[Metric]
 
     def collect(self) -> Sequence[Metric]:
@@ -126,18 +124,17 @@ class FamilyCollector(Collector):
 
 
 class BatchMetrics(Protocol):
-    """What shows files and batches."""
+    """Health and metrics of files and batches."""
 
     def health(self) -> dict[str, Any]:
-        """What /health shows."""
+        """Return the part of /health."""
 
     def metrics(self) -> Iterator[Metric]:
-        """Metric families, those of `BATCH_METRICS`."""
+        """Yield the families in `BATCH_METRICS`."""
 
 
 class Metrics(Collector):
-    """The metrics of the app, in no registry, so that the registry of an embedding program is not
-    touched."""
+    """The metrics of the app, apart from the registry of an embedding program."""
 
     def __init__(self, listed: Callable[[], Sequence[ModelEntry]]) -> None:
         self._listed = listed
@@ -151,15 +148,13 @@ class Metrics(Collector):
         self._process = ProcessCollector(registry=None)
 
     def responded(self, method: str, path: str, status: int) -> None:
-        """Count a response. `path` is the router's pattern, so that clients cannot create
-        arbitrarily many series."""
+        """Count a response. `path` is the router's pattern: clients cannot create series."""
         self._responses[method, path, str(status)] += 1
 
     async def exposed(self) -> bytes:
-        """Format all metrics in Prometheus' text format, whatever else a scraper prefers: written
-        as OpenMetrics, the client library turns `vllm:` into `vllm_` for every scraper that does
-        not ask for UTF-8 names. One metric is formatted at a time, since all of them take
-        milliseconds and streams must go on."""
+        """Format all metrics in Prometheus' text format, even for a scraper that prefers
+        OpenMetrics: there the client library turns `vllm:` into `vllm_` for scrapers that do not
+        ask for UTF-8 names. Streams go on between two metrics."""
         parts = []
         for family in self.collect():
             parts.append(generate_latest(FamilyCollector((family,))))
@@ -167,8 +162,8 @@ class Metrics(Collector):
         return b"".join(parts)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families. The actors' statistics are of the moment of the first metric,
-        however long the others take."""
+        """Yield the metric families. The actors' statistics are of the moment of the first
+        metric."""
         listed = [entry for entry in self._listed() if not entry.is_unused]
         scrapes = [
             (entry.names[0], _seen(entry.runtime)) for entry in listed if entry.runtime is not None
@@ -200,8 +195,6 @@ def _seen(runtime: Runtime) -> ModelScrape:
 
 
 class Scrapes:
-    """The handler."""
-
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 

@@ -31,8 +31,7 @@ class Measure:
 def _if_complete(
     of: Callable[[RequestRecord], float | None],
 ) -> Callable[[RequestRecord], float | None]:
-    """Restrict a measurement to complete answers: an aborted answer does not show how long a
-    complete one takes."""
+    """Restrict a measurement to complete answers."""
     return lambda record: of(record) if record.reason in ("stop", "length") else None
 
 
@@ -129,8 +128,8 @@ EXPECTED = (
     ("error", "request_crashes_engine"),
     ("refused", "request_crashes_engine"),
 )
-"""Problems that are counted from the start: the first value of a series that did not exist before
-is no increase to `rate()`."""
+"""Problems that are counted from the start: the first value of a new series is no increase to
+`rate()`."""
 
 
 @attrs.define

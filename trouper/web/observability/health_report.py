@@ -1,4 +1,4 @@
-"""What /health and /readyz say, from what the actors publish."""
+"""Bodies of /health, /readyz and /server_info, from statistics that the actors publish."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ HEALTH = full(
 
 
 def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, Any]:
-    """The default model's health (of another, while that one is not loaded or is being unloaded),
-    and with several models that of each."""
+    """Return the default model's health (another's while the default is not loaded), and with
+    several models that of each."""
     listed = [entry for entry in listed if not entry.is_unused]
     staying = sorted(listed, key=lambda entry: entry.state == "unloading")
     loaded = [_model_body(entry.runtime) for entry in staying if entry.runtime is not None]
@@ -70,8 +70,8 @@ def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, An
 
 
 def none_loaded(*, draining: bool, unloading: bool = False) -> dict[str, str]:
-    """The status of a server without a loaded model, which loads one at the next request unless it
-    is `draining`. `unloading`: the last one is being unloaded."""
+    """Return the status of a server without a loaded model. `unloading`: the last one is being
+    unloaded."""
     detail = (
         "the model is being unloaded; a request loads it again"
         if unloading
@@ -91,7 +91,7 @@ def _entry_body(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _model_body(runtime: Runtime) -> dict[str, Any]:
-    """`status`, `cache_stats` with the agreed names, and the actors one by one."""
+    """Return `status`, `cache_stats` with the agreed names, and the actors one by one."""
     health = runtime.health()
     return {
         "status": health.status,
@@ -119,8 +119,8 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
 
 
 def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:
-    """Bytes of the weights with all LoRA adapters, and of these alone; and of an adapter that is
-    being loaded."""
+    """Return the bytes of the weights with all LoRA adapters, of the adapters alone, and of an
+    adapter that is being loaded."""
     adapters = health.adapters
     return {
         "weights_bytes": runtime.weights_bytes,
@@ -130,7 +130,7 @@ def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:
 
 
 def _drafters(card: ModelCard) -> dict[str, Any]:
-    """The draft model by its name, and whether there is an MTP head, or why not."""
+    """Return the draft model's name, and whether there is an MTP head, or why not."""
     return {
         "draft_model": card.draft_model,
         "mtp": {"loaded": not card.no_mtp, "reason": card.no_mtp},
@@ -143,8 +143,8 @@ def self_check_body(card: ModelCard) -> dict[str, Any]:
 
 
 def _kv_memory(stats: SchedulerStats) -> dict[str, Any]:
-    """Bytes of rows and the limit that they share with cached blocks, 0 if there is none; how often
-    a row left for lack of memory, and how many sequences wait to return; the engine's banks."""
+    """Return the bytes of rows and the limit shared with cached blocks (0: none); how often rows
+    left for lack of memory, and how many sequences wait to return; the engine's banks."""
     return {
         "kv_row_bytes": stats.kv_row_bytes,
         "kv_limit_bytes": stats.kv_limit_bytes,
@@ -168,8 +168,8 @@ def _rank(rank: RankStats) -> dict[str, Any]:
 
 
 def cache_stats(health: Health) -> dict[str, int | float]:
-    """Blocks in memory, and what they spared. Every block that is held is a cached one;
-    `free_blocks` would still fit."""
+    """Return the blocks in memory and the work saved. Every block is a cached one; `free_blocks`
+    would still fit."""
     stats, cache = health.scheduler, health.scheduler.cache
     prompt_tokens = stats.total_prefill_tokens + stats.total_cached_tokens
     lookups = cache.hits_block + cache.misses
@@ -208,8 +208,7 @@ INFO = closed(
 
 
 class Replica:
-    """The handlers. Names as SGLang's servers have them, so that its router knows which model it
-    routes to."""
+    """GET /server_info, with the names of SGLang's servers, for its router."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,5 +1,4 @@
-"""Counts for metrics, of which the first of each kind is logged: names that were read past, and
-malformed calls."""
+"""Counts for metrics; the first of each kind is logged."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ MEANINGS = {
     "repaired": "a call that was not quite as its format has it was repaired",
     "no_call": "what looked like a call is no call of an offered tool, and is given as text",
 }
-"""Outcomes of malformed calls, and their log lines."""
+"""Log lines by outcome."""
 
 
 class IgnoredNames:
