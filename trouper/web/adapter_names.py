@@ -27,7 +27,6 @@ def split(model: str | None, entries: Sequence[ModelEntry]) -> tuple[str | None,
 
 
 def checked(adapter: str, entry: ModelEntry) -> str:
-    """Return the adapter. Raises `RequestFailed` (404) if the model does not have it."""
     if adapter not in entry.adapters:
         raise adapter_not_found(adapter, entry.names[0], entry.adapters)
     return adapter

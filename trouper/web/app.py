@@ -48,7 +48,6 @@ from trouper.web.http.plain_http import HEALTH_PATHS
 from trouper.web.http.same_origin import UPLOADS
 from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missing_right
 from trouper.web.keys.key_file import KeyFile
-from trouper.web.keys.usage_routes import UsageOfKeys
 from trouper.web.live.site import ASSETS, Site
 from trouper.web.metrics.collector import Metrics, Scrapes
 from trouper.web.observability.access_log import log_record, log_response
@@ -57,6 +56,7 @@ from trouper.web.observability.health_report import (
     READY,
     STATUS,
     Replica,
+    UsageOfKeys,
     health_body,
     none_loaded,
 )
@@ -80,7 +80,7 @@ KEY_REMOVED = http_problem(
 
 
 class AppRequest(PacedRequest):
-    """A request whose body goes to disk as it arrives, if it is an upload."""
+    """An upload's body goes to disk as it arrives."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -89,8 +89,6 @@ class AppRequest(PacedRequest):
 
 
 class HTTPConnection(TrioASGIHTTPConnection):
-    """A request that owns what its handler acquired and started, and finishes the last write."""
-
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if not self.app.config["STRICT"]:
             self.scope = with_meant_path(self.scope)
@@ -122,8 +120,7 @@ class HTTPConnection(TrioASGIHTTPConnection):
 
 
 def with_meant_path(scope: HTTPScope) -> HTTPScope:
-    """Return the scope with a mistyped path corrected, below the root path of a program that mounts
-    the app."""
+    """Return the scope with a mistyped path corrected, below the app's root path."""
     root, path = scope.get("root_path", ""), scope["path"]
     if not path.startswith(f"{root}/"):
         return scope
@@ -148,8 +145,8 @@ def create_app(
     """Build the app. Raises `SettingsInvalid` for a bad key file.
 
     `background` runs batches, and work that outlives its connection; without a nursery such
-    requests are refused. `observers` are called with the record of each request that has ended.
-    `clock`: seconds, for the limits of keys.
+    requests are refused. `observers` get the record of each ended request. `clock`: seconds, for
+    the limits of keys.
     """
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
@@ -255,7 +252,6 @@ class HttpEdge:
         return None if problem is None else self._refused(problem)
 
     def _key_problem(self) -> Problem | None:
-        """Return the reason to refuse the key of a request, or None."""
         path = request.path if request.url_rule is None else request.url_rule.rule
         if access_of(path, restricted=self._keys.restricted) == "open":
             return None
@@ -276,7 +272,6 @@ class HttpEdge:
         return admin_without_key(path) if closed else None
 
     def _refused(self, problem: Problem) -> Response:
-        """Format a refusal in the dialect of the path."""
         if is_anthropic(request.path):
             return error_response(problem, anthropic_error(problem, self._service.request_id))
         return error_response(
@@ -284,7 +279,6 @@ class HttpEdge:
         )
 
     def _held(self, response: Response) -> Response:
-        """Hold the bytes of a large response until its client has it, or refuse the request."""
         body = response.response
         if isinstance(body, DataBody) and len(body.data) > LARGE_RESPONSE:
             try:
@@ -358,8 +352,7 @@ class HttpEdge:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        """Report ready if every loaded model makes progress. A model that is being unloaded does
-        not count."""
+        """Report ready if every loaded model makes progress, except those being unloaded."""
         listed = self._service.models.entries()
         entries = [entry for entry in listed if entry.state != "unloading"]
         loaded = [entry.runtime.health() for entry in entries if entry.runtime is not None]

@@ -1,5 +1,4 @@
-"""The request at hand: its id, key and body, and the resources that are released with the
-request."""
+"""The request at hand: its id, key and body, and the resources that end with the request."""
 
 from __future__ import annotations
 
@@ -39,16 +38,13 @@ from trouper.web.observability.log_once import IgnoredNames
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
-"""Bytes of a body beyond which parsing leaves the event loop, which would stop for some
-milliseconds."""
+"""Bytes of a body beyond which parsing leaves the event loop."""
 LARGE_AT_ONCE = 2
-"""Number of large bodies that are parsed at a time. Parsing holds the GIL: more threads would only
-wait for one another."""
+"""Number of large bodies that are parsed at a time: parsing holds the GIL."""
 HUGE_BODY = 2**20
-"""Bytes of a body beyond which memory is returned to the system after the request."""
 GIVE_BACK_AFTER_S = 0.5
-"""Delay of that return: the body has been freed by then, and requests that end meanwhile share one
-call."""
+"""Delay after a huge body before memory goes back to the system. Requests that end meanwhile share
+one call."""
 BATCH_OWNER = "trouper.batch_owner"
 """Key in the ASGI state of a line of a batch: identity of the API key that made the batch. No
 client can set the state."""
@@ -60,14 +56,11 @@ REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 @attrs.define(eq=False)
 class RequestScope:
-    """The state of one request, from its head to its end."""
-
     headers: Mapping[str, str]
     """By names in lower case; of several headers with one name, the first."""
     request_id: str
     """The client's X-Request-Id if valid, else a new id."""
     owned: ExitStack
-    """Closed at the end of the request."""
     nursery: trio.Nursery
     writer: SocketWriter | None
     """The connection's writer, where the guard lends it."""
@@ -77,21 +70,18 @@ class RequestScope:
     read_past: ReadPast = attrs.field(factory=ReadPast)
     submitted: bool = False
     is_large: bool = False
-    """Whether `run_off_loop` uses threads."""
     body_bytes: int = 0
     holding: Holding | None = None
     key: ApiKey | None = None
     has_key_looked_up: bool = False
     account: KeyAccount | None = None
     asked_model: str | None = None
-    """The model for which the request is counted."""
     tokens: RequestTokens | None = None
 
     @classmethod
     def open(
         cls, request: Request, state: Mapping[str, Any], owned: ExitStack, nursery: trio.Nursery
     ) -> RequestScope:
-        """Begin a request. `state`: that of its ASGI scope."""
         # Quart's headers compare each name of a request with the one that is looked up, some forty
         # times a request.
         headers = {name.lower(): value for name, value in reversed([*request.headers])}
@@ -121,8 +111,6 @@ def at_hand(scope: RequestScope) -> Iterator[None]:
 
 
 class Heap:
-    """Returns memory to the system, once for all huge requests that end at about the same time."""
-
     def __init__(self) -> None:
         self._due = False
 
@@ -154,7 +142,6 @@ def priority_with(key: ApiKey, given: int | None) -> int:
 
 
 def take_text(holding: Holding, size: int) -> None:
-    """Hold the memory of so many bytes of a body of unknown length, as text."""
     holding.take(3 * size)
 
 
@@ -164,7 +151,6 @@ class CurrentRequest:
     def __init__(
         self, settings: ServerSettings, keys: Keys, clock: Callable[[], float] = trio.current_time
     ) -> None:
-        """`clock`: seconds, for the limits of keys."""
         self.settings = settings
         self.keys = keys
         self.accounts = KeyAccounts(clock)
@@ -192,14 +178,13 @@ class CurrentRequest:
         return self.scope.batch_owner
 
     async def begin_line(self) -> None:
-        """Announce that a model is about to work for this line of a batch. Raises `RequestFailed`
-        (503)."""
+        """Called before a model works for this line of a batch. Raises `RequestFailed` (503)."""
         if (begin := self.scope.begin_line) is not None:
             await begin()
 
     @property
     def submitted(self) -> bool:
-        """Whether a model was asked: then the request log has an entry for this request."""
+        """Whether a model was asked. The request log then has an entry."""
         return self.scope.submitted
 
     @property
@@ -208,24 +193,21 @@ class CurrentRequest:
 
     @property
     def report(self) -> Report:
-        """Called with names that no field has."""
         return refuse if self.settings.strict else self.read_past
 
     # -- its turn ---------------------------------------------------------------------------------
 
     async def begin_turn(self, *, waits: bool) -> None:
-        """Wait until the tenant of this request may begin one more, if the request `waits`."""
+        """Wait until the tenant may begin one more request, if this one `waits`."""
         tenant = self.tenant
         await self._shares.begin(tenant, self.scope.meter, waits=waits)
         self.at_end(self._shares.end, tenant)
         self.at_end(self.end_turn)
 
     def end_turn(self) -> None:
-        """Charge this request's tenant for the time of the event loop. Idempotent."""
         self._shares.close(self.scope.meter)
 
     def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call a function when the request is over, however it ends."""
         self.scope.owned.callback(callback, *arguments)
 
     # -- its body ---------------------------------------------------------------------------------
@@ -276,7 +258,6 @@ class CurrentRequest:
                 await trio.to_thread.run_sync(heap.give_back)
 
     async def _received(self) -> bytes:
-        """Receive the body, for which bytes are held before. Raises as `body` does."""
         body, size = cast("PacedBody", request.body), request.content_length
         try:
             self.count()
@@ -289,16 +270,13 @@ class CurrentRequest:
         return cast("bytes", await request.get_data(cache=False, as_text=False))
 
     def note_ignored(self) -> None:
-        """Count and log the names that were read past since the last call."""
         self.ignored.note(self.read_past.take_new(), request.path)
 
     def ignored_names(self) -> str:
-        """Return the value of X-Trouper-Ignored; empty: no header."""
         self.note_ignored()
         return ", ".join(self.read_past.names)
 
     async def read(self, parse: Callable[[dict[str, Any], Report], T]) -> T:
-        """Return the parsed body. Raises as `body` does."""
         body = await self.body()
         try:
             return await self.run_off_loop(parse, body, self.report)
@@ -308,8 +286,7 @@ class CurrentRequest:
     async def run_off_loop(
         self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
     ) -> T:
-        """Call the function, on a thread if the body is large: streams of other requests go on
-        meanwhile."""
+        """Call the function, on a thread if the body is large: other streams go on meanwhile."""
         if not self.scope.is_large:
             return function(*arguments)
         meter = self.scope.meter
@@ -331,8 +308,8 @@ class CurrentRequest:
 
     @property
     def key(self) -> ApiKey | None:
-        """The key of this request, or of its batch; None: an open endpoint was requested without a
-        key. A key that is removed during the request counts to its end."""
+        """The key of this request, or of its batch; None: no key. A key that is removed meanwhile
+        counts to the end of the request."""
         scope = SCOPE.get(None)
         if scope is None:
             return ANYBODY
@@ -347,13 +324,11 @@ class CurrentRequest:
 
     @property
     def key_identity(self) -> str:
-        """A name of the key that may be stored; empty without keys."""
         key = self.key
         return "" if key is None or key is ANYBODY else key.identity
 
     @property
     def key_label(self) -> str:
-        """Name of the key in logs; empty without keys."""
         key = self.key
         return "" if key is None or key is ANYBODY else key.label
 
@@ -376,13 +351,12 @@ class CurrentRequest:
 
     @property
     def managed_identities(self) -> frozenset[str] | None:
-        """Names of the keys whose files and batches this request lists, deletes and cancels; None:
-        of all keys, with `admin`."""
+        """Names of the keys whose files and batches this request may manage; None: all, with
+        `admin`."""
         return None if self.has_right("admin") else self.key_identities
 
     def owner_labels(self, owners: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Return the field `owner` of an answer for each owner; empty unless the key has
-        `admin`."""
+        """Return the field `owner` of an answer for each owner; empty without `admin`."""
         is_admin = self.has_right("admin")
         labels = {owner: self.keys.label_of(owner) if is_admin else "" for owner in set(owners)}
         return {owner: {"owner": label} if label else {} for owner, label in labels.items()}
@@ -416,8 +390,8 @@ class CurrentRequest:
         return scope.account
 
     def account(self, model: str) -> KeyAccount:
-        """Return the account of the key, after counting the request once as one of the model.
-        Raises `RequestFailed` (429)."""
+        """Return the key's account, after counting the request once for the model. Raises
+        `RequestFailed` (429)."""
         account = self._count_once()
         if self.scope.asked_model is None:
             self.scope.asked_model = model
@@ -425,20 +399,18 @@ class CurrentRequest:
         return account
 
     def begin(self, model: str, prompts: int) -> None:
-        """Count the request once; so many prompts and choices of it reserve next. Raises
-        `RequestFailed` (429)."""
+        """Count the request once; so many prompts and choices reserve next. Raises `RequestFailed`
+        (429)."""
         account, scope = self.account(model), self.scope
         if scope.tokens is None:
             scope.tokens = account.request_tokens()
         scope.tokens.left = prompts
 
     def reserve(self, model: str) -> Reservation:
-        """Return the reservation of one prompt or choice, after `begin`."""
         tokens = self.scope.tokens
         assert tokens is not None
         return self.account(model).reserve(model, tokens)
 
     def limit_headers(self) -> list[tuple[str, str]]:
-        """Return the headers with a client's limits; none if no model was asked."""
         account = self.scope.account
         return [] if account is None else [*account.headers()]

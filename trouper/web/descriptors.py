@@ -17,9 +17,8 @@ FLAG = "--max-connections"
 
 
 def connection_limit(connections: int) -> tuple[int, str]:
-    """Return the number of connections, and a line for the log if fewer than `connections`. The
-    soft limit is raised as far as necessary and possible. Raises `SettingsInvalid` if there is room
-    for none."""
+    """Return the number of connections, and a line for the log if fewer than `connections`. Raises
+    the soft limit as far as possible. Raises `SettingsInvalid` if there is room for none."""
     others = other_files()
     soft = _raised_limit(connections + others)
     if soft is None or soft >= connections + others:
@@ -32,13 +31,11 @@ def connection_limit(connections: int) -> tuple[int, str]:
 
 
 def other_files() -> int:
-    """Return the number of descriptors beside those of --max-connections."""
     return open_files() + SPARE + RESERVED
 
 
 def is_spare(descriptor: int) -> bool:
-    """Whether a descriptor just opened is among the last ones, which are not for connections. The
-    system gives each file the lowest free number."""
+    """Whether a descriptor just opened is among the last ones, which are not for connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft != resource.RLIM_INFINITY and descriptor >= soft - SPARE
 
@@ -51,7 +48,6 @@ def open_files() -> int:
 
 
 def _raised_limit(needed: int) -> int | None:
-    """Raise the soft limit to what is needed, if possible, and return it; None: no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         with suppress(ValueError, OSError):  # A container may forbid it.

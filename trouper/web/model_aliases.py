@@ -15,15 +15,12 @@ MAX_LOGGED = 100
 
 
 class ModelAliases:
-    """The aliases of the served models. --models-from may add models later."""
-
     def __init__(self, models: Models, given: Sequence[str]) -> None:
         self._models, self._given = models, given
         self._logged: set[str] = set()
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Patterns of names in use."""
         return aliases_in_use(self._given, len(self._models.entries()))
 
     def resolved(self, name: str, entries: Sequence[ModelEntry]) -> str:

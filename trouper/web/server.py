@@ -1,9 +1,5 @@
-"""The listening server: accepts connections, runs each in a guarded `Connection`, stops in bounded
-time.
-
-At the limit a connection without a request gives way to a new one. If all have requests, a few more
-are accepted, which answer health and refuse everything else.
-"""
+"""The listening server. At the limit a connection without a request gives way to a new one; if all
+have requests, a few more are accepted, for health and refusals."""
 
 from __future__ import annotations
 
@@ -44,9 +40,9 @@ async def serve_http(
     clock: Callable[[], float] = trio.current_time,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Started with the URLs. Raises
-    `SettingsInvalid` for a taken port, a key that cannot be sent, a name without effect.
-    `observers`, `clock`: as for `create_app`."""
+    """Serve until `shutdown`, then end within two seconds. Started with the URLs. `observers`,
+    `clock`: as for `create_app`. Raises `SettingsInvalid` for a taken port, a key that cannot be
+    sent, a name without effect."""
     listeners = await _listen(settings)
     with ExitStack() as owned:
         for listener in listeners:
@@ -66,9 +62,8 @@ async def serve_app(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an app that mounts the one of `create_app`, behind the same guard as `serve_http`.
-    `settings`: the address and the limits of connections count. The app gets no lifespan events.
-    Ends and raises as `serve_http` does."""
+    """Serve an app that mounts the one of `create_app`, as `serve_http` does. Only the address and
+    the limits of connections of `settings` count. The app gets no lifespan events."""
     await _serve(app, await _listen(settings), settings, shutdown, task_status)
 
 
@@ -81,8 +76,7 @@ async def _serve(
     *,
     direct: bool = False,
 ) -> None:
-    """`direct`: as for `Connection`; only if the whole app is ours, since another program may
-    change bodies."""
+    """`direct`: as for `Connection`; only for an app that is all ours."""
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
     # Without it Hypercorn adds a handler of its own; the program sets up logging.
@@ -120,7 +114,6 @@ class _Server:
         self._on_spare: set[Connection] = set()
         """Connections on spare descriptors, since none gave way."""
         self._left = trio.lowlevel.ParkingLot()
-        """Tasks that wait until a connection has ended."""
         self._limit, lowered = connection_limit(settings.max_connections)
         if lowered:
             log.warning("%s", lowered)
@@ -146,8 +139,7 @@ class _Server:
                     self._take(stream, connections)
 
     async def _wait_for_reserve(self) -> None:
-        """Wait while all connections have requests, also those in the reserve, whose answers are
-        short."""
+        """Wait while all connections have requests, also those in the reserve."""
         while self._is_full() and not in_order_of_leaving(self._open):
             await self._left.park()
 
@@ -155,7 +147,6 @@ class _Server:
         return len(self._open) >= self._limit + RESERVED or len(self._on_spare) >= RESERVED
 
     def _take(self, stream: trio.SocketStream, connections: trio.Nursery) -> None:
-        """Run the connection, for which another one may have to give way."""
         is_last = is_spare(stream.socket.fileno())
         gave_way = (is_last or len(self._open) >= self._limit) and self._give_way()
         on_spare = is_last and not gave_way
@@ -174,7 +165,6 @@ class _Server:
         connections.start_soon(self._hold, connection)
 
     def _give_way(self) -> bool:
-        """Close a connection without a request, if there is one."""
         for connection in in_order_of_leaving(self._open):
             if connection.give_way():
                 self._forget(connection)
@@ -182,8 +172,6 @@ class _Server:
         return False
 
     def _excess(self) -> Problem | None:
-        """Return the refusal of a request if more connections have requests than may be open,
-        including the asking one."""
         if len(self._open) <= self._limit:
             return None
         busy = sum(connection.idle_since is None for connection in self._open)
@@ -215,7 +203,7 @@ class _Server:
 
     async def finish(self, scope: trio.CancelScope) -> None:
         """Close idle connections now, busy ones after their response, and all sockets when the time
-        is over: a write that a client does not read ends in no other way."""
+        is over."""
         await self._context.terminated.set()
         for connection in tuple(self._open):
             connection.retire()
@@ -227,8 +215,7 @@ class _Server:
 
 
 def _passes(error: OSError) -> bool:
-    """Whether accepting may go on after this error: too many open files, or a client that has
-    disconnected."""
+    """Whether accepting may go on after this error."""
     return error.errno in (
         errno.EMFILE,
         errno.ENFILE,
@@ -240,7 +227,6 @@ def _passes(error: OSError) -> bool:
 
 
 async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
-    """Raises `SettingsInvalid` for a taken port, and if there is room for no connection."""
     connection_limit(settings.max_connections)
     try:
         return await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=1024)

@@ -1,5 +1,4 @@
-"""Methods that the handlers of every dialect share: lease a model, submit requests, format
-responses."""
+"""Methods of every dialect's handlers: lease a model, submit requests, format responses."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ from trouper.web.tool_support import ToolSupport
 
 
 class RunningAnswers:
-    """Answers in progress by key and request id. Two keys may have chosen the same id."""
+    """Answers in progress, by key and request id."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, str], set[Answer]] = {}
@@ -90,7 +89,6 @@ MAX_HEADER_CHARS = 512
 TOKEN_BYTES = 40
 """Memory of a token of a waiting prompt: an integer and a slot of a tuple."""
 TOKENIZED_BYTES = 64
-"""Memory for each byte of a body whose tokens are counted or sent."""
 
 
 @attrs.frozen(eq=False)
@@ -102,7 +100,6 @@ class Served:
 
     @property
     def name(self) -> str:
-        """The model's name in the API, and that of its adapter."""
         return f"{self.origin.model}:{self.adapter}" if self.adapter else self.origin.model
 
     @property
@@ -117,14 +114,11 @@ class Served:
 
 
 def context_of(runtime: Runtime) -> int:
-    """Maximum number of tokens of one sequence."""
     context_length = runtime.model.context_length
     return min(context_length, runtime.settings.max_kv_size or context_length)
 
 
 class Service(CurrentRequest):
-    """Access of the handlers to models, answers and the request at hand."""
-
     def __init__(
         self,
         models: Models,
@@ -151,17 +145,15 @@ class Service(CurrentRequest):
         return self._background is not None
 
     def run_in_background(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` beyond the connection. Resources of the request are released when `work` has
-        ended."""
+        """Run `work` beyond the connection, then release the request's resources."""
         assert self._background is not None
         self._background.start_soon(_owning, self.scope.owned.pop_all(), work)
 
     # -- models -----------------------------------------------------------------------------------
 
     async def served(self, model: str | None, adapter: str | None = None) -> Served:
-        """Lease the model with that name or alias, until the request is over; None: the default
-        model. `adapter`: a LoRA adapter, if the name has none. Raises `RequestFailed` (404,
-        503)."""
+        """Lease the model with that name or alias to the end of the request; None: the default.
+        `adapter`: a LoRA adapter, if the name has none. Raises `RequestFailed` (404, 503)."""
         model, named = adapter_names.split(model, self.entries())
         model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
@@ -178,7 +170,6 @@ class Service(CurrentRequest):
         return Served(lease.runtime, origin)
 
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
-        """Collect the fields of the request log. Raises `RequestFailed` (404)."""
         entry = self.listed(model)
         headers = self.headers
         trace = (
@@ -196,7 +187,7 @@ class Service(CurrentRequest):
         )
 
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
-        """Log a request that ended while it waited for its model, or whose model does not exist."""
+        """Log a request whose model was not leased."""
         self.scope.submitted = True
         ended = trio.current_time()
         record = RequestRecord(
@@ -212,7 +203,6 @@ class Service(CurrentRequest):
         return self.entries_for(self.key or ANYBODY)
 
     def entries_for(self, key: ApiKey) -> Sequence[ModelEntry]:
-        """The models that a key may use."""
         return [entry for entry in self.models.entries() if key.may_use(entry.names)]
 
     def listed(self, model: str | None) -> ModelEntry:
@@ -221,13 +211,12 @@ class Service(CurrentRequest):
         return named(model, self.entries())
 
     def resolved(self, model: str) -> str:
-        """Return the name of the model that answers to a name (--model-alias), among those that the
-        key may use."""
+        """Return the model that answers to a name (--model-alias), among those of the key."""
         return self.aliases.resolved(model, self.entries())
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:
-        """Whether the tools of this request are left out for a model that cannot call any. Raises
-        `RequestFailed` (400)."""
+        """Whether tools are left out, for a model that cannot call any. Raises `RequestFailed`
+        (400)."""
         return self._tool_support.omits(tools, served.name, served.runtime)
 
     def parsers(self, served: Served, tools: Tools, answer: Answer) -> Callable[[], OutputParser]:
@@ -249,9 +238,8 @@ class Service(CurrentRequest):
     async def submit(
         self, served: Served, generates: Sequence[Generate], priority: int | None
     ) -> list[Answer]:
-        """Submit the requests and wait for their admission. Admitted answers are closed with the
-        HTTP request. `priority` None: that of the API key. Lines of batches come last, and wait
-        without a limit. Raises `RequestFailed`."""
+        """Submit the requests and wait for their admission. `priority` None: that of the API key.
+        Lines of batches come last, and wait without a limit. Raises `RequestFailed`."""
         key = self.key or ANYBODY
         if self.batch_owner is None:
             priority = priority_with(key, priority)
@@ -311,8 +299,6 @@ class Service(CurrentRequest):
         return answer
 
     def _name_parts(self, generates: Sequence[Generate]) -> None:
-        """Name the types of content that a placeholder stands for. Raises `RequestFailed` (400) if
-        the server is strict."""
         for name in ignored_parts(generates):
             if self.settings.strict:
                 message = (
@@ -324,7 +310,7 @@ class Service(CurrentRequest):
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the answers of a request of this key (of any, with `admin`), by the id of its
-        header or response body. Waiting clients get an error."""
+        header or response body."""
         return self.running.cancel(
             request_id, None if self.has_right("admin") else self.key_identity
         )
@@ -346,8 +332,6 @@ class Service(CurrentRequest):
         return as_events(await events.waited())
 
     def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:
-        """Return the direct writer of a stream's text; None if the guard lends none, or the body is
-        not chunked."""
         writer = self.scope.writer
         if writer is None or request.scope["http_version"] != "1.1":
             return None
@@ -355,13 +339,12 @@ class Service(CurrentRequest):
 
 
 def _bounded_header(header: str) -> str:
-    """Return the header as the request log keeps it. A long one is dropped to save memory; W3C
-    allows that for trace state."""
+    """Return the header for the request log; "" for a long one, which W3C allows for trace
+    state."""
     return header if len(header) <= MAX_HEADER_CHARS else ""
 
 
 async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work and release its resources. An exception is logged."""
     with owned:
         try:
             await work()
@@ -374,14 +357,12 @@ def as_json(body: Any, status: int = 200) -> Response:
 
 
 async def formatted(body: Callable[[], Any], *, is_long: bool) -> Response:
-    """Format and encode a body, on a thread if long."""
     if not is_long:
         return as_json(body())
     return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(body())))
 
 
 def encoded(data: bytes, status: int = 200) -> Response:
-    """Build a response from encoded JSON."""
     return Response(data, status, content_type="application/json")
 
 
@@ -394,5 +375,4 @@ def as_events(body: ResponseBody) -> Response:
 
 
 def now() -> int:
-    """The current time in Unix seconds."""
     return int(time.time())

@@ -1,5 +1,4 @@
-"""Tools for a model that was not trained to call any: left out and named, so that the answer is
-plain text."""
+"""Tools for a model that was not trained to call any: left out and named."""
 
 from __future__ import annotations
 
@@ -37,7 +36,6 @@ def suggestions(runtime: Runtime) -> str:
 
 
 def notice(name: str, runtime: Runtime) -> str:
-    """Return a notice that the model cannot call tools; "" if it can."""
     if can_call_tools(runtime.tokenizer):
         return ""
     return f"{name} was not trained to call tools: agents get plain text; {suggestions(runtime)}"
@@ -48,16 +46,13 @@ def without_tools(request: BodyT) -> BodyT:
 
 
 class ToolSupport:
-    """Decides for each request whether its tools reach the model."""
-
     def __init__(self, request: CurrentRequest) -> None:
         self._request = request
         self._logged: set[str] = set()
-        """Names of models whose notice was logged."""
 
     def omits(self, tools: Tools, name: str, runtime: Runtime) -> bool:
         """Whether the tools of the request at hand are left out, and named. A forced call needs no
-        training: its grammar makes it. Raises `RequestFailed` (400) if the server is strict."""
+        training: a grammar makes the call. Raises `RequestFailed` (400) if the server is strict."""
         if not tools.offered or tools.forced or can_call_tools(runtime.tokenizer):
             return False
         if self._request.settings.strict:

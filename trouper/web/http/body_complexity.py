@@ -1,5 +1,5 @@
-"""Bounds on the number of values in a body: a megabyte of `[],` is 350,000 Python objects, and
-decoding holds the GIL for a second."""
+"""Bounds on the number of values in a body: a megabyte of `[],` is 350,000 objects, and decoding
+them holds the GIL for a second."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ each."""
 MAX_VALUES = 1_200_000
 """Upper bound of the values of a body. An array of tokens may have 2^20."""
 CONTAINER_BYTES, VALUE_BYTES = 192, 128
-"""Memory of an array or object, and of each value and name: twice the measured memory of the worst
-bodies (`{"": {}}`, strings of one emoji), since parsers of requests copy values."""
+"""Memory of an array or object, and of each value and name: twice the worst measured (`{"": {}}`,
+strings of one emoji), since parsers copy values."""
 SHORT = 2**14
-"""Bytes of a body whose values need not be counted."""
 SHORT_FACTOR = 64
 """Upper bound of the memory of a byte of a short body, reached by `{"":{}},`."""
 LONG = 2**17
@@ -48,8 +47,8 @@ def check_complexity(body: bytes) -> None:
 
 
 def parsed_bytes(body: bytes) -> int:
-    """Return the memory of a JSON body and of the objects that are made of the body: the bytes, the
-    values, and the texts, once as parsed and once as a prompt."""
+    """Return the memory of a JSON body: bytes, values, and texts, once as parsed and once as a
+    prompt."""
     if len(body) <= SHORT:
         return SHORT_FACTOR * len(body)
     objects = _object_bytes(body)
@@ -63,7 +62,6 @@ def _object_bytes(body: bytes) -> int:
 
 
 def _character_bytes(body: bytes) -> int:
-    """Return the most bytes that a character of the body's strings takes in Python."""
     if body.isascii() and b"\\u" not in body:
         return 1
     return 4 if WIDE.search(body) else 2

@@ -1,8 +1,5 @@
-"""msgspec's refusals in the server's words: which parameter is at fault, and why.
-
-msgspec gives the path to the first fault; the type and the value there tell the rest. A type may
-carry an explanation of its own (`says`, `explains`).
-"""
+"""msgspec's refusals in the server's words: the parameter at fault, and why. A type may carry an
+explanation of its own (`says`, `explains`)."""
 
 from __future__ import annotations
 
@@ -44,8 +41,6 @@ SCALARS = (
 
 @attrs.frozen
 class BodyNode:
-    """A value in the body, with type and path."""
-
     value: Any
     info: inspect.Type
     path: str
@@ -59,8 +54,7 @@ def says(message: str, code: str = "invalid_value", at: str = "", **limits: Any)
 
 def explains(explain: Callable[[Any, str], object], **limits: Any) -> Meta:
     """Return metadata of a type: limits, and a function that raises the `RequestFailed` for a
-    refused value and its path, or returns if the general message is right. Called also for faults
-    deeper within the value."""
+    refused value and path, or returns if the general message is right."""
     return Meta(extra={"explains": explain}, **limits)
 
 
@@ -119,7 +113,6 @@ def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
 
 
 def _inside(node: BodyNode, step: str) -> BodyNode | None:
-    """Return the node one step further on the path."""
     value, within = node.value, node.path and f"{node.path}."
     for info in members(node.info):
         match info:
@@ -142,7 +135,6 @@ def is_tagged(value: dict[str, Any], info: inspect.StructType) -> bool:
 
 
 def _explain(nodes: list[BodyNode], *, required: bool) -> None:
-    """Raise the `RequestFailed` that explains the fault of the last node."""
     last = nodes[-1]
     if required and last.path:
         raise bad_request(f"{last.path} is required", last.path, "missing_required_parameter")
@@ -175,7 +167,6 @@ def _say(node: BodyNode, message: str, code: str, at: str) -> NoReturn:
 
 
 def _fault_of(node: BodyNode) -> RequestFailed | None:
-    """Return the refusal of a value of another type, or beyond the limits."""
     value, path = node.value, node.path
     options = members(node.info)
     fitting = [info for info in options if _has_json_type(value, info)]
@@ -220,7 +211,6 @@ def _has_json_type(value: Any, info: inspect.Type) -> bool:
 
 
 def _wrong_type(node: BodyNode) -> RequestFailed:
-    """Return the refusal of a value of another JSON type."""
     path, given = node.path, json_type(node.value)
     if is_array_of_integers(node.info):
         return bad_request(f"{path}: expected an array of integers", path, "invalid_type")

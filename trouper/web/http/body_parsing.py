@@ -23,16 +23,12 @@ ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
-"""An escape: a surrogate pair, half of one (the group), or another. Each is matched, since a
-backslash may itself be escaped."""
+"""An escape: a surrogate pair, half of one (the group), or another."""
 
 
 def with_replacements(body: bytes) -> bytes:
-    """Return the JSON with U+FFFD for each half of a surrogate pair.
-
-    Clients in JavaScript cut a text in the middle of an emoji, and `JSON.stringify` writes the half
-    as an escape. No decoder takes that half, which stays in the conversation.
-    """
+    """Return the JSON with U+FFFD for each half of a surrogate pair. Clients in JavaScript cut
+    texts within an emoji, and no decoder takes the half."""
     return ESCAPE.sub(lambda escape: REPLACEMENT if escape[1] else escape[0], body)
 
 
@@ -80,8 +76,6 @@ def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
 
 
 def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | None) -> Any:
-    """Decode a body again without its lone surrogates, after `error`. Raises `RequestFailed`
-    (400)."""
     mended = with_replacements(body)
     if mended == body:
         raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from None
@@ -112,7 +106,6 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
 
 
 def at_most(name: str, values: Sized, limit: int) -> None:
-    """Raise `RequestFailed` (400) if there are more than `limit` values."""
     if len(values) > limit:
         raise bad_request(
             f"{name} may have {limit} entries, not {len(values)}", name, "invalid_value"
@@ -120,7 +113,6 @@ def at_most(name: str, values: Sized, limit: int) -> None:
 
 
 def combination(message: str, param: str) -> RequestFailed:
-    """Return the refusal of parameters that are each valid but contradict each other."""
     return bad_request(message, param, "invalid_combination")
 
 

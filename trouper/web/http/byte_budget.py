@@ -1,11 +1,10 @@
-"""The budget of bytes that requests hold (--request-memory): bodies, parsed bodies, prompts that
-wait, answers until sent.
+"""The budget of bytes that requests hold (--request-memory): bodies, prompts that wait, answers
+until sent.
 
-Bytes are taken before the work that needs memory, and go back when the request is over. Nobody
-waits for bytes: a waiting request would hold others.
+Bytes are taken before the work that needs memory, and go back at the end of a request. Nobody waits
+for bytes.
 
-- A client may hold as much as is left free: one alone half of the budget, two a third each. A
-  client is an API key, or without keys an address.
+- A client (API key, or address) may hold as much as is left free: one alone half of the budget.
 - Requests that hold little may take twice as much.
 - A request of more than half of the budget is refused for good (413).
 """
@@ -24,15 +23,14 @@ FLAG = "--request-memory"
 LITTLE = 2**20
 """Bytes of a small request: a conversation of 300,000 characters."""
 MAX_DEFAULT, MEMORY_PART, BODIES = 10**9, 16, 8
-"""The default: a part of main memory, as the denominator, at most `MAX_DEFAULT`, and room for so
-many of the largest bodies."""
+"""The default: a part of main memory (denominator), at most `MAX_DEFAULT`, and room for so many of
+the largest bodies."""
 RETRY_S = 1
 STEP = 2**16
 """Bytes by which an answer grows before they are taken."""
 
 
 def default_bytes(settings: ServerSettings) -> int:
-    """Return the budget without the flag."""
     return max(
         min(MAX_DEFAULT, main_memory_bytes() // MEMORY_PART), BODIES * settings.max_body_bytes
     )
@@ -47,7 +45,6 @@ class ByteBudget:
         self._clients: Counter[str] = Counter()
 
     def open(self, client: str) -> Holding:
-        """Return an empty holding for a request of this client."""
         return Holding(self, client)
 
     def held_by(self, client: str) -> int:
@@ -104,7 +101,6 @@ class Holding:
     _client: str
     bytes: int = 0
     _owed: int = 0
-    """Bytes that are held but not yet taken from the budget."""
 
     def grow(self, amount: int) -> None:
         """Hold a few bytes more. Raises `RequestFailed` (413, 429, 503)."""
@@ -114,7 +110,6 @@ class Holding:
             self.take(owed)
 
     def take(self, amount: int) -> None:
-        """Hold more. Raises `RequestFailed` (413, 429, 503)."""
         self._budget.take(self._client, amount, self.bytes)
         self.bytes += amount
 

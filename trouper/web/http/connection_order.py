@@ -22,8 +22,8 @@ Connected = TypeVar("Connected", bound=Held)
 
 
 def in_order_of_leaving(held: Collection[Connected]) -> list[Connected]:
-    """Return the idle connections. First come connections of the address that holds most, requests
-    in progress included; among these the longest idle."""
+    """Return the idle connections: first those of the address with most connections, among these
+    the longest idle."""
     of = Counter(one.network for one in held)
     idle = [(-of[one.network], since, one) for one in held if (since := one.idle_since) is not None]
     return [one for *_, one in sorted(idle, key=lambda item: item[:2])]

@@ -43,7 +43,7 @@ def is_encoded(encoding: str) -> bool:
 
 def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None]) -> bytes:
     """Decompress a body to at most `limit` bytes. Raises `RequestFailed` (400, 413, 415). `take` is
-    called with a number of bytes before so many come out, and may raise."""
+    called before so many bytes come out, and may raise."""
     name = encoding.strip().lower()
     if name in GZIP:
         return _joined(data, limit, lambda: zlib.decompressobj(wbits=31), take)
@@ -58,7 +58,6 @@ def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None])
 
 
 def _joined(data: bytes, limit: int, decoder: Any, take: Callable[[int], None]) -> bytes:
-    """Decompress streams that follow one another, as both formats allow."""
     parts: list[bytes] = []
     size = 0
     for _ in range(MAX_FRAMES):

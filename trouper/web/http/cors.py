@@ -1,8 +1,5 @@
-"""The CORS protocol of the Fetch standard, and the refusals of `decide`, for Quart.
-
-`Access-Control-Allow-Credentials` is never sent: there are no cookies, and a page sets the header
-with the key itself.
-"""
+"""The CORS protocol of the Fetch standard, and the refusals of `decide`.
+`Access-Control-Allow-Credentials` is never sent: there are no cookies."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Trouper-Ignored, " + ", ".jo
     for of in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
 )
-"""Response headers that a page may read."""
 REMEMBERED_S = 600
 HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 
@@ -48,12 +44,11 @@ class Cors:
         self._policy = Policy.of(settings)
 
     def problem(self, head: Head) -> Problem | None:
-        """Return the reason to refuse a request, or None."""
         return decide(head, self._policy)
 
     def preflight(self, head: Head, headers: Mapping[str, str]) -> Response | None:
         """Return the response to a preflight; None for other requests. Called before keys are
-        checked: a preflight carries none."""
+        checked."""
         if not head.is_preflight:
             return None
         response = Response(b"", 204)

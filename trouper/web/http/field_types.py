@@ -34,12 +34,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 Filled = Annotated[str, Meta(min_length=1)]
 MAX_STOP = 512
-"""Maximum length of a stop string. A text that may begin one is compared at a cost of the length
-squared: strings of 20,000 characters would stop all streams for seconds."""
+"""Maximum length of a stop string. Comparing a text that may begin one costs the length squared:
+20,000 characters would stop all streams for seconds."""
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 Salt = Annotated[str, Meta(max_length=1024)]
-"""Salt of the prefix cache. Requests with another salt share no cached prompt: timing shows nothing
-of other clients' prompts."""
+"""Salt of the prefix cache: requests with another salt share no cached prompt."""
 Priority = Annotated[
     int,
     explains(

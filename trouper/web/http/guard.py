@@ -1,8 +1,4 @@
-"""A connection that can fail or stall without hurting its siblings, or the shutdown of the server.
-
-Hypercorn's own handlers share a nursery in which only OSError is caught, and write without a
-deadline.
-"""
+"""A connection that can fail or stall without hurting others, or the shutdown of the server."""
 
 from __future__ import annotations
 
@@ -40,11 +36,10 @@ class Connection:
     """The connection of one client.
 
     - An exception ends the connection only.
-    - The socket is read even while a response is written, so that a client that disconnects is
-      noticed.
+    - The socket is read during a response, too, so that a disconnect is noticed.
     - One clock runs for the head of a request and for idling, another for each write.
-    - A client that is refused while sending can read why: further bytes are dropped for LINGER_S,
-      since closing a socket with unread bytes resets the connection.
+    - Bytes of a refused client are dropped for LINGER_S: closing a socket with unread bytes would
+      reset the connection, and the response with it.
     """
 
     def __init__(
@@ -68,18 +63,15 @@ class Connection:
         self._patience = trio.CancelScope()
         self._idle, self._since = True, trio.current_time()
         self._fresh = True
-        """Whether the connection is between requests: the next byte begins a head."""
         self._unhandled = 0
-        """Reads that the protocol has not handled yet."""
         self._lingers = False
         """Whether the last response was sent; further bytes of the client are dropped."""
         self.network = _network(stream)
-        """As in `network_of`."""
 
     @property
     def idle_since(self) -> float | None:
-        """Time since which no complete head of a request has come; None: a request is in progress.
-        More bytes of a head make nothing younger."""
+        """Time since which no complete head of a request has come; None: a request is in
+        progress."""
         return self._since if self._lingers or (self._idle and not self._unhandled) else None
 
     async def run(self) -> None:
@@ -126,8 +118,8 @@ class Connection:
                     self._unhandled -= 1
 
     async def _listen(self, heard: trio.MemorySendChannel[bytes]) -> None:
-        """Read until the client disconnects or ends the sending side, which is treated alike: no
-        response is worth waiting for."""
+        """Read until the client disconnects or ends the sending side: no response is worth waiting
+        for."""
         with heard:
             while data := await self._receive():
                 if self._lingers:
@@ -146,7 +138,7 @@ class Connection:
 
     async def _receive(self) -> bytes:
         """Return the bytes that have come; empty: the client has ended. Trio's own `receive_some`
-        would hold them while other tasks run, which would take the connection for idle."""
+        would hold them while other tasks run."""
         while True:
             try:
                 await trio.lowlevel.wait_readable(self._stream.socket)
@@ -183,8 +175,6 @@ class Connection:
             self._patience.cancel()
 
     def _finish(self) -> None:
-        """Close after the protocol's last event, or first let a client that is still sending read
-        the response."""
         if not self._protocol.is_interrupted or self._context.terminated.is_set():
             self._close()
             return
@@ -195,7 +185,7 @@ class Connection:
 
     def _close(self) -> None:
         """Shut down the sending side, then close. Synchronous: Trio's send_eof would collide with a
-        write in progress."""
+        write."""
         if self._stream.socket.fileno() < 0:
             return
         with suppress(OSError):
@@ -208,8 +198,8 @@ class Connection:
             self._patience.cancel()
 
     def give_way(self) -> bool:
-        """Close the connection if no request is in progress. Returns whether it was closed: a
-        request may wait unread."""
+        """Close the connection if no request is in progress. Returns whether closed: a request may
+        wait unread."""
         if self.idle_since is None or (not self._lingers and self._has_unread()):
             return False
         self._patience.cancel()
@@ -217,7 +207,6 @@ class Connection:
         return True
 
     def _has_unread(self) -> bool:
-        """Whether the socket has bytes, or their end."""
         if (descriptor := self._stream.socket.fileno()) < 0:
             return False
         ready = select.poll()
@@ -231,7 +220,6 @@ class Connection:
 
 
 def _network(stream: trio.SocketStream) -> str:
-    """Return the client's network; empty if disconnected."""
     try:
         return network_of(str(stream.socket.getpeername()[0]))
     except OSError:

@@ -1,9 +1,6 @@
-"""The lenient reading of a body, without `--strict`.
-
-A name that no field has is read past and collected, if the answer is right without. A class lists
-names that are not (`Body.essential`), other servers' names of fields (`Body.aliases`), and converts
-other forms (`Body.adapt`).
-"""
+"""The lenient reading of a body, without `--strict`: a name that no field has is read past and
+collected, unless essential (`Body.essential`); other servers' names (`Body.aliases`) and forms
+(`Body.adapt`) are converted."""
 
 from __future__ import annotations
 
@@ -13,18 +10,14 @@ from typing import Any
 
 Json = dict[str, Any]
 Skip = Callable[[str], None]
-"""Collects a name within the object that is read."""
 Adapt = Callable[[Json, Skip], Json]
 """Converts an object to the form of its class. Values of a wrong type are left to the class to
 refuse."""
 MAX_NAMES = 32
-"""Maximum number of names that are collected of one request."""
 MAX_CHARS = 80
-"""Maximum length of a collected name."""
 EMPTY = "(empty)"
 UNSAFE = re.compile(r"[^A-Za-z0-9_.:@$-]")
 MORE = "..."
-"""Stands for the names beyond `MAX_NAMES`."""
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 """Values of a parameter that request nothing."""
 
@@ -50,8 +43,6 @@ def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> J
 
 
 class ReadPast:
-    """Names that one request was read past, each once, without indexes of arrays."""
-
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
         self._taken = 0
@@ -108,6 +99,5 @@ def put(value: Json, name: str, given: object, skip: Skip) -> None:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two parameters are the same. Arrays and objects never are: they may be nested beyond
-    what Python compares."""
+    """Whether two parameters are the same. Arrays and objects never are."""
     return isinstance(one, str | int | float) and one == other

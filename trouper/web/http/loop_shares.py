@@ -1,9 +1,7 @@
 """Shares of the event loop, between tenants with requests in progress.
 
-The time that a request takes before a model is asked (routing, parsing, errors, threads that parse)
-is a debt of its tenant. `SHARE` of the time that passes pays debts off. A tenant in debt begins
-requests at that pace while others have any. Work of models is shared by the scheduler
-(`tenant_shares.py`).
+The time that a request takes before a model is asked is a debt of its tenant. `SHARE` of the time
+that passes pays debts off. A tenant in debt begins requests at that pace while others have any.
 """
 
 from __future__ import annotations
@@ -18,13 +16,10 @@ import trio
 
 T = TypeVar("T")
 SHARE = 0.1
-"""Part of the event loop's time for one tenant beside others. Layers below the app take about as
-much again, unmeasured."""
+"""Part of the event loop's time for one tenant beside others."""
 BURST_S = 0.05
-"""Debt in seconds up to which requests begin at once."""
 MAX_DEBT_S = 0.5
-"""Most debt in seconds that is remembered: a tenant that was alone waits a few seconds for
-others."""
+"""Most debt in seconds that is remembered."""
 MIN_WAIT_S = 0.001
 """Shortest wait: a clock may not advance by less."""
 WEIGHT = 0.2
@@ -43,27 +38,22 @@ class Account:
     """Held by the request that begins next: requests of one tenant begin in order."""
 
     def owed(self, now: float) -> float:
-        """Return the debt at a time."""
         self.debt_s = max(0.0, self.debt_s - (now - self.at) * SHARE)
         self.at = now
         return self.debt_s
 
     def charge(self, seconds: float, now: float) -> None:
-        """Add to the debt; a negative amount reduces it."""
         self.debt_s = min(max(0.0, self.owed(now) + seconds), MAX_DEBT_S)
 
 
 @attrs.define(eq=False)
 class Meter:
-    """Time of one request in seconds, until closed."""
-
     spent_s: float = 0.0
     since: float | None = None
     """Time since which the request has the event loop; None: the request waits."""
     is_open: bool = True
     account: Account | None = None
     prepaid_s: float = 0.0
-    """Expected time, charged when the request began."""
 
     def pause(self) -> None:
         """Count the time since the request has the event loop."""
@@ -75,7 +65,6 @@ class Meter:
 
 class LoopShares:
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
-        """`clock`: seconds."""
         self._clock = clock
         self._accounts: dict[str, Account] = {}
         self._in_progress = 0

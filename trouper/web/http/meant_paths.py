@@ -1,8 +1,5 @@
-"""Paths that a wrong base URL makes, and the endpoint that was meant.
-
-With `/v1` missing or twice, a slash too many, or the whole endpoint as the base URL, the path is
-still clear. For paths of Ollama's own API the 404 says where the API is.
-"""
+"""Paths that a wrong base URL makes, and the endpoint that was meant: `/v1` missing or twice, a
+slash too many, a whole endpoint as the base URL."""
 
 from __future__ import annotations
 
@@ -15,9 +12,7 @@ ENDPOINTS = (
     r"|files(?:/[^/]+(?:/content)?)?|batches(?:/[^/]+(?:/cancel)?)?"
     r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
 )
-"""Endpoints below /v1."""
 BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
-"""Ends of other servers' base URLs."""
 BELOW_V1 = re.compile(
     rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages(?!/batches))(?:/v1)?)?/({ENDPOINTS})"
 )
@@ -32,8 +27,7 @@ OTHERS = {
     "/model_info": "/server_info",
     "/v2/rerank": "/v1/rerank",
 }
-"""Probes of SGLang's routers and launchers, and the path where Cohere's newer clients rerank.
-/readyz generates nothing, but reports whether running requests make progress."""
+"""Probes of SGLang's routers and launchers, and the path where Cohere's newer clients rerank."""
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
     r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
@@ -58,7 +52,6 @@ def is_ollama(path: str) -> bool:
 
 
 def not_found(path: str, host_url: str) -> str:
-    """Return the message of a 404, with the path of the API."""
     base = host_url.rstrip("/")
     missing = f"there is nothing at {shortened(path)}"
     if is_ollama(path):

@@ -39,7 +39,6 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "file_in_use": "deleting the input file of a batch that has not ended",
     "no_chat_template": "messages for a model without a chat template",
 }
-"""Codes of a 400 that a body may get although it follows the schema."""
 
 REASONS = {
     400: (
@@ -80,7 +79,6 @@ class DocumentContext:
     restricted: bool = False
     """Whether keys have rights: some endpoints, open otherwise, then need one."""
     strict: bool = False
-    """Whether the server refuses names that no field has."""
     models: Sequence[str] = ()
     """Names of the models; empty for a client without a key, and with --model-alias."""
     vocabulary: int = 2**31
@@ -91,7 +89,6 @@ class DocumentContext:
 def document(
     endpoints: Iterable[Endpoint], components: Mapping[str, Json], context: DocumentContext
 ) -> Json:
-    """Build the OpenAPI 3.1 document."""
     endpoints, paths = list(endpoints), dict[str, Json]()
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(
@@ -133,7 +130,6 @@ SECURITY = {
 
 
 def _served(context: DocumentContext) -> Json:
-    """Return the schemas that depend on the models."""
     digits = len(str(context.vocabulary - 1))
     named = {"enum": list(context.models)} if context.models else {}
     return {
@@ -183,7 +179,6 @@ def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
 
 
 def _is_closed(endpoint: Endpoint, context: DocumentContext) -> bool:
-    """Whether the endpoint needs a key."""
     return context.keyed and access_of(endpoint.path, restricted=context.restricted) != "open"
 
 

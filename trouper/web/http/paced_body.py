@@ -27,9 +27,7 @@ class PacedBody(TrioBody):
         self._max_unread: float = READ_AHEAD
         self._take: Take | None = None
         self._failure: RequestFailed | None = None
-        """Raised in the reader."""
         self._dropped: int | None = None
-        """Bytes that were dropped; None: the body is kept."""
 
     def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         """Return a `receive` that waits until there is room for more."""
@@ -42,16 +40,16 @@ class PacedBody(TrioBody):
         return wait_and_receive
 
     def admit(self, max_unread: float, take: Take | None = None) -> None:
-        """Let so many bytes wait for the reader. `take` is called with the number of bytes so far,
-        and of further bytes; the reader gets its exception."""
+        """Let so many bytes wait for the reader. `take` is called with each number of bytes; the
+        reader gets its exception."""
         if take is not None:
             take(self._unread)
         self._max_unread, self._take = max_unread, take
         self.make_room()
 
     async def drop(self, timeout_s: float) -> None:
-        """Receive and drop the rest of a refused body: a client that still sends reads no answer. A
-        client that sends nothing for DROP_S waits for the answer."""
+        """Receive and drop the rest of a refused body: a client that still sends reads no
+        answer."""
         self._dropped, before = self._unread, -1
         self.clear()
         self.make_room()
@@ -103,7 +101,6 @@ class PacedBody(TrioBody):
             raise self._failure
 
     def make_room(self) -> None:
-        """Wake `receive` to check for room again."""
         self._room.set()
         self._room = trio.Event()
 

@@ -1,8 +1,5 @@
-"""GET /openapi.json, and GET /docs, one file that shows it.
-
-Both are open: clients' tools read them before they have a key. Names of models are only for clients
-with a key.
-"""
+"""GET /openapi.json, and GET /docs that shows the document. Both are open; names of models are only
+for clients with a key."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from trouper.web.service import Service, as_json, context_of
 
 def page_headers(sources: str) -> dict[str, str]:
     """Return the headers of a page. `sources`: directives of allowed sources; everything else is
-    blocked, as are forms, frames and the referrer."""
+    blocked."""
     policy = (
         f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'; frame-ancestors "
         "'none'"
@@ -36,7 +33,6 @@ def page_headers(sources: str) -> dict[str, str]:
 
 
 HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'")
-"""The page is one file, with inline scripts and styles."""
 
 
 class Pages:

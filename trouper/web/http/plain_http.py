@@ -1,8 +1,5 @@
-"""HTTP/1.1 between h11, which parses and frames, and Hypercorn's stream of a request.
-
-Upgrades have no effect, as RFC 9110 (7.8) allows, and an HTTP/2 preface is refused: LLM streams
-gain nothing from either.
-"""
+"""HTTP/1.1 between h11, which parses and frames, and Hypercorn's stream of a request. Upgrades have
+no effect, as RFC 9110 (7.8) allows, and an HTTP/2 preface is refused."""
 
 from __future__ import annotations
 
@@ -23,15 +20,12 @@ from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.openai.errors import error_body, http_problem
 
 CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Control characters other than those that separate lines and words."""
 FOLDED = re.compile(rb"\n[ \t]")
 MAX_JOINED = 2**16
 """Bytes of a body beyond which it is not copied behind its head."""
 STEPS_OF_A_BODY = 8
-"""Runs of the event loop in which the rest of a small body is read, before a response that did not
-wait for the rest."""
+"""Runs of the event loop in which the rest of a small body is read before a response."""
 REFUSALS = {431: "the head of the request is too large"}
-"""Messages by the status that h11 hints at."""
 HEALTH_PATHS = ("/livez", "/readyz")
 """Paths that a supervisor asks: answered also beyond --max-connections, and without a turn."""
 WRITER = "trouper.writer"
@@ -41,11 +35,9 @@ NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
 
 
 class StrictHttp(h11.Connection):
-    """A server's connection that refuses ambiguous heads as h11 refuses invalid ones.
-
-    A proxy and the server must see the end of a request at the same byte, or bytes of one client
-    become the head of another client's request (RFC 9112, 2.2, 5.2, 6.1 and 11.2).
-    """
+    """A server's connection that refuses ambiguous heads as h11 refuses invalid ones: a proxy that
+    sees another end of a request would take bytes of one client for another's head (RFC 9112, 2.2,
+    5.2, 6.1 and 11.2)."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
         """As in h11. Raises `h11.RemoteProtocolError` also for an ambiguous head."""
@@ -61,7 +53,6 @@ class StrictHttp(h11.Connection):
 
 
 def fault_of(head: bytes, request: h11.Request) -> str:
-    """Return the ambiguity of a head that h11 has read; empty: none."""
     if head.count(b"\n") != head.count(b"\r\n"):
         return "a line ends without CR"
     if FOLDED.search(head):
@@ -77,11 +68,8 @@ def fault_of(head: bytes, request: h11.Request) -> str:
 
 
 class PlainHttp:
-    """The protocol of one connection: bytes in by `handle`, bytes out by `send`.
-
-    `send` gets bytes (`RawData`), the beginning and end of requests (`Updated`), and the end of the
-    connection (`Closed`). A response behind which the server closes has `Connection: close`.
-    """
+    """The protocol of one connection: bytes in by `handle`, bytes out by `send`. A response behind
+    which the server closes has `Connection: close`."""
 
     def __init__(
         self,
@@ -101,10 +89,9 @@ class PlainHttp:
         self._requests = 0
         self._may_read = trio.Event()
         self._ends = False
-        """Whether the connection ends with the next response."""
         self._held = b""
         """Sent with the next bytes: the head of a response whose body comes at once, or the last
-        events of a stream."""
+        events."""
 
     @property
     def listening(self) -> bool:
@@ -113,8 +100,7 @@ class PlainHttp:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the client may be sending: more of a request, invalid data, or another
-        request."""
+        """Whether the client may be sending more: of a request, or another one."""
         return self._ends or self._more_to_come or self.request_waits
 
     @property
@@ -123,7 +109,6 @@ class PlainHttp:
 
     @property
     def request_waits(self) -> bool:
-        """Whether bytes of another request came after the last one."""
         return bool(self.connection.trailing_data[0])
 
     # -- from the client --------------------------------------------------------------------------
@@ -175,7 +160,6 @@ class PlainHttp:
         await self._send(Closed())
 
     def _refusal(self, request: h11.Request) -> Problem | None:
-        """Return the reason to refuse a request before the app sees it, or None."""
         if request.http_version[:1] != b"1":
             return NOT_HTTP1
         if (problem := self._excess()) is None:
@@ -219,7 +203,7 @@ class PlainHttp:
 
     async def _send_event(self, event: H11SendableEvent) -> None:
         """Send an event. The head of a response with a length waits for the body, and anything
-        waits if more follows (`SocketWriter.more_follows`): both are one write then."""
+        waits if more follows: both are one write then."""
         if type(event) is h11.Response and await self._closes():
             headers = [*event.headers, (b"connection", b"close")]
             event = h11.Response(status_code=event.status_code, headers=headers)
@@ -242,8 +226,8 @@ class PlainHttp:
             await self._send(RawData(data=held + data))
 
     async def _closes(self) -> bool:
-        """Whether the server closes the connection behind the response that begins now. A body that
-        has come is read first."""
+        """Whether the server closes the connection behind this response. A body that has come is
+        read first."""
         for _ in range(STEPS_OF_A_BODY):
             if self.connection.their_state is not h11.SEND_BODY:
                 break
@@ -281,7 +265,6 @@ class PlainHttp:
             self._stream = None
 
     async def _send_problem(self, problem: Problem) -> None:
-        """Send an error of this layer, behind which the connection ends."""
         self._ends = True
         body = msgspec.json.encode(error_body(problem))
         headers = [

@@ -1,8 +1,6 @@
-"""The base of the request classes: their types are the parser of a body and its schema.
-
-`structure` collects names that no field has, drops nulls, and lets msgspec check types and limits;
-`body_faults` words a refusal. Functions beside each class check what no type can say.
-"""
+"""The base of the request classes: their types are the parser of a body and its schema. msgspec
+checks types and limits, `body_faults` words a refusal, functions beside each class check the
+rest."""
 
 from __future__ import annotations
 
@@ -26,14 +24,11 @@ Report = Callable[[RequestFailed], None] | ReadPast
 MAX_UNREAD = 100
 StrictCheck = Callable[[Json, str], None]
 Path = tuple[Any, ...]
-"""Path of a value: that of the object or array around it, and a name or index; empty at the
-root."""
+"""Path of a value: that of its container, and a name or index; empty at the root."""
 
 
 @attrs.define
 class Unread:
-    """Names that no field has, at every level."""
-
     past: ReadPast | None
     refusals: list[RequestFailed] = attrs.field(factory=list)
     """The first `MAX_UNREAD` refusals of names that are not read past."""
@@ -42,7 +37,6 @@ class Unread:
 Read = Callable[[Any, Path, Unread], Any]
 """Prepares a value at a path for its type."""
 PLAIN = {str, int, bool}
-"""JSON types of values that need no preparation."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,18 +50,15 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unknown_may_be_null: ClassVar[bool] = False
     """Whether a name that no field has may be null."""
     may_lack_tag: ClassVar[bool] = False
-    """Whether the tag may be left out, because the parser adds one."""
     essential: ClassVar[frozenset[str]] = frozenset()
     """Names that no reading may read past: the answer would be wrong."""
     harmless: ClassVar[frozenset[str] | None] = None
     """The only names that a lenient reading may read past; None: all that are not essential."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Other servers' names of fields, with the name here; for lenient readings."""
     adapt: ClassVar[Adapt | None] = None
-    """Converts forms of other servers, for lenient readings."""
     strict_check: ClassVar[StrictCheck | None] = None
-    """Refuses in strict readings values that the types allow for lenient ones. Called with the
-    object and its path; raises `RequestFailed` (400)."""
+    """Refuses in strict readings what the types allow for lenient ones. Called with the object and
+    its path; raises `RequestFailed` (400)."""
 
     @classmethod
     def may_skip(cls, name: str) -> bool:
@@ -86,8 +77,8 @@ def refuse(failed: RequestFailed) -> None:
 
 
 def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -> T:
-    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault.
-    `report` is called with the refusal of each name that no field has."""
+    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter. `report`
+    gets the refusal of each name that no field has."""
     past = report if isinstance(report, ReadPast) else None
     unread = Unread(past)
     refused = refuse if isinstance(report, ReadPast) else report
@@ -106,14 +97,13 @@ def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -
 
 
 def _explains(misread: RequestFailed, fault: RequestFailed) -> bool:
-    """Whether the fault lies in an object with such a name, perhaps a misspelled field."""
     parent, _, _ = (misread.problem.param or "").rpartition(".")
     return not parent or f"{fault.problem.param}.".startswith(f"{parent}.")
 
 
 @cache
 def _object(kind: type[Body]) -> Read:
-    """Return the reader of an object, which reports names that no field has and drops nulls."""
+    """Return the reader of an object, which reports unknown names and drops nulls."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
     nested = {
@@ -163,8 +153,6 @@ def _object(kind: type[Body]) -> Read:
 
 
 def _adapted(kind: type[Body], value: Json, path: Path, past: ReadPast) -> Json:
-    """Return the object with the names and in the form of its class."""
-
     def skip(name: str) -> None:
         past.skip(_general((path, name)))
 
@@ -201,7 +189,6 @@ def _unread(kind: type[Body], path: str, *, known: bool) -> RequestFailed:
 
 
 def _written(path: Path) -> str:
-    """Return the path as in refusals: messages.0.content."""
     if not path:
         return ""
     within, step = path
@@ -209,7 +196,6 @@ def _written(path: Path) -> str:
 
 
 def _general(path: Path) -> str:
-    """Return the path without the indexes of arrays: messages.content."""
     if not path:
         return ""
     within, step = path
@@ -233,7 +219,6 @@ def _reader(info: inspect.Type) -> Read | None:
 
 
 def _as_integer(value: Any, _: Path, __: Unread) -> Any:
-    """Return 5 for 5.0, as in JSON Schema."""
     return int(value) if type(value) is float and is_integer(value) else value
 
 

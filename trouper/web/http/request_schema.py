@@ -14,7 +14,6 @@ from trouper.web.http.leniency import NOTHING
 
 Json = dict[str, Any]
 Refused = Mapping[str, tuple[Any, ...]]
-"""Names of unsupported parameters, and the values of each that request nothing."""
 
 NULL: Json = {"type": "null"}
 TEXT: Json = {"type": "string"}
@@ -103,12 +102,11 @@ def at_most_one(nothing: Mapping[str, Json]) -> Json:
 
 def schema_of(kind: type, *, strict: bool = True) -> Json:
     """Return the schema of the bodies that `structure(body, kind)` accepts, with references to
-    `components_of`. Unless `strict`, names that are read past and aliases are allowed."""
+    `components_of`."""
     return _schemas(frozenset({kind}), strict=strict)[kind.__name__]
 
 
 def components_of(kinds: Iterable[type], *, strict: bool = True) -> Json:
-    """Return the schemas of the classes within request classes, by name."""
     outer = frozenset(kinds)
     names = {kind.__name__ for kind in outer}
     return {
@@ -118,8 +116,6 @@ def components_of(kinds: Iterable[type], *, strict: bool = True) -> Json:
 
 @cache
 def _schemas(kinds: frozenset[type], *, strict: bool) -> dict[str, Json]:
-    """Return the schemas of request classes and of the classes within. Takes some milliseconds for
-    each."""
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     classes = {struct.cls for info in inspect.multi_type_info(kinds) for struct in _structs(info)}
     read = {
@@ -147,8 +143,7 @@ def _structs(info: Any) -> Iterator[inspect.StructType]:
 
 
 def _as_read(kind: Any, schema: Json) -> Json:
-    """Return msgspec's schema of a request class, with null for absent, and names whose values
-    request nothing."""
+    """Return msgspec's schema of a request class, with null for absent."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
     properties, required = {**schema["properties"]}, [*schema["required"]]
@@ -169,7 +164,6 @@ def _as_read(kind: Any, schema: Json) -> Json:
 
 
 def _as_read_past(kind: Any, schema: Json) -> Json:
-    """Return the schema of a request class for a lenient reading."""
     properties = {**schema["properties"]}
     for name in kind.refused:
         if kind.may_skip(name):
@@ -188,13 +182,11 @@ def _as_read_past(kind: Any, schema: Json) -> Json:
 
 
 def _optional(value: Json) -> Json:
-    """Return the schema of an optional field, which may be null."""
     value = {key: inner for key, inner in value.items() if (key, inner) != ("default", None)}
     return value if NULL in value.get("anyOf", ()) else nullable(value)
 
 
 def _refused(neutral: tuple[Any, ...]) -> Json:
-    """Return the schema of an unsupported parameter: null, or a value that requests nothing."""
     values = [value for index, value in enumerate(neutral) if not among(value, neutral[:index])]
     return {
         "enum": [*values, None],

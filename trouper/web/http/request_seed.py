@@ -14,7 +14,6 @@ ratio."""
 
 
 def drawn_seed(requested: int | None, default: int | None) -> int:
-    """Return the requested seed, the server's default, or a random one."""
     if requested is not None:
         return requested
     return default if default is not None else secrets.randbits(63)

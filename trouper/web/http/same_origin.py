@@ -1,14 +1,12 @@
 """Requests that web pages may make: a pure decision about a request's head.
 
-A page of a stranger can send requests to a server on the browser's machine in three ways.
-
-- **Rebinding**: the page's own name resolves to this server. Only known names in Host are answered
+- **Rebinding**: a stranger's name resolves to this server. Only known names in Host are answered
   (CVE-2024-28224, in another server).
 - **A cross-origin request**: `fetch` and forms send Origin; images, scripts and links send
   Sec-Fetch-Site (https://www.w3.org/TR/fetch-metadata/).
 - **A body without preflight**: text or a form, never JSON. Content-Type must be JSON.
 
-Programs other than browsers send neither Origin nor Sec-Fetch-Site.
+Other programs send neither Origin nor Sec-Fetch-Site.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ class Head:
     fetch_mode: str | None = None
     fetch_dest: str | None = None
     wants_method: str | None = None
-    """Access-Control-Request-Method."""
 
     @property
     def is_preflight(self) -> bool:
@@ -65,8 +62,6 @@ class Head:
 
 @attrs.frozen
 class Policy:
-    """The settings that decide."""
-
     listens_on: str
     keyed: bool
     allowed_hosts: tuple[str, ...]
@@ -88,8 +83,7 @@ class Policy:
 
     def answers_to(self, host: Host) -> bool:
         """Whether the server answers to a host. Addresses in digits cannot be rebound. A name is
-        answered if no page can own that name, or if keys are needed. --allowed-hosts is the whole
-        list of names."""
+        answered if no page can own that name, or if keys are needed."""
         if host.is_loopback or any(host.within(pattern) for pattern in self.allowed_hosts):
             return True
         if is_loopback(self.listens_on):
@@ -140,9 +134,8 @@ def _same_origin(origin: str, head: Head) -> bool:
 
 
 def _site(head: Head, policy: Policy) -> Problem | None:
-    """Refuse images, scripts and frames of other origins: they cost as much as a client's request,
-    and leak time and size. A link that the user follows is answered: the page behind the link sees
-    nothing."""
+    """Refuse images, scripts and frames of other origins, which cost as much as a client's request.
+    A link that the user follows is answered."""
     if head.origin is not None or head.fetch_site not in CROSSES or policy.any_origin:
         return None
     if (

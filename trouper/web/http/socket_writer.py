@@ -1,4 +1,4 @@
-"""Writes to the socket of one connection: in its task with a time limit, or at once from another
+"""Writes to the socket of one connection: in its task with a time limit, or at once from any
 task."""
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ MAX_WRITE = 2**16
 class SocketWriter:
     """The sending side of a connection.
 
-    A stream sends a small chunk for each token. Through the connection's own task a chunk takes a
-    task switch, two cancel scopes and four layers of events. `write_now` sends from any task; only
-    bytes that the socket does not take are left for the connection's task.
+    Through the connection's own task a chunk of a stream takes a task switch, two cancel scopes and
+    four layers of events. `write_now` sends from any task; only the rest is left for the
+    connection's task.
     """
 
     def __init__(
         self, stream: trio.SocketStream, timeout_s: float, cut: Callable[[], None]
     ) -> None:
-        """`timeout_s`: of each write that waits. `cut`: ends the connection, whose client has
-        disconnected, reads nothing, or has received a part of a write."""
+        """`timeout_s`: of each write that waits. `cut`: ends the connection."""
         self._stream, self._timeout_s, self.cut = stream, timeout_s, cut
         self.more_follows = False
         """Set by the app before the first of two parts of a response that follow at once: both are
@@ -37,8 +36,7 @@ class SocketWriter:
         return framed if self._lock.locked() else framed[self._taken(framed) :]
 
     async def write(self, data: bytes) -> None:
-        """Send all of the data, or end the connection if the client reads nothing. Usually the
-        socket takes all at once: then other tasks run once."""
+        """Send all of the data, or end the connection if the client reads nothing."""
         try:
             self._lock.acquire_nowait()
         except trio.WouldBlock:
@@ -53,7 +51,6 @@ class SocketWriter:
         await trio.lowlevel.checkpoint()
 
     def _taken(self, data: bytes) -> int:
-        """Return the number of bytes that the socket takes at once."""
         try:
             return os.write(self._stream.socket.fileno(), data)
         except OSError:  # BlockingIOError is one: the socket's buffer is full.

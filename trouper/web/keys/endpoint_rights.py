@@ -71,7 +71,7 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
 
 
 UNLIMITED = frozenset({"/v1/batches"})
-"""Endpoints with `inference` whose bodies ask no model yet: no limit of a key counts them."""
+"""Endpoints with `inference` that ask no model yet: no limit counts them."""
 
 
 def asks_model(path: str) -> bool:
@@ -80,7 +80,6 @@ def asks_model(path: str) -> bool:
 
 
 def access_of(path: str, *, restricted: bool = True) -> Access:
-    """Return the access of a route. `restricted`: whether keys have rights."""
     access = ENDPOINT_ACCESS.get(path, "admin")
     if isinstance(access, OpenWithoutRights):
         return access.right if restricted else "open"
@@ -88,7 +87,6 @@ def access_of(path: str, *, restricted: bool = True) -> Access:
 
 
 def missing_right(path: str, key: ApiKey) -> Problem | None:
-    """Return the reason to refuse a key at a route, or None."""
     access = access_of(path)
     if access in ("key", "open") or access in key.rights:
         return None
@@ -101,7 +99,6 @@ def missing_right(path: str, key: ApiKey) -> Problem | None:
 
 
 def admin_without_key(path: str) -> Problem:
-    """Return the refusal of a request without a key from another machine or through a proxy."""
     message = (
         f"{path} needs an API key, except from a program on the server's own machine; start the "
         "server with --api-key, or "
@@ -119,11 +116,10 @@ FORWARDING = re.compile(
 
 def is_local(client: Sequence[Any] | None, headers: Mapping[str, str], http_version: str) -> bool:
     """Whether the peer is a program on this machine that asks for itself. `client`: host and port,
-    as in ASGI; None: unknown. `headers`: by names in lower case.
+    as in ASGI. `headers`: by names in lower case.
 
-    A reverse proxy has an address of loopback, too. Most name their client in a header, keep the
-    public name as `Host`, or speak HTTP/1.0 (nginx before 1.29.7). Behind a proxy that does none of
-    these, keys are needed.
+    Most proxies name a client in a header, keep the public name as `Host`, or speak HTTP/1.0 (nginx
+    before 1.29.7). Behind any other proxy on this machine, keys are needed.
     """
     if not client or not is_loopback(str(client[0])) or http_version == "1.0":
         return False

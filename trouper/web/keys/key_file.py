@@ -1,5 +1,5 @@
-"""The file of API keys while the server runs. A thread reads the file: a file system that does not
-answer (a dead mount, a FIFO) would stop every stream."""
+"""The file of API keys while the server runs, read on a thread: a file system that does not answer
+would stop every stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trouper.protocol.settings import ServerSettings
 RELOAD_S = 1.0
 """Time between two looks, while requests come."""
 ANSWER_S = 5.0
-"""Longest wait of one request for the file. Other requests go on with the present keys."""
+"""Longest wait of one request for the file."""
 
 
 class KeyFile:
@@ -25,8 +25,7 @@ class KeyFile:
         self._thread = trio.CapacityLimiter(1)
 
     async def look(self, now: float) -> None:
-        """Read the file again if it has changed: at most once in RELOAD_S, and not while a thread
-        still reads. `now` in seconds."""
+        """Read the file again if changed, at most once in RELOAD_S. `now` in seconds."""
         if (
             self._keys.file is None
             or now - self._checked_at < RELOAD_S
@@ -54,7 +53,6 @@ class KeyFile:
 
 
 async def require_keys(settings: ServerSettings, answer_s: float = ANSWER_S) -> None:
-    """Read the keys before anything else. Raises `SettingsInvalid`."""
     if settings.api_key_file is None:
         Keys.of(settings)
         return

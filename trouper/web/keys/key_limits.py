@@ -1,9 +1,7 @@
-"""Requests and tokens a minute of a key, and its usage since the server started.
+"""Requests and tokens a minute of a key, and usage since the server started.
 
-Before a request enters the queue, its prompt and its longest answer are reserved. The reservation
-counts in full while the request runs; then the tokens used count for another minute. In any minute,
-the tokens of all requests that ran are within the limit. Each prompt and choice of a request
-reserves; what no minute could hold is refused for good.
+Prompt and longest answer are reserved before a request enters the queue, and count in full while
+the request runs. The tokens used count for another minute.
 """
 
 from __future__ import annotations
@@ -25,20 +23,17 @@ REQUESTS, TOKENS = "requests_per_minute", "tokens_per_minute"
 
 @attrs.define(eq=False)
 class SlidingWindow:
-    """An amount that is held by running requests, or was used within the last WINDOW_S."""
+    """An amount held by running requests, or used within the last WINDOW_S."""
 
     _clock: Callable[[], float]
     _held: int = 0
     _used: int = 0
     _past: deque[tuple[float, int]] = attrs.field(factory=deque)
-    """Time and amount of what has ended."""
 
     def anew(self) -> SlidingWindow:
-        """Return an empty window of the same size."""
         return SlidingWindow(self._clock)
 
     def taken(self) -> int:
-        """Return the amount that counts now."""
         self._forget(self._clock())
         return self._held + self._used
 
@@ -60,7 +55,7 @@ class SlidingWindow:
 
     def wait_s(self, amount: int, limit: int) -> float:
         """Return the seconds until `amount` fits, if nothing else is taken; 0: now. One second if
-        that depends on running requests."""
+        running requests decide."""
         over = self.taken() + amount - limit
         if over <= 0:
             return 0.0
@@ -71,14 +66,13 @@ class SlidingWindow:
         return 1.0
 
     def reset_s(self) -> float:
-        """Return the seconds until nothing counts. Every response has them, so no request of the
-        minute is looked at."""
+        """Return the seconds until nothing counts, without a loop over requests: every response has
+        this header."""
         if not self.taken():
             return 0.0
         return 1.0 if self._held else self._left_s(self._past[-1][0])
 
     def _left_s(self, at: float) -> float:
-        """Return the seconds until an amount that ended at that time counts no more."""
         # Rounded, the sum may be a little more than WINDOW_S after `at`: `Retry-After` would be a
         # second too much.
         return min(max(at + WINDOW_S - self._clock(), 0.001), WINDOW_S)
@@ -86,8 +80,6 @@ class SlidingWindow:
 
 @attrs.define
 class ModelUsage:
-    """Usage of one model by a key."""
-
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -102,11 +94,9 @@ class KeyAccount:
     requests: SlidingWindow
     tokens: SlidingWindow
     usage: dict[str, ModelUsage] = attrs.field(factory=dict)
-    """By model."""
 
     def begin(self) -> None:
-        """Count a request, before its body is read. Raises `RequestFailed` (429) if the minute has
-        no room."""
+        """Count a request, before its body is read. Raises `RequestFailed` (429)."""
         limit = self.key.requests_per_minute
         if limit is not None:
             self._require(REQUESTS, self.requests, 1, limit)
@@ -116,15 +106,14 @@ class KeyAccount:
         self.usage.setdefault(model, ModelUsage()).requests += 1
 
     def reserve(self, model: str, request: RequestTokens | None = None) -> Reservation:
-        """Return the reservation of a prompt and its answer. `request`: shared by the reservations
-        of a request."""
+        """Return the reservation of a prompt and an answer. `request`: common to a request's
+        reservations."""
         return Reservation(self, model, self.request_tokens() if request is None else request)
 
     def request_tokens(self) -> RequestTokens:
         return RequestTokens(self.tokens.anew())
 
     def require(self, tokens: int, limit: int) -> None:
-        """Raises `RequestFailed` (429) if the minute has no room for so many tokens."""
         self._require(TOKENS, self.tokens, tokens, limit)
 
     def _require(self, name: str, window: SlidingWindow, amount: int, limit: int) -> None:
@@ -139,7 +128,7 @@ class KeyAccount:
             raise RequestFailed(attrs.evolve(problem, retry_after_s=ceil(wait_s)))
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """Yield the headers with the limits, as in OpenAI's API."""
+        """Yield OpenAI's headers with the limits."""
         for name, window, limit in (
             ("requests", self.requests, self.key.requests_per_minute),
             ("tokens", self.tokens, self.key.tokens_per_minute),
@@ -152,7 +141,7 @@ class KeyAccount:
 
 @attrs.define(eq=False)
 class RequestTokens:
-    """Tokens that the prompts and answers of one request hold, or used within the last minute."""
+    """Tokens that one request holds, or used within the last minute."""
 
     window: SlidingWindow
     left: int = 1
@@ -161,8 +150,6 @@ class RequestTokens:
 
 @attrs.define(eq=False)
 class Reservation:
-    """The tokens of one prompt and its answer, from its admission to its end."""
-
     _account: KeyAccount
     _model: str
     _request: RequestTokens
@@ -172,7 +159,8 @@ class Reservation:
     def admit(self, prompt_tokens: int, max_tokens: int, named: bool) -> int:
         """Reserve the tokens of a prompt and its answer. Returns the bound of the answer:
         `max_tokens`, or an equal share of the minute if the request named no length and no minute
-        could hold it. Raises `RequestFailed`: 429 if this minute has no room, 400 if none has."""
+        could hold `max_tokens`. Raises `RequestFailed`: 429 if this minute has no room, 400 if none
+        has."""
         limit = self._account.key.tokens_per_minute
         if limit is None or self._ended:
             return max_tokens
@@ -191,8 +179,6 @@ class Reservation:
         return max_tokens
 
     def _never(self, prompt_tokens: int, max_tokens: int, others: int, limit: int) -> RequestFailed:
-        """Return the refusal of a prompt that no minute holds. `others`: tokens of the request's
-        other prompts and choices."""
         addition, remedy = "", "lower max_tokens, or shorten the prompt"
         if others:
             addition = f", beside {others} of the request's other prompts and choices,"
@@ -206,7 +192,7 @@ class Reservation:
         )
 
     def end(self, record: RequestRecord) -> None:
-        """Correct the reservation to the tokens used. Called once, however the request ends."""
+        """Correct the reservation to the tokens used. Called once."""
         self._ended = True
         # It had no row, so nothing was computed: it was refused, or it left the queue.
         if record.admitted_at is None:
@@ -223,8 +209,6 @@ class Reservation:
 
 
 class KeyAccounts:
-    """The accounts of all clients, by identity. `clock` gives seconds."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._accounts: dict[str, KeyAccount] = {}
@@ -238,9 +222,8 @@ class KeyAccounts:
         return account
 
     def listed(self, keys: Keys) -> list[KeyAccount]:
-        """Return the accounts of these keys, each client once, and drop accounts of removed keys. A
-        key that has moved in its file is called by its new line: two accounts of one label would be
-        one series."""
+        """Return the accounts of these keys, each client once, and drop those of removed keys.
+        Labels are updated: a key may have moved in its file."""
         present = {key.identity: key for key in keys.all()}
         self._accounts = {
             name: account for name, account in self._accounts.items() if name in present

@@ -20,9 +20,7 @@ from trouper.web.streaming.passive_body import PassiveBody
 TICK_S = 1.0
 """A frame takes 10 ms of CPU in a browser without a GPU, on the machine of the model."""
 QUIET_S = 2.0
-"""Interval between snapshots while nothing changes."""
 RECENT = 50
-"""Number of recent requests for a new viewer."""
 
 
 class Feed:
@@ -35,10 +33,8 @@ class Feed:
         self._last: RequestRecord | None = None
         """The newest request of the last snapshot."""
         self.number = 0
-        """Number of snapshots sent."""
         self._sent_at = -inf
         self._last_models = b"", b""
-        """The encoded models of the last snapshot, and models that were only found."""
         self._body: dict[str, Any] = {}
         self._latest = b""
 
@@ -74,18 +70,16 @@ class Feed:
         self._latest = named_event("snapshot", self._body)
 
     async def once(self) -> dict[str, Any]:
-        """Return a single snapshot. The batch view is available a tick after the first call."""
+        """Return the number of the latest snapshot, and the snapshot as an event."""
         self.snapshot()
         await trio.sleep_until(next_tick())
         self.snapshot()
         return self._body | {"recent": self.recent()}
 
     def recent(self) -> list[RequestRecord]:
-        """The most recent requests, the newest last."""
         return list(self._recent)[-RECENT:]
 
     def _ended(self) -> list[RequestRecord]:
-        """Return the requests that ended since the last snapshot."""
         ended: list[RequestRecord] = []
         for record in reversed(self._recent):
             if record is self._last or len(ended) == RECENT:
@@ -101,11 +95,8 @@ def next_tick() -> float:
 
 
 class Viewer(PassiveBody):
-    """The body of one viewer's stream.
-
-    The first event, `viewer`, has this viewer's rights. A slow viewer misses snapshots, and gets
-    the recent requests again.
-    """
+    """One viewer's stream. The first event, `viewer`, has the viewer's rights. A slow viewer misses
+    snapshots, and gets the recent requests again."""
 
     def __init__(self, feed: Feed, *, manages_models: bool = False) -> None:
         self._feed = feed

@@ -28,7 +28,6 @@ TYPES = {
 HEADERS = page_headers("script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'")
 """Headers that forbid inline scripts and styles, whatever a model writes."""
 ASSETS = "/live/"
-"""Path of the page's files."""
 
 
 class Site:
@@ -84,7 +83,6 @@ class Site:
         return as_json(await self._feed.once())
 
     def _manages_models(self) -> bool:
-        """Whether the viewer may load and unload models."""
         return self._service.models.control is not None and self._service.has_right("admin")
 
     async def page(self) -> Response:

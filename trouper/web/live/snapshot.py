@@ -84,7 +84,6 @@ SOMETIMES = (
     "batch",
     "banks",
 )
-"""Fields that a model has in some states only."""
 MODEL = open_object(
     {
         "name": TEXT,
@@ -163,7 +162,6 @@ def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
 
 
 def found_body(listed: ModelEntry) -> dict[str, Any]:
-    """Format a model that --models-from has found and nobody uses."""
     return {"name": listed.names[0], "weights_bytes": listed.weights_bytes, "fits": listed.fits}
 
 

@@ -1,5 +1,4 @@
-"""GET /metrics: collected from statistics that the actors publish anyway. Metrics describe load,
-never the content of requests."""
+"""GET /metrics, from statistics that the actors publish anyway."""
 
 from __future__ import annotations
 
@@ -124,8 +123,6 @@ class FamilyCollector(Collector):
 
 
 class BatchMetrics(Protocol):
-    """Health and metrics of files and batches."""
-
     def health(self) -> dict[str, Any]:
         """Return the part of /health."""
 
@@ -152,9 +149,9 @@ class Metrics(Collector):
         self._responses[method, path, str(status)] += 1
 
     async def exposed(self) -> bytes:
-        """Format all metrics in Prometheus' text format, even for a scraper that prefers
-        OpenMetrics: there the client library turns `vllm:` into `vllm_` for scrapers that do not
-        ask for UTF-8 names. Streams go on between two metrics."""
+        """Format all metrics in Prometheus' text format: in OpenMetrics the client library turns
+        `vllm:` into `vllm_` for scrapers that do not ask for UTF-8 names. Streams go on between two
+        metrics."""
         parts = []
         for family in self.collect():
             parts.append(generate_latest(FamilyCollector((family,))))

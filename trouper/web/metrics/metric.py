@@ -26,8 +26,6 @@ Source = TypeVar("Source")
 
 @attrs.frozen
 class ModelScrape:
-    """The state of one loaded model at the moment of a scrape."""
-
     runtime: Runtime
     health: Health
     channels: tuple[ChannelStats, ...]
@@ -43,7 +41,6 @@ class MetricFamily:
     labels: tuple[str, ...]
 
     def family(self, values: Iterable[Labelled]) -> Metric:
-        """Convert values to a metric family of the client library."""
         match self.kind:
             case "gauge":
                 gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)

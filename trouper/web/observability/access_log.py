@@ -23,7 +23,6 @@ def log_record(record: RequestRecord) -> None:
 
 
 def _summary(record: RequestRecord) -> str:
-    """Format a record for a person."""
     how = f"{record.reason} ({record.code})" if record.code else record.reason
     by = f" by {record.key}" if record.key else ""
     summary = f"{record.endpoint}{by} {how} after {record.total_s:.2f} s"
@@ -40,7 +39,6 @@ def _summary(record: RequestRecord) -> str:
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:
-    """Return a record as fields for programs, without empty ones."""
     fields = {
         "event": "request",
         "model": record.model,

@@ -13,10 +13,12 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats, SchedulerStats
+from trouper.protocol.key_options import ANYBODY
 from trouper.protocol.model import ModelCard
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, closed, full
+from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, closed, full
+from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 from trouper.web.service import Service, as_json
 from trouper.web.tool_support import can_call_tools
 
@@ -58,8 +60,8 @@ HEALTH = full(
 
 
 def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, Any]:
-    """Return the default model's health (another's while the default is not loaded), and with
-    several models that of each."""
+    """Return the health of the default model, or else of a loaded one; with several models that of
+    each."""
     listed = [entry for entry in listed if not entry.is_unused]
     staying = sorted(listed, key=lambda entry: entry.state == "unloading")
     loaded = [_model_body(entry.runtime) for entry in staying if entry.runtime is not None]
@@ -70,8 +72,7 @@ def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, An
 
 
 def none_loaded(*, draining: bool, unloading: bool = False) -> dict[str, str]:
-    """Return the status of a server without a loaded model. `unloading`: the last one is being
-    unloaded."""
+    """Return the status of a server without a loaded model. `unloading`: the last one is."""
     detail = (
         "the model is being unloaded; a request loads it again"
         if unloading
@@ -91,7 +92,6 @@ def _entry_body(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _model_body(runtime: Runtime) -> dict[str, Any]:
-    """Return `status`, `cache_stats` with the agreed names, and the actors one by one."""
     health = runtime.health()
     return {
         "status": health.status,
@@ -130,7 +130,6 @@ def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:
 
 
 def _drafters(card: ModelCard) -> dict[str, Any]:
-    """Return the draft model's name, and whether there is an MTP head, or why not."""
     return {
         "draft_model": card.draft_model,
         "mtp": {"loaded": not card.no_mtp, "reason": card.no_mtp},
@@ -143,8 +142,8 @@ def self_check_body(card: ModelCard) -> dict[str, Any]:
 
 
 def _kv_memory(stats: SchedulerStats) -> dict[str, Any]:
-    """Return the bytes of rows and the limit shared with cached blocks (0: none); how often rows
-    left for lack of memory, and how many sequences wait to return; the engine's banks."""
+    """Return the bytes of rows and the limit shared with cached blocks (0: none), and the numbers
+    of preempted rows and of sequences that wait to return."""
     return {
         "kv_row_bytes": stats.kv_row_bytes,
         "kv_limit_bytes": stats.kv_limit_bytes,
@@ -168,8 +167,7 @@ def _rank(rank: RankStats) -> dict[str, Any]:
 
 
 def cache_stats(health: Health) -> dict[str, int | float]:
-    """Return the blocks in memory and the work saved. Every block is a cached one; `free_blocks`
-    would still fit."""
+    """Return the blocks in memory and the work saved. `free_blocks` would still fit."""
     stats, cache = health.scheduler, health.scheduler.cache
     prompt_tokens = stats.total_prefill_tokens + stats.total_cached_tokens
     lookups = cache.hits_block + cache.misses
@@ -239,3 +237,49 @@ class Replica:
         if first.runtime is not None:
             body["max_running_requests"] = first.runtime.settings.rows
         return as_json(body)
+
+
+COUNTS: Json = dict.fromkeys((field.name for field in attrs.fields(ModelUsage)), COUNT)
+MODEL_USAGE = closed({"model": TEXT} | COUNTS, "model", *COUNTS)
+KEY_USAGE = closed(
+    {"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)}, "key", *COUNTS, "models"
+)
+USAGE = closed({"object": {"const": "list"}, "data": array(KEY_USAGE)}, "object", "data")
+
+
+def usage_body(account: KeyAccount) -> Json:
+    models = {name: attrs.asdict(used) for name, used in sorted(account.usage.items())}
+    total = {name: sum(used[name] for used in models.values()) for name in COUNTS}
+    return (
+        {"key": account.key.label}
+        | total
+        | {"models": [{"model": name} | used for name, used in models.items()]}
+    )
+
+
+class UsageOfKeys:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/v1/usage",
+                handler=self.usage,
+                tag="Server",
+                summary="What this key has used since the server started",
+                description=(
+                    "Requests and tokens, by model; of all keys, for a key with the right "
+                    "`observability`."
+                ),
+                answer=USAGE,
+            ),
+        )
+
+    async def usage(self) -> Response:
+        key = self._service.key or ANYBODY
+        accounts = self._service.accounts.listed(self._service.keys)
+        if "observability" not in key.rights:
+            accounts = [account for account in accounts if account.key.identity == key.identity]
+        return as_json({"object": "list", "data": [usage_body(account) for account in accounts]})

@@ -18,7 +18,6 @@ MEANINGS = {
     "repaired": "a call that was not quite as its format has it was repaired",
     "no_call": "what looked like a call is no call of an offered tool, and is given as text",
 }
-"""Log lines by outcome."""
 
 
 class IgnoredNames:
@@ -28,7 +27,6 @@ class IgnoredNames:
         self.counts: Counter[str] = Counter()
 
     def note(self, names: Iterable[str], path: str) -> None:
-        """Count names of one request to `path`."""
         for name in names:
             known = name in self.counts or len(self.counts) < MAX_SERIES
             if name not in self.counts and known:
@@ -47,7 +45,6 @@ class MalformedCalls:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
-        """By the model's name and the outcome."""
 
     def note(self, model: str, outcome: str) -> None:
         if (model, outcome) not in self.counts:

@@ -19,8 +19,6 @@ RequestObserver = Callable[[RequestRecord], None]
 
 @attrs.frozen
 class RequestOrigin:
-    """Facts about a request that only the edge knows."""
-
     model: str
     endpoint: str
     at: float
@@ -30,7 +28,6 @@ class RequestOrigin:
     adapter: str = ""
     """Name of the LoRA adapter that answers; "": the model itself."""
     key: str = ""
-    """Name of the API key; "": none."""
 
 
 class RequestLog:
@@ -39,11 +36,10 @@ class RequestLog:
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
-        """The latest records, the newest last."""
 
     def note(self, origin: RequestOrigin, record: RequestRecord) -> None:
-        """Complete a request's record and call the observers. Runs in cancelled cleanup, too:
-        neither waits nor raises."""
+        """Complete a request's record and call the observers. Runs in cancelled cleanup: neither
+        waits nor raises."""
         complete = attrs.evolve(
             record,
             model=origin.model,

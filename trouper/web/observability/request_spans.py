@@ -24,7 +24,6 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def observe(self, record: RequestRecord) -> None:
-        """Create the spans of a request. An observer of the request log."""
         span = self._tracer.start_span(
             f"POST {record.endpoint}",
             context=self._caller(record),
@@ -96,7 +95,6 @@ def _tiers(record: RequestRecord) -> Attributes:
 
 
 def _tell_end(record: RequestRecord, span: Span) -> None:
-    """Set the status. Only an error is a fault of the server."""
     if record.code:
         span.set_attribute("error.type", record.code)
     if record.reason == "error":

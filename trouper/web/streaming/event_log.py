@@ -25,7 +25,6 @@ class EventLog:
         self._readers = trio.lowlevel.ParkingLot()
         self.over = False
         self.size = 0
-        """In bytes."""
 
     def add(self, event: bytes) -> None:
         self._events.append(event)
@@ -47,8 +46,6 @@ class EventLog:
 
 
 class Replay(PassiveBody):
-    """The body of a streamed response that replays an event log."""
-
     def __init__(
         self, log: EventLog, position: int, heartbeat_s: float, heartbeat: Callable[[int], bytes]
     ) -> None:

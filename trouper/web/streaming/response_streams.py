@@ -21,8 +21,7 @@ from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDe
 
 log = logging.getLogger("trouper.web")
 LONG_SCORES = 500
-"""Number of log-probabilities, each with up to 20 alternatives, beyond which formatting leaves the
-event loop."""
+"""Number of log-probabilities beyond which formatting leaves the event loop."""
 LONG_ANSWER = 5000
 """Characters of a complete answer beyond which a thread parses, at about 3 us a character."""
 
@@ -88,15 +87,12 @@ async def collect_all(answers: Sequence[Answer], hold: Hold = unbounded) -> list
 
 @attrs.frozen
 class AnswerEvent:
-    """An event of one of several answers, with the answer's index."""
-
     index: int
     event: Delta | Finished | RequestFailed
 
 
 async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[AnswerEvent]) -> None:
-    """Forward one of several answers into their common stream. A slow reader slows the answer,
-    whose channel buffers."""
+    """Forward one of several answers into their common stream."""
     # The stream has no reader any more: the client disconnected, or another answer failed. All
     # answers are closed then.
     with pieces, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -119,9 +115,9 @@ async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> 
 
 
 HEAD_WAIT_S = 0.005
-"""Longest wait of a response's head for the first token. Making and sending the head holds the GIL
-for 1 ms, just when the engine's thread builds the prompt's pass. First token of 53 prompt tokens on
-an H100: 16 ms in place of 20."""
+"""Longest wait of a response's head for the first token: the head holds the GIL for 1 ms, just when
+the engine builds the prompt's pass. First token of 53 prompt tokens on an H100: 16 ms in place of
+20."""
 
 
 class EventStream(ResponseBody):
@@ -137,8 +133,8 @@ class EventStream(ResponseBody):
         *,
         hold: Hold = unbounded,
     ) -> None:
-        """`direct`: writes the text of a single answer once the head is sent. `hold` is called as
-        more waits for a client that reads slowly."""
+        """`direct`: writes the text of a single answer behind the head. `hold` is called as more
+        waits for a slow client."""
         self._hold, self._max_waiting = hold, MAX_EVENTS
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
@@ -150,13 +146,12 @@ class EventStream(ResponseBody):
         self._over = False
         self._began = False
         self._opening = b""
-        """The first events, until written."""
         self._begun: set[int] = set()
         """Indices of answers whose prompt log-probabilities were written."""
 
     async def waited(self) -> Self:
-        """Wait up to `HEAD_WAIT_S` for a single answer, unless others are streamed, whose step
-        takes longer. Returns the body."""
+        """Wait up to `HEAD_WAIT_S` for a single answer, unless other streams run. Returns the
+        body."""
         if len(self._answers) == 1 and not (self._delivery and self._delivery.running):
             with trio.move_on_after(HEAD_WAIT_S):
                 await self._answers[0].wait_next()
@@ -256,15 +251,14 @@ class EventStream(ResponseBody):
             return AnswerEvent(0, failed)
 
     async def _made(self, piece: AnswerEvent) -> bytes:
-        """Format an event, on a thread if long."""
         if not self._takes_long(piece.index):
             return self._written(piece)
         self._begun.add(piece.index)
         return await shielded(self._written, piece)
 
     def _takes_long(self, index: int) -> bool:
-        """Whether the next event of an answer carries the log-probabilities of a long prompt, which
-        take a second."""
+        """Whether the next event has the log-probabilities of a long prompt, which take a
+        second."""
         return index not in self._begun and len(self._answers[index].prompt_logprobs) > LONG_SCORES
 
     def _written(self, piece: AnswerEvent) -> bytes:
@@ -280,7 +274,6 @@ class EventStream(ResponseBody):
                 return self._dialect.failure(failed.problem)
 
     async def _what_waits(self) -> bytes:
-        """Format the events that are already available, for the same write."""
         events: list[bytes] = []
         while (
             not self._over and len(events) < MAX_EVENTS and (piece := self._waiting()) is not None

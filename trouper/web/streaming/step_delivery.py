@@ -1,9 +1,8 @@
 """Delivery by the step: one task writes the text of a step to all streams.
 
-A reply notes its stream here, and the first one of a step wakes the task. The task runs when the
-scheduler has sent its next plan: by then all replies of the step are there, and each stream takes
-one system call. A stream's own task sleeps until a deadline, a reply other than text, a full
-socket, or an error.
+The first reply of a step wakes the task, which runs when the scheduler has sent its next plan: by
+then all replies are there. A stream's own task sleeps until a deadline, a reply other than text, a
+full socket, or an error.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class StepDelivery:
             self._idle.unpark()
 
     async def run(self) -> None:
-        """Write until cancelled."""
         while True:
             if not self._noted:
                 await self._idle.park()
@@ -69,13 +67,11 @@ class DirectStream:
         """`text`: formats the events of a delta of the answer, the only one; b"": none yet."""
         self._answer, self._text = answer, text
         self._context = copy_context()
-        """Context variables of the stream's own task: log lines have the id of its request."""
+        """Of the stream's own task: log lines have the id of its request."""
         self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
         self._follows = False
-        """Whether StepDelivery may write."""
         self._decodes = False
         self._noted = False
-        """Whether StepDelivery is about to check the stream."""
         self._written_at = 0.0
         self._untaken = b""
         """Bytes that the socket did not take of the last write."""
@@ -126,8 +122,7 @@ class DirectStream:
             self._delivery.note(self)
 
     def deliver(self, now: float) -> None:
-        """Write the text that has arrived. An error is raised in the stream's own task, and ends
-        this stream alone."""
+        """Write the text that has arrived. An error is raised in the stream's own task."""
         self._noted = False
         if not self._follows:
             return
