@@ -56,6 +56,8 @@ REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 @attrs.define(eq=False)
 class RequestScope:
+    """The state of one request, from its head to its end."""
+
     headers: Mapping[str, str]
     """By names in lower case; of several headers with one name, the first."""
     request_id: str
@@ -111,6 +113,8 @@ def at_hand(scope: RequestScope) -> Iterator[None]:
 
 
 class Heap:
+    """Returns memory to the system, once for huge requests that end at about the same time."""
+
     def __init__(self) -> None:
         self._due = False
 
