@@ -266,7 +266,7 @@ class CurrentRequest:
         try:
             self.count()
             if size is not None and size <= self.settings.max_body_bytes:  # Else Quart refuses it.
-                self.hold(2 * size)  # It is copied when it is whole.
+                self.hold(2 * size)  # A complete body is copied.
             body.admit(inf, partial(take_text, self.holding) if size is None else None)
         except RequestFailed:
             await body.drop(self.settings.body_timeout_s)

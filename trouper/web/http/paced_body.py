@@ -63,7 +63,7 @@ class PacedBody(TrioBody):
         if self._dropped is not None:
             self._dropped += len(data)
             return
-        if self._ended.is_set():  # It has failed.
+        if self._ended.is_set():  # The body is too large, or was refused.
             return
         if self._take is not None:
             try:

@@ -194,7 +194,7 @@ class Reservation:
     def end(self, record: RequestRecord) -> None:
         """Correct the reservation to the tokens used. Called once."""
         self._ended = True
-        # It had no row, so nothing was computed: it was refused, or it left the queue.
+        # Refused, or left the queue: nothing was computed without a row.
         if record.admitted_at is None:
             self._account.tokens.settle(self._held, 0)
             self._request.window.settle(self._held, 0)

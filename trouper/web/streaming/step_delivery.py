@@ -107,7 +107,7 @@ class DirectStream:
         now = trio.current_time()
         self._woken, self._written_at, self._follows = trio.Event(), now, True
         self._answer.follow(self._note)
-        self.deliver(now)  # What came before.
+        self.deliver(now)  # Text that came before.
 
     async def _finish_write(self) -> None:
         if self._error is not None:
