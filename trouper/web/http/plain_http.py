@@ -144,9 +144,7 @@ class PlainHttp:
                 self._may_read = trio.Event()
                 await self._may_read.wait()
             elif isinstance(event, h11.Data) and self._stream is not None:
-                await self._stream.handle(
-                    stream_events.Body(stream_id=STREAM_ID, data=bytes(event.data))
-                )
+                await self._stream.handle(stream_events.Body(stream_id=STREAM_ID, data=event.data))
             elif isinstance(event, h11.EndOfMessage) and self._stream is not None:
                 await self._stream.handle(stream_events.EndBody(stream_id=STREAM_ID))
             else:
