@@ -75,9 +75,9 @@ class RequestScope:
     body_bytes: int = 0
     holding: Holding | None = None
     key: ApiKey | None = None
-    has_key_looked_up: bool = False
+    key_is_resolved: bool = False
     account: KeyAccount | None = None
-    asked_model: str | None = None
+    counted_model: str | None = None
     tokens: RequestTokens | None = None
 
     @classmethod
@@ -317,8 +317,8 @@ class CurrentRequest:
         scope = SCOPE.get(None)
         if scope is None:
             return ANYBODY
-        if not scope.has_key_looked_up:
-            scope.key, scope.has_key_looked_up = self._find_key(scope), True
+        if not scope.key_is_resolved:
+            scope.key, scope.key_is_resolved = self._find_key(scope), True
         return scope.key
 
     def _find_key(self, scope: RequestScope) -> ApiKey | None:
@@ -397,8 +397,8 @@ class CurrentRequest:
         """Return the key's account, after counting the request once for the model. Raises
         `RequestFailed` (429)."""
         account = self._count_once()
-        if self.scope.asked_model is None:
-            self.scope.asked_model = model
+        if self.scope.counted_model is None:
+            self.scope.counted_model = model
             account.ask(model)
         return account
 
