@@ -1,44 +1,23 @@
-"""Fixtures of every test."""
+"""Fixtures and order of all tests."""
 
 from __future__ import annotations
 
-import functools
-import gc
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 
-import httpcore2
 import pytest
 from hypothesis import Phase, settings
 
-# No test waits for a model hub.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from tests import machine
 
-# Idle BLAS threads spin; on two cores that other work shares, one thread is several times faster
-# than two.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-# MLX hands each operation to a thread of its own, which would take the processor at once, and give
-# it back: with tiny models that is a million switches, and a third of the tests' time. A thread of
-# this class waits until the processor is free. (Linux.)
-with suppress(AttributeError, OSError):
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-# The engine gives this process a TMPDIR below its cache; what tests write stays where it was.
-os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+machine.set_environment()
+machine.yield_to_other_threads()
 
 # First of all: a fast BLAS must be there before anything imports MLX.
-import trouper.engine  # noqa: F401
-from tests.fused_kernels import precompile_header
+import trouper.engine  # noqa: E402, F401
 
-precompile_header()
-
-# Each client would read the certificates of this machine, which takes longer than what it then asks
-# a server without TLS.
-httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
+machine.share_compiled_work()
 
 # No test is about how fast this machine is at the moment.
 settings.register_profile("trouper", deadline=None)
@@ -77,8 +56,8 @@ SLOW = {
     "reuse",
     "drafts",
 }
-"""Files, and directories of files, of few tests that take long: begun last, as small files would
-be, they would be waited for by an idle worker."""
+"""Files and directories of few tests that take long. They begin first: begun last, as other small
+files do, they would keep one worker busy while the others idle."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,25 +72,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection() -> None:
-    """What is imported from here on stays: nothing of it is garbage that would be worth looking
-    for."""
-    gc.disable()
+    machine.stop_collecting()
 
 
 def pytest_collection_finish() -> None:
-    """Everything imported and collected by now stays to the end, and is a large heap. An engine
-    that ends collects garbage, and would look through all of it: that took longer than what most
-    tests of the graph do."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    machine.freeze_heap()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _files_before_are_frozen() -> Iterator[None]:
-    """What tests of a file have cached (models, answers, worlds) stays to the end, too: half a
-    million objects of some files made those after them take a quarter longer. What they have left
-    in cycles is finalized with their last test, not with somebody else's."""
+    """Objects that tests of a file leave in cycles are finalized with their last test, not with a
+    later file's."""
     yield
-    gc.collect()
-    gc.freeze()
+    machine.freeze_heap()

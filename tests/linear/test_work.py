@@ -34,7 +34,7 @@ from trouper.protocol.key_options import split_options
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.setting_fields import ByteSize
 from trouper.web.anthropic.message_dialect import Blocks
-from trouper.web.http.lone_surrogates import with_replacements
+from trouper.web.http.body_parsing import with_replacements
 from trouper.web.http.meant_paths import meant_path
 from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.lenient_json import LenientJson, completed

@@ -15,8 +15,7 @@ from tests.web.serving import PATIENCE_S, exchange, get, post, serving
 from tests.web.test_key_rights import bearer
 from trouper import ServerSettings
 from trouper.web.app import create_app
-from trouper.web.keys.endpoint_rights import ENDPOINT_ACCESS
-from trouper.web.keys.local_peer import is_local
+from trouper.web.keys.endpoint_rights import ENDPOINT_ACCESS, is_local
 
 ADMIN = [path for path, access in ENDPOINT_ACCESS.items() if access == "admin"]
 LOCAL = ("127.0.0.1", 50_000)

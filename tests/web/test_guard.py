@@ -37,7 +37,7 @@ from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
 from trouper.web.app import create_app
 from trouper.web.http import guard
-from trouper.web.http.guard import MAX_JOINED
+from trouper.web.http.plain_http import MAX_JOINED
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.server import _Server, serve_http
 

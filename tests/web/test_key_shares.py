@@ -20,7 +20,7 @@ from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ApiKey
 from trouper.protocol.requests import Generate
 from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts, SlidingWindow
-from trouper.web.metrics.key_metrics import key_metrics
+from trouper.web.metrics.collector import key_metrics
 
 LONG = "x" * 100
 TOO_MANY: dict[str, dict[str, Any]] = {

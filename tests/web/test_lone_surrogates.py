@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.fakes import FakeEngine
 from tests.web.serving import exchange, post, serving
 from trouper.protocol.problems import RequestFailed
-from trouper.web.http.body_parsing import parse_json
+from trouper.web.http.body_parsing import NAME, parse_json, with_replacements
 from trouper.web.http.leniency import ReadPast
-from trouper.web.http.lone_surrogates import NAME, with_replacements
 
 CUT = "a result that ends in half an emoji: \ud83d"
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}

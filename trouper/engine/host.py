@@ -38,7 +38,7 @@ from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
 from trouper.protocol.plan_channel import PlanReceiver
-from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.plans import Stepped
 from trouper.protocol.problems import (
     ModelUnusable,
     OutOfDeviceMemory,
@@ -54,11 +54,6 @@ NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, Generat
 (llguidance, tokenizers) is raised as `PanicException`, which is no `Exception`, so that supervision
 would not see it and the whole process would end."""
 T = TypeVar("T")
-HAND_OVER_S = 0.0001
-"""Time for which the event loop leaves Python's lock to the engine's thread when that one gets work
-after it had none. One H200, 4B, one prompt on an idle server, in turns, medians of 10: the pass
-begins 3.5 ms after the request with it, and 4.4 without; the client has its token after 23.7 and
-24.5 ms."""
 
 
 class MlxEngine:
@@ -283,14 +278,6 @@ async def _put_into(waiting: Waiting, plans: PlanReceiver) -> None:
     """Have plans put into the queue of the engine's thread, until their channel ends or the session
     does."""
     try:
-        await plans.put_by(partial(hand_over, waiting))
+        await plans.put_by(waiting.put)
     finally:
         waiting.put(None)
-
-
-def hand_over(waiting: Waiting, plan: Plan) -> None:
-    """Put a plan into the queue of the engine's thread. Where nobody decodes, that thread waits for
-    it, and then for Python's lock, which the event loop would hold until it has nothing to do."""
-    waiting.put(plan)
-    if plan.admit and not plan.decode:
-        time.sleep(HAND_OVER_S)

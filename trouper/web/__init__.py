@@ -1,8 +1,7 @@
-"""HTTP: a Quart-Trio app on Hypercorn behind a guard. Knows the runtime and the protocol; never
-MLX.
+"""The HTTP server: a Quart-Trio app on Hypercorn, behind a guard for each connection.
 
-For programs that embed it: `serve_http` is the whole server, `create_app` the app alone,
-`serve_app` what listens, for an app that mounts it (examples/mounted.py).
+Programs that embed the server start `serve_http`, the whole server; or mount the app of
+`create_app` and serve their own by `serve_app` (examples/mounted.py).
 """
 
 from trouper.web.app import create_app

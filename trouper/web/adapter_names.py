@@ -1,5 +1,5 @@
-"""Names of LoRA adapters in requests: `MODEL:ADAPTER` or `ADAPTER` as the model, or mlx-lm's field
-`adapters`."""
+"""Names of LoRA adapters in requests: as the model (`MODEL:ADAPTER`, `ADAPTER`), or in mlx-lm's
+field `adapters`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from trouper.protocol.problems import adapter_not_found, bad_request
 
 
 def split(model: str | None, entries: Sequence[ModelEntry]) -> tuple[str | None, str]:
-    """Split the name that a request gives its model into model and adapter; "": it names no
-    adapter. Raises `RequestFailed` (404) for an adapter that a model with adapters does not have,
-    and for one that was unloaded: the model itself, which answers to any name where it is the only
-    one, would answer in its place without a word."""
+    """Split a requested name into model and adapter; "": no adapter is named. Raises
+    `RequestFailed` (404) for an adapter that is unknown or was unloaded."""
     if model is None or any(model in entry.names for entry in entries):
         return model, ""
     base, _, name = model.rpartition(":")
@@ -29,15 +27,14 @@ def split(model: str | None, entries: Sequence[ModelEntry]) -> tuple[str | None,
 
 
 def checked(adapter: str, entry: ModelEntry) -> str:
-    """Return the adapter. Raises `RequestFailed` (404) if the model does not have it."""
     if adapter not in entry.adapters:
         raise adapter_not_found(adapter, entry.names[0], entry.adapters)
     return adapter
 
 
 def agreed(named: str, field: str | None, entry: ModelEntry) -> str:
-    """The adapter that a request names in its model, or in its field. Raises `RequestFailed`: 404
-    for one that the model does not have, 400 for two."""
+    """Return the adapter that a request names, in `model` or in `adapters`. Raises `RequestFailed`:
+    404 for an unknown adapter, 400 for two different ones."""
     if field is None or field == named:
         return named
     if named:

@@ -1,16 +1,15 @@
-"""The Quart-Trio app: routes, and the checks that every request passes through. Another program can
-mount it."""
+"""The Quart-Trio app: its routes, and the checks that every request passes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, cast
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from quart import Request, Response, request
 from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio
@@ -37,26 +36,31 @@ from trouper.web.anthropic.routes import Anthropic
 from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching, batching_of
 from trouper.web.batches.file_upload import UploadBody
+from trouper.web.current_request import RequestScope, at_hand
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors, head_of
-from trouper.web.http.current_request import at_hand, meter_of
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.guard import HEALTH_PATHS
 from trouper.web.http.loop_shares import metered
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.paced_body import PacedBody, PacedRequest
 from trouper.web.http.pages import Pages
+from trouper.web.http.plain_http import HEALTH_PATHS
 from trouper.web.http.same_origin import UPLOADS
 from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missing_right
 from trouper.web.keys.key_file import KeyFile
-from trouper.web.keys.usage_routes import UsageOfKeys
 from trouper.web.live.site import ASSETS, Site
-from trouper.web.metrics.collector import Metrics
-from trouper.web.metrics.metrics_endpoint import Scrapes
+from trouper.web.metrics.collector import Metrics, Scrapes
 from trouper.web.observability.access_log import log_record, log_response
-from trouper.web.observability.health_report import HEALTH, READY, STATUS, health_body, none_loaded
-from trouper.web.observability.ignored_names import HEADER
-from trouper.web.observability.replica_info import Replica
+from trouper.web.observability.health_report import (
+    HEALTH,
+    READY,
+    STATUS,
+    Replica,
+    UsageOfKeys,
+    health_body,
+    none_loaded,
+)
+from trouper.web.observability.log_once import HEADER
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.errors import error_response, http_problem
@@ -75,51 +79,50 @@ KEY_REMOVED = http_problem(
 )
 
 
+class AppRequest(PacedRequest):
+    """An upload's body goes to disk as it arrives."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if self.method == "POST" and self.path == UPLOADS:
+            self.body = UploadBody()
+
+
 class HTTPConnection(TrioASGIHTTPConnection):
-    """A connection that outlives its handler: it owns what the handler acquired and started, and
-    finishes the last write.
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        if not self.app.config["STRICT"]:
+            self.scope = with_meant_path(self.scope)
+        await super().__call__(receive, send)
 
-    If the client disconnects between the handler's return and the body's first byte, nothing else
-    would close the answers. The last write is followed by events that cancel the handler; without
-    the shield the connection would never learn that it is idle again.
-    """
-
-    def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
-        created = super()._create_request_from_scope(send)
-        if created.method == "POST" and created.path == UPLOADS:
-            created.body = UploadBody()
-        return created
-
-    async def handle_messages(  # type: ignore[override] # As Quart-Trio's own.
+    async def handle_messages(  # type: ignore[override] # As in Quart-Trio.
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
     ) -> None:
         body = cast("PacedBody", request.body)
         await super().handle_messages(nursery, request, body.paced(receive))
 
-    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    async def handle_request(  # type: ignore[override] # As in Quart-Trio.
+        self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
+    ) -> None:
         async def finish(message: Any) -> None:
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            # Events that follow the last write cancel the handler. Unshielded, the connection
+            # would never learn that it is idle again.
             with trio.CancelScope(shield=True) if last else nullcontext():
                 await send(message)
 
-        if not self.app.config["STRICT"]:
-            self.scope = with_meant_path(self.scope)
-        # As Quart-Trio's own with one nursery and one task less.
-        async with trio.open_nursery() as nursery:
-            state = cast("dict[str, Any]", self.scope.setdefault("state", ConnectionState({})))
-            with at_hand(state), ExitStack() as owned:
-                state["owned"], state["nursery"] = owned, nursery
-                request = self._create_request_from_scope(cast("ASGISendCallable", finish))
-                # Quart's refusal of a body and the body refer to each other.
-                owned.callback(cast("PacedBody", request.body).clear)
-                nursery.start_soon(self.handle_messages, nursery, request, receive)
-                handled = self.handle_request(nursery, request, cast("ASGISendCallable", finish))
-                await metered(handled, meter_of(state))
+        state: Mapping[str, Any] = self.scope.get("state") or {}
+        # A client may disconnect between the handler's return and the first byte of the body, when
+        # nothing else would close the answers.
+        scope = RequestScope.open(request, state, ExitStack(), nursery)
+        with at_hand(scope), scope.owned:
+            # Quart's refusal of a body and the body refer to each other.
+            scope.owned.callback(cast("PacedBody", request.body).clear)
+            handled = super().handle_request(nursery, request, cast("ASGISendCallable", finish))
+            await metered(handled, scope.meter)
 
 
 def with_meant_path(scope: HTTPScope) -> HTTPScope:
-    """Return the scope with the path that was meant, below that of a program that mounts the
-    app."""
+    """Return the scope with a mistyped path corrected, below the app's root path."""
     root, path = scope.get("root_path", ""), scope["path"]
     if not path.startswith(f"{root}/"):
         return scope
@@ -128,11 +131,10 @@ def with_meant_path(scope: HTTPScope) -> HTTPScope:
 
 class App(QuartTrio):
     asgi_http_class = HTTPConnection
-    request_class = PacedRequest
+    request_class = AppRequest
     delivery: StepDelivery
-    """Writes the text of streams where the server lends its writers; its `run` must run there."""
+    """Writes the text of streams where the server lends its writers; its `run` is started there."""
     batching: Batching | None
-    """Files and batches."""
 
 
 def create_app(
@@ -142,10 +144,12 @@ def create_app(
     observers: Sequence[RequestObserver] = (),
     clock: Callable[[], float] = trio.current_time,
 ) -> App:
-    """Build the app with the whole API. `background` runs batches, until the models were drained,
-    and work that outlives its connection; without a nursery, such requests are refused. `observers`
-    are called with the record of each request that has ended. `clock` gives the seconds of keys'
-    limits. Raises `SettingsInvalid` for a bad key file."""
+    """Build the app. Raises `SettingsInvalid` for a bad key file.
+
+    `background` runs batches, and work that outlives its connection; without a nursery such
+    requests are refused. `observers` get the record of each ended request. `clock`: seconds, for
+    the limits of keys.
+    """
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
     app = _configured(App("trouper", static_folder=None), settings)
@@ -201,8 +205,7 @@ def _configured(app: App, settings: ServerSettings) -> App:
 
 
 class HttpEdge:
-    """Checks and headers that apply to every request, the error handlers, and the health
-    endpoints."""
+    """Checks and headers of every request, error handlers, and health."""
 
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
         self._service, self._keys, self._metrics = service, keys, metrics
@@ -251,8 +254,6 @@ class HttpEdge:
         return None if problem is None else self._refused(problem)
 
     def _key_problem(self) -> Problem | None:
-        """Return the reason to refuse the key of a request, or None. Without a key file every key
-        has every right."""
         path = request.path if request.url_rule is None else request.url_rule.rule
         if access_of(path, restricted=self._keys.restricted) == "open":
             return None
@@ -273,7 +274,6 @@ class HttpEdge:
         return admin_without_key(path) if closed else None
 
     def _refused(self, problem: Problem) -> Response:
-        """Format a refusal in the dialect of the path."""
         if is_anthropic(request.path):
             return error_response(problem, anthropic_error(problem, self._service.request_id))
         return error_response(
@@ -281,7 +281,6 @@ class HttpEdge:
         )
 
     def _held(self, response: Response) -> Response:
-        """Hold the bytes of a large response until its client has it, or refuse it."""
         body = response.response
         if isinstance(body, DataBody) and len(body.data) > LARGE_RESPONSE:
             try:
@@ -355,8 +354,7 @@ class HttpEdge:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        """Report ready if every loaded model makes progress. One that makes room for another takes
-        no requests, and the server does."""
+        """Report ready if every loaded model makes progress, except those being unloaded."""
         listed = self._service.models.entries()
         entries = [entry for entry in listed if entry.state != "unloading"]
         loaded = [entry.runtime.health() for entry in entries if entry.runtime is not None]

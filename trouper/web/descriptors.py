@@ -1,5 +1,4 @@
-"""How many connections the limit on open files has room for, and whether one more would take what
-others need."""
+"""The number of connections that the limit on open files has room for."""
 
 from __future__ import annotations
 
@@ -13,14 +12,13 @@ SPARE = 32
 """Descriptors that no connection takes: for files, a compiler's pipes, the process that tries
 grammars, the SSD tier and links of ranks."""
 RESERVED = 8
-"""Connections beyond --max-connections, in which health is answered and everything else refused."""
+"""Connections beyond --max-connections: health is answered there, everything else refused."""
 FLAG = "--max-connections"
 
 
 def connection_limit(connections: int) -> tuple[int, str]:
-    """Return how many connections there may be, and a line for the log if these are fewer than
-    `connections`. The soft limit is raised as far as that needs and the hard one allows. Raises
-    `SettingsInvalid` if there is room for none."""
+    """Return the number of connections, and a line for the log if fewer than `connections`. Raises
+    the soft limit as far as possible. Raises `SettingsInvalid` if there is room for none."""
     others = other_files()
     soft = _raised_limit(connections + others)
     if soft is None or soft >= connections + others:
@@ -33,19 +31,16 @@ def connection_limit(connections: int) -> tuple[int, str]:
 
 
 def other_files() -> int:
-    """Return how many descriptors there must be beside those of --max-connections."""
     return open_files() + SPARE + RESERVED
 
 
 def is_spare(descriptor: int) -> bool:
-    """Whether a descriptor just opened is one of the last ones, which are not for connections. A
-    new one has the lowest number that is free."""
+    """Whether a descriptor just opened is among the last ones, which are not for connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft != resource.RLIM_INFINITY and descriptor >= soft - SPARE
 
 
 def open_files() -> int:
-    """Number of descriptors that this process has open."""
     try:
         return sum(1 for _ in Path("/dev/fd").iterdir())
     except OSError:  # A container may have no such directory.
@@ -53,8 +48,6 @@ def open_files() -> int:
 
 
 def _raised_limit(needed: int) -> int | None:
-    """Raise the soft limit to what is needed, if that is possible, and return it; None: there is
-    none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         with suppress(ValueError, OSError):  # A container may forbid it.

@@ -1,4 +1,4 @@
-"""Which model answers a request for a name that no model has (--model-alias)."""
+"""Models that answer to names that no model has (--model-alias)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ from trouper.protocol.problems import quoted
 
 log = logging.getLogger("trouper.web")
 MAX_LOGGED = 100
-"""Number of unknown names whose first use is logged. Clients choose the names, so there is a
-bound."""
+"""Number of unknown names whose first use is logged: clients choose the names."""
 
 
 class ModelAliases:
-    """The aliases of the served models. With --models-from there may be more of them later."""
-
     def __init__(self, models: Models, given: Sequence[str]) -> None:
         self._models, self._given = models, given
         self._logged: set[str] = set()
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Patterns of names that are answered although no model has them."""
         return aliases_in_use(self._given, len(self._models.entries()))
 
     def resolved(self, name: str, entries: Sequence[ModelEntry]) -> str:
-        """Return the name of the model that answers: `name` itself if a model has it, or if no
-        alias matches. `entries`: the models that the key of the request may use, its default first;
-        an alias of another model has no effect for it."""
+        """Return the name of the model that answers; `name` itself if a model has it, or if no
+        alias matches. `entries`: models that the key of the request may use, its default first."""
         names = [entry.names for entry in entries]
         if any(name in own for own in names):
             return name

@@ -1,14 +1,6 @@
-"""The listening server: accept connections, run each in a guarded `Connection`, and stop in bounded
-time.
-
-Accepting waits for no client. At the limit a connection without a request gives way to the new one;
-if all have one, a few more are accepted, in which health is answered and everything else refused.
-In a crowd, connections begin their first requests one by one, and health before them.
-
-The order of shutdown matters: first accepting stops, then idle connections close, busy ones finish
-their response within LAST_BYTES_S, and finally all sockets are closed, because a write that a
-client does not read ends in no other way.
-"""
+"""The listening server. At the limit a connection without a request gives way to a new one; if all
+have requests, a few more are accepted, for health and refusals. In a crowd, connections begin their
+first requests one by one, and health before them."""
 
 from __future__ import annotations
 
@@ -38,9 +30,7 @@ from trouper.web.observability.request_log import RequestObserver
 log = logging.getLogger("trouper.web")
 
 LAST_BYTES_S = 1.0
-"""Time for the last writes at shutdown. The runtime was drained before, so responses are only
-writing their last bytes.
-"""
+"""Time for the last writes at shutdown: the runtime was drained before."""
 
 
 CROWD = 64
@@ -56,9 +46,9 @@ async def serve_http(
     clock: Callable[[], float] = trio.current_time,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises
-    `SettingsInvalid` for a taken port, a key that cannot be sent, a name without effect.
-    `observers`, `clock`: as for `create_app`."""
+    """Serve until `shutdown`, then end within two seconds. Started with the URLs. `observers`,
+    `clock`: as for `create_app`. Raises `SettingsInvalid` for a taken port, a key that cannot be
+    sent, a name without effect."""
     listeners = await _listen(settings)
     with ExitStack() as owned:
         for listener in listeners:
@@ -78,12 +68,8 @@ async def serve_app(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an app of your own, with the one of `create_app` somewhere in it, behind the same guard
-    as `serve_http`.
-
-    Of `settings`, the address and the limits of connections count here. The app gets no lifespan
-    events: start what it needs in your own nursery. Ends and raises as `serve_http` does.
-    """
+    """Serve an app that mounts the one of `create_app`, as `serve_http` does. Only the address and
+    the limits of connections of `settings` count. The app gets no lifespan events."""
     await _serve(app, await _listen(settings), settings, shutdown, task_status)
 
 
@@ -96,8 +82,7 @@ async def _serve(
     *,
     direct: bool = False,
 ) -> None:
-    """`direct`: as for `Connection`. Only where all of the app is ours: another program's may
-    change what it sends."""
+    """`direct`: as for `Connection`; only for an app that is all ours."""
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
     # Without it Hypercorn adds a handler of its own; the program sets up logging.
@@ -126,8 +111,6 @@ TOO_MANY_CONNECTIONS = Problem(
 
 
 class _Server:
-    """The open connections, and the limit on their number."""
-
     def __init__(
         self, app: AppWrapper, config: Config, settings: ServerSettings, *, direct: bool = False
     ) -> None:
@@ -135,9 +118,8 @@ class _Server:
         self._context = WorkerContext(None)
         self._open: set[Connection] = set()
         self._on_spare: set[Connection] = set()
-        """Connections on descriptors that others need, since none gave way."""
+        """Connections on spare descriptors, since none gave way."""
         self._left = trio.lowlevel.ParkingLot()
-        """Tasks that wait until a connection has ended."""
         self._turn = trio.Lock()
         self._limit, lowered = connection_limit(settings.max_connections)
         if lowered:
@@ -146,7 +128,6 @@ class _Server:
     async def accept(
         self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
     ) -> None:
-        """Accept connections until cancelled."""
         fault = ""
         async with listener:
             while True:
@@ -166,8 +147,7 @@ class _Server:
                     self._take_waiting(listener, connections)
 
     async def _wait_for_reserve(self) -> None:
-        """Wait while all connections have requests, also those in the reserve. Answers there are
-        short, and end their connections."""
+        """Wait while all connections have requests, also those in the reserve."""
         while self._is_full() and not in_order_of_leaving(self._open):
             await self._left.park()
 
@@ -197,7 +177,6 @@ class _Server:
         return len(self._open) >= self._limit + RESERVED or len(self._on_spare) >= RESERVED
 
     def _take(self, stream: trio.SocketStream, connections: trio.Nursery) -> None:
-        """Run the connection, for which another one may have to give way."""
         is_last = is_spare(stream.socket.fileno())
         gave_way = (is_last or len(self._open) >= self._limit) and self._give_way()
         on_spare = is_last and not gave_way
@@ -217,7 +196,6 @@ class _Server:
         connections.start_soon(self._hold, connection)
 
     def _give_way(self) -> bool:
-        """Close a connection without a request, if there is one."""
         for connection in in_order_of_leaving(self._open):
             if connection.give_way():
                 self._forget(connection)
@@ -225,8 +203,6 @@ class _Server:
         return False
 
     def _excess(self) -> Problem | None:
-        """Return the refusal of a request if more connections have requests than may be open, the
-        asking one included."""
         if len(self._open) <= self._limit:
             return None
         busy = sum(connection.idle_since is None for connection in self._open)
@@ -245,8 +221,8 @@ class _Server:
         self._on_spare.discard(connection)
 
     async def cut_when_cancelled(self) -> None:
-        """Close all sockets when the server is cancelled: the last write of a response is shielded,
-        so only closing its socket ends it."""
+        """Close all sockets when the server is cancelled: nothing else ends the shielded last write
+        of a response."""
         try:
             await trio.sleep_forever()
         finally:
@@ -257,8 +233,8 @@ class _Server:
             connection.cut()
 
     async def finish(self, scope: trio.CancelScope) -> None:
-        """Close idle connections now, busy ones after their response, and the remaining ones when
-        the time is over."""
+        """Close idle connections now, busy ones after their response, and all sockets when the time
+        is over."""
         await self._context.terminated.set()
         for connection in tuple(self._open):
             connection.retire()
@@ -270,8 +246,7 @@ class _Server:
 
 
 def _passes(error: OSError) -> bool:
-    """Whether accepting may go on after this error: too many open files, or a client that
-    disconnected while it was accepted."""
+    """Whether accepting may go on after this error."""
     return error.errno in (
         errno.EMFILE,
         errno.ENFILE,
@@ -283,7 +258,6 @@ def _passes(error: OSError) -> bool:
 
 
 async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
-    """Raises `SettingsInvalid` for a taken port, and if there is room for no connection."""
     connection_limit(settings.max_connections)
     try:
         return await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=1024)

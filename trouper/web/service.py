@@ -1,14 +1,14 @@
-"""What the handlers of every dialect share: leasing the requested model, submitting requests,
-formatting responses."""
+"""Methods of every dialect's handlers: lease a model, submit requests, format responses."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import msgspec
@@ -35,39 +35,71 @@ from trouper.protocol.requests import (
 )
 from trouper.protocol.settings import ServerSettings
 from trouper.web import adapter_names
-from trouper.web.http.guard import WRITER
+from trouper.web.current_request import CurrentRequest, priority_with
 from trouper.web.http.socket_writer import SocketWriter
-from trouper.web.keys.current_key import CurrentKey
-from trouper.web.keys.key_priority import priority_with
 from trouper.web.model_aliases import ModelAliases
-from trouper.web.observability.malformed_calls import MalformedCalls
+from trouper.web.observability.log_once import MalformedCalls
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
-from trouper.web.running_answers import RunningAnswers
 from trouper.web.streaming.response_streams import SCORE_BYTES, EventStream, collect_all, is_long
 from trouper.web.streaming.step_delivery import StepDelivery
 from trouper.web.tool_support import ToolSupport
 
+
+class RunningAnswers:
+    """Answers in progress, by key and request id."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str], set[Answer]] = {}
+
+    def add(self, owner: str, request_id: str, answer: Answer) -> Callable[[], None]:
+        """Add an answer. Returns a function that closes and removes the answer. `owner`: identity
+        of the key."""
+        self._answers.setdefault((owner, request_id), set()).add(answer)
+        return partial(self._ended, (owner, request_id), answer)
+
+    def _ended(self, name: tuple[str, str], answer: Answer) -> None:
+        answer.close()
+        running = self._answers[name]
+        running.discard(answer)
+        if not running:
+            del self._answers[name]
+
+    def cancel(self, request_id: str, owner: str | None) -> bool:
+        """Cancel the answers of a request, by the id of its header or of its response body. `owner`
+        None: of any key. Returns whether there were any."""
+        return self._cancel(request_id, owner) or self._cancel(
+            re.split("[-_]", request_id, maxsplit=1)[-1], owner
+        )
+
+    def _cancel(self, request_id: str, owner: str | None) -> bool:
+        names = [
+            name for name in self._answers if name[1] == request_id and owner in (None, name[0])
+        ]
+        answers = [answer for name in names for answer in self._answers[name]]
+        for answer in answers:
+            answer.cancel()
+        return bool(names)
+
+
 log = logging.getLogger("trouper.web")
 MAX_HEADER_CHARS = 512
 TOKEN_BYTES = 40
-"""Memory of a token of a prompt that waits: an integer, and its place in a tuple."""
+"""Memory of a token of a waiting prompt: an integer and a slot of a tuple."""
 TOKENIZED_BYTES = 64
-"""Memory for each byte of a body whose tokens are counted or sent: it may be a token."""
 
 
 @attrs.frozen(eq=False)
 class Served:
-    """A model that is ready, and the origin of the request for it."""
+    """A leased model, and the origin of the request for it."""
 
     runtime: Runtime
     origin: RequestOrigin
 
     @property
     def name(self) -> str:
-        """The model's name in the API, and that of its adapter."""
         return f"{self.origin.model}:{self.adapter}" if self.adapter else self.origin.model
 
     @property
@@ -82,15 +114,11 @@ class Served:
 
 
 def context_of(runtime: Runtime) -> int:
-    """Maximum number of tokens of one sequence."""
     context_length = runtime.model.context_length
     return min(context_length, runtime.settings.max_kv_size or context_length)
 
 
-class Service(CurrentKey):
-    """The app's access to models, answers and the request at hand. There is one for the app; most
-    methods need a request context."""
-
+class Service(CurrentRequest):
     def __init__(
         self,
         models: Models,
@@ -117,17 +145,15 @@ class Service(CurrentKey):
         return self._background is not None
 
     def run_in_background(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` beyond the connection. Resources that the request has acquired until now are
-        released when `work` has ended."""
+        """Run `work` beyond the connection, then release the request's resources."""
         assert self._background is not None
-        self._background.start_soon(_owning, self._state["owned"].pop_all(), work)
+        self._background.start_soon(_owning, self.scope.owned.pop_all(), work)
 
     # -- models -----------------------------------------------------------------------------------
 
     async def served(self, model: str | None, adapter: str | None = None) -> Served:
-        """Lease the model of that name, or the one that answers to it (--model-alias), for as long
-        as this request lasts; None is the default model. `adapter`: a LoRA adapter of it, if the
-        name has none. Raises `RequestFailed` (404, 503)."""
+        """Lease the model with that name or alias to the end of the request; None: the default.
+        `adapter`: a LoRA adapter, if the name has none. Raises `RequestFailed` (404, 503)."""
         model, named = adapter_names.split(model, self.entries())
         model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
@@ -144,8 +170,6 @@ class Service(CurrentKey):
         return Served(lease.runtime, origin)
 
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
-        """Collect what the request log needs to know of this request. Raises `RequestFailed`
-        (404)."""
         entry = self.listed(model)
         headers = self.headers
         trace = (
@@ -163,9 +187,8 @@ class Service(CurrentKey):
         )
 
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
-        """Log a request that ended while it waited for its model, or that was refused because no
-        model of that name exists."""
-        self._state["submitted"] = True
+        """Log a request whose model was not leased."""
+        self.scope.submitted = True
         ended = trio.current_time()
         record = RequestRecord(
             request_id=self.request_id,
@@ -177,11 +200,9 @@ class Service(CurrentKey):
         self.request_log.note(origin, record)
 
     def entries(self) -> Sequence[ModelEntry]:
-        """The models that the key of this request may use, its default first."""
         return self.entries_for(self.key or ANYBODY)
 
     def entries_for(self, key: ApiKey) -> Sequence[ModelEntry]:
-        """The models that a key may use."""
         return [entry for entry in self.models.entries() if key.may_use(entry.names)]
 
     def listed(self, model: str | None) -> ModelEntry:
@@ -190,26 +211,25 @@ class Service(CurrentKey):
         return named(model, self.entries())
 
     def resolved(self, model: str) -> str:
-        """Return the name of the model that answers to a name (--model-alias), among those that the
-        key may use."""
+        """Return the model that answers to a name (--model-alias), among those of the key."""
         return self.aliases.resolved(model, self.entries())
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:
-        """Whether the model is not to see the tools of this request, since it could not call them.
-        Raises `RequestFailed` (400)."""
+        """Whether tools are left out, for a model that cannot call any. Raises `RequestFailed`
+        (400)."""
         return self._tool_support.omits(tools, served.name, served.runtime)
 
     def parsers(self, served: Served, tools: Tools, answer: Answer) -> Callable[[], OutputParser]:
-        """Return what makes the parser of each choice. `answer`: one of the answers, all of which
-        have the same prompt."""
+        """Return the maker of each choice's parser. `answer`: any of the answers, which share a
+        prompt."""
         tokenizer = served.runtime.tokenizer
         thinks = thinks_already(answer.accepted.prompt_tokens, tokenizer)
         report = partial(self.malformed_calls.note, served.name)
         return partial(OutputParser, tools, tokenizer, thinks=thinks, report=report)
 
     async def tokens(self, served: Served, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt whose tokens are the answer, or are counted. Raises `RequestFailed`
-        (400, 413, 429, 503)."""
+        """Tokenize a prompt whose tokens are sent or counted. Raises `RequestFailed` (400, 413,
+        429, 503)."""
         self.hold(TOKENIZED_BYTES * self.body_bytes)
         return await served.runtime.tokens(prompt, self.tenant)
 
@@ -218,9 +238,8 @@ class Service(CurrentKey):
     async def submit(
         self, served: Served, generates: Sequence[Generate], priority: int | None
     ) -> list[Answer]:
-        """Submit the requests: admission comes before a response exists. Admitted answers are
-        closed with the HTTP request, however it ends. `priority` None: that of the API key. Lines
-        of batches come last, and wait without a limit."""
+        """Submit the requests and wait for their admission. `priority` None: that of the API key.
+        Lines of batches come last, and wait without a limit. Raises `RequestFailed`."""
         key = self.key or ANYBODY
         if self.batch_owner is None:
             priority = priority_with(key, priority)
@@ -263,7 +282,7 @@ class Service(CurrentKey):
         return answers
 
     async def _send(self, served: Served, generate: Generate) -> Answer:
-        self._state["submitted"] = True
+        self.scope.submitted = True
         reservation, holding = self.reserve(served.name), self.holding
 
         def admit(prompt_tokens: int, max_tokens: int, named: bool) -> int:
@@ -280,8 +299,6 @@ class Service(CurrentKey):
         return answer
 
     def _name_parts(self, generates: Sequence[Generate]) -> None:
-        """Name the types of content that a placeholder stands for. Raises `RequestFailed` (400) if
-        the server is strict."""
         for name in ignored_parts(generates):
             if self.settings.strict:
                 message = (
@@ -292,9 +309,8 @@ class Service(CurrentKey):
         self.note_ignored()
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel the answers of a request of this key (of any, with `admin`), given the id of its
-        X-Request-Id header or of its response body. Clients that wait for these answers get an
-        error."""
+        """Cancel the answers of a request of this key (of any, with `admin`), by the id of its
+        header or response body."""
         return self.running.cancel(
             request_id, None if self.has_right("admin") else self.key_identity
         )
@@ -305,31 +321,30 @@ class Service(CurrentKey):
         if not stream:
             choices = await collect_all(answers, self.holding.grow)
             return await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
-        nursery, heartbeat_s = (
-            cast("trio.Nursery", self._state["nursery"]),
+        events = EventStream(
+            dialect,
+            answers,
             self.settings.heartbeat_s,
+            self.scope.nursery,
+            self._direct(),
+            hold=self.hold,
         )
-        events = EventStream(dialect, answers, heartbeat_s, nursery, self._direct(), hold=self.hold)
         return as_events(await events.waited())
 
     def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:
-        """Return what writes the text of a stream around the layers between: where the guard lends
-        its writer, and the body of the response will be chunked."""
-        writer = cast("SocketWriter | None", self._state.get(WRITER))
+        writer = self.scope.writer
         if writer is None or request.scope["http_version"] != "1.1":
             return None
         return writer, self.delivery
 
 
 def _bounded_header(header: str) -> str:
-    """Return the header as the request log keeps it. A long one is dropped, because it would cost
-    memory for as long as its record is kept; W3C allows dropping trace state beyond this length."""
+    """Return the header for the request log; "" for a long one, which W3C allows for trace
+    state."""
     return header if len(header) <= MAX_HEADER_CHARS else ""
 
 
 async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work and release its resources. An exception is logged and affects no other
-    request."""
     with owned:
         try:
             await work()
@@ -342,19 +357,16 @@ def as_json(body: Any, status: int = 200) -> Response:
 
 
 async def formatted(body: Callable[[], Any], *, is_long: bool) -> Response:
-    """Format and encode a body, in a thread if that takes long."""
     if not is_long:
         return as_json(body())
     return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(body())))
 
 
 def encoded(data: bytes, status: int = 200) -> Response:
-    """Build a response from JSON that is encoded already."""
     return Response(data, status, content_type="application/json")
 
 
 def as_events(body: ResponseBody) -> Response:
-    """Build a response of server-sent events without a time limit."""
     response = Response(body, content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
@@ -363,5 +375,4 @@ def as_events(body: ResponseBody) -> Response:
 
 
 def now() -> int:
-    """The current time in Unix seconds."""
     return int(time.time())

@@ -1,5 +1,4 @@
-"""Tools for a model that was not trained to call any: they are omitted and named, and the answer is
-plain text."""
+"""Tools for a model that was not trained to call any: left out and named."""
 
 from __future__ import annotations
 
@@ -12,12 +11,11 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.protocol.suggested_models import that_fit
-from trouper.web.http.current_request import CurrentRequest
+from trouper.web.current_request import CurrentRequest
 from trouper.web.output.tool_calls import Tools
 
 log = logging.getLogger("trouper.web")
 SUGGESTIONS = 3
-"""Number of models that are suggested in one line."""
 DOCTOR = "trouper doctor --for agents"
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -38,30 +36,23 @@ def suggestions(runtime: Runtime) -> str:
 
 
 def notice(name: str, runtime: Runtime) -> str:
-    """Say what becomes of tools, if the model cannot call any; "" if it can."""
     if can_call_tools(runtime.tokenizer):
         return ""
     return f"{name} was not trained to call tools: agents get plain text; {suggestions(runtime)}"
 
 
 def without_tools(request: BodyT) -> BodyT:
-    """Return the request as if it offered no tools."""
     return msgspec.structs.replace(request, tools=None, tool_choice=None)
 
 
 class ToolSupport:
-    """Decides for each request whether its tools reach the model. There is one object for the
-    app."""
-
     def __init__(self, request: CurrentRequest) -> None:
         self._request = request
         self._logged: set[str] = set()
-        """Names of models whose notice was logged."""
 
     def omits(self, tools: Tools, name: str, runtime: Runtime) -> bool:
-        """Whether the tools of the request at hand are to be omitted, which is named. A forced call
-        needs no training: its grammar makes it. Raises `RequestFailed` (400) if the server is
-        strict."""
+        """Whether the tools of the request at hand are left out, and named. A forced call needs no
+        training: a grammar makes the call. Raises `RequestFailed` (400) if the server is strict."""
         if not tools.offered or tools.forced or can_call_tools(runtime.tokenizer):
             return False
         if self._request.settings.strict:

@@ -20,7 +20,7 @@ SLIDING_ATTENTION = ("sliding_attention", "local_attention", "chunked_attention"
 SLIDING_BASES = ("rope_local_base_freq", "local_rope_theta")
 """Names of the base of layers with a window: of Gemma 3, of ModernBERT."""
 FULL_BASES = ("rope_theta", "global_rope_theta")
-BESIDE_SCALING = ("rope_theta", "partial_rotary_factor")
+OTHER_THAN_SCALING = ("rope_theta", "partial_rotary_factor")
 
 
 def translate(config: Config, arguments: type) -> dict[str, Any]:
@@ -82,6 +82,6 @@ def _of_one(parameters: Config) -> dict[str, Any]:
         changed |= {"partial_rotary_factor": part, "rotary_pct": part}
     kind = parameters.get("rope_type", parameters.get("type"))
     if kind not in (None, "default"):
-        scaling = {key: value for key, value in parameters.items() if key not in BESIDE_SCALING}
+        scaling = {key: value for key, value in parameters.items() if key not in OTHER_THAN_SCALING}
         changed["rope_scaling"] = scaling | {"rope_type": kind, "type": kind}
     return changed

@@ -171,8 +171,8 @@ def _rotated(value: Any, config: Config, source: str) -> str:
 
 def _position(value: Any, _config: Config, source: str) -> str:
     kinds = {"alibi": "alibi", "nope": "nope", "relative": "relative"}
-    wanted = next((word for kind, word in kinds.items() if kind in str(value).lower()), "")
-    return "positions are computed in another way" if wanted and wanted not in source else ""
+    named = next((word for kind, word in kinds.items() if kind in str(value).lower()), "")
+    return "positions are computed in another way" if named and named not in source else ""
 
 
 def _scoring(value: Any, _config: Config, source: str) -> str:
@@ -259,7 +259,7 @@ READ_HERE = """
     use_bidirectional_attention is_causal use_sliding_window max_window_layers
 """
 """By the context, by `config_translation`, by `bidirectional`, and above."""
-SAID_AGAIN = """
+DUPLICATES = """
     num_attention_heads num_key_value_heads head_dim attn_head_dim attention_head_dim layer_types
     sliding_window_pattern rms_norm_eps norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon
     num_experts_per_tok n_group topk_group position_embedding_size rope_ratio mm_token_type
@@ -267,7 +267,7 @@ SAID_AGAIN = """
 """By another key, or by the shapes of the weights."""
 HARMLESS = frozenset(
     word
-    for text in (TRAINING, OF_TRANSFORMERS, OF_WEIGHTS, READ_HERE, SAID_AGAIN)
+    for text in (TRAINING, OF_TRANSFORMERS, OF_WEIGHTS, READ_HERE, DUPLICATES)
     for word in text.split()
 )
 """Keys that nobody has to read."""

@@ -25,7 +25,7 @@ from trouper.web.output.parsed_delta import (
     Reasoning,
 )
 from trouper.web.output.reasoning_tokens import CountingParser, deltas_of
-from trouper.web.streaming.named_events import named_event
+from trouper.web.streaming.event_log import named_event
 
 encode = msgspec.json.encode
 

@@ -22,7 +22,7 @@ from trouper.web.batches.file_routes import Files
 from trouper.web.batches.key_shares import KeyShares
 from trouper.web.batches.line_runner import Asgi, LineRunner
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.metrics.batch_metrics import ANSWERED, BYTES, COUNT, RUNNING
+from trouper.web.metrics.collector import ANSWERED, BYTES, COUNT, RUNNING
 from trouper.web.service import Service
 
 LAST_ANSWERS_S = 1.0

@@ -40,7 +40,7 @@ class UploadBody(PacedBody):
 
     async def __anext__(self) -> bytes:
         data = await super().__anext__()
-        self._make_room()
+        self.make_room()
         return data
 
 

@@ -11,7 +11,7 @@ import msgspec
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 
-from trouper.web.http.current_request import BATCH_BEGIN, BATCH_OWNER
+from trouper.web.current_request import BATCH_BEGIN, BATCH_OWNER
 from trouper.web.openai.errors import error_body, http_problem
 
 Begin = Callable[[], Awaitable[None]]

@@ -1,1 +1,1 @@
-"""Connections, origins, keys, bodies and their schema: what every dialect shares of HTTP."""
+"""Connections, origins, bodies and their schema, for every dialect."""

@@ -1,6 +1,5 @@
-"""Bounds on the number of values in a body. A megabyte of text is one string, but a megabyte of
-`[],` is 350,000 Python objects: decoding them, and each garbage collection over them, holds the GIL
-for a second."""
+"""Bounds on the number of values in a body: a megabyte of `[],` is 350,000 objects, and decoding
+them holds the GIL for a second."""
 
 from __future__ import annotations
 
@@ -11,29 +10,26 @@ import numpy as np
 from trouper.protocol.problems import bad_request
 
 MAX_CONTAINERS = 200_000
-"""Upper bound of the arrays and objects of a body: twice what 10,000 messages of ten parts each
-have."""
+"""Upper bound of the arrays and objects of a body: twice those of 10,000 messages of ten parts
+each."""
 MAX_VALUES = 1_200_000
 """Upper bound of the values of a body. An array of tokens may have 2^20."""
 CONTAINER_BYTES, VALUE_BYTES = 192, 128
-"""Memory of an array or object, and of each value and name in it: twice what was measured of the
-worst ones, `{"": {}}` and strings of one emoji, since the parsers of requests make others of
-them."""
+"""Memory of an array or object, and of each value and name: twice the worst measured (`{"": {}}`,
+strings of one emoji), since parsers copy values."""
 SHORT = 2**14
-"""Bytes of a body whose values need not be counted."""
 SHORT_FACTOR = 64
-"""What a byte of such a body may take: that many are in `{"":{}},`, and little else is in the worst
-body."""
+"""Upper bound of the memory of a byte of a short body, reached by `{"":{}},`."""
 LONG = 2**17
-"""Bytes of a body beyond which strings are parsed to see what is in them and what is between."""
+"""Bytes of a body beyond which strings are parsed, not just counted."""
 WIDE = re.compile(rb"[\xf0-\xff]|\\u[dD][89abAB]")
-"""A character that takes four bytes, and makes all others of its string take four."""
+"""A character of four bytes: each character of the same string then takes four."""
 OPENS, PARTS, QUOTE = b"[{", b",:", ord('"')
 
 
 def check_complexity(body: bytes) -> None:
-    """Check the number of values. Strings are only parsed if a plain count of the characters
-    exceeds a bound. Raises `RequestFailed` (400)."""
+    """Check the number of values. Raises `RequestFailed` (400). Strings are only parsed if a count
+    of all characters exceeds a bound."""
     if len(body) <= MAX_CONTAINERS:
         return
     if _count(body, OPENS) > MAX_CONTAINERS or _count(body, PARTS) > MAX_VALUES:
@@ -51,8 +47,8 @@ def check_complexity(body: bytes) -> None:
 
 
 def parsed_bytes(body: bytes) -> int:
-    """Return the memory that a JSON body and what is made of it may take: the body, its values, and
-    its texts once as parsed and once more as a prompt."""
+    """Return the memory of a JSON body: bytes, values, and texts, once as parsed and once as a
+    prompt."""
     if len(body) <= SHORT:
         return SHORT_FACTOR * len(body)
     objects = _object_bytes(body)
@@ -66,8 +62,6 @@ def _object_bytes(body: bytes) -> int:
 
 
 def _character_bytes(body: bytes) -> int:
-    """Return the most bytes that a character of the body's strings takes: Python has as many for
-    all of a string."""
     if body.isascii() and b"\\u" not in body:
         return 1
     return 4 if WIDE.search(body) else 2

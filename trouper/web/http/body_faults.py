@@ -1,9 +1,5 @@
-"""Which parameter of a body is at fault, and why: msgspec's refusals in the server's words.
-
-msgspec gives the path to the first fault. The type and the value found there tell what was
-expected. A type may carry an explanation of its own (`says`, `explains`), where there is more to
-say than its name and its limits.
-"""
+"""msgspec's refusals in the server's words: the parameter at fault, and why. A type may carry an
+explanation of its own (`says`, `explains`)."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ KINDS: dict[type[inspect.Type], tuple[str, tuple[type, ...]]] = {
     inspect.DictType: ("an object", (dict,)),
     inspect.StructType: ("an object", (dict,)),
 }
-"""The name of each type, and the Python types of its JSON values."""
+"""Name of each type, and the Python types of its JSON values."""
 SCALARS = (
     inspect.StrType,
     inspect.LiteralType,
@@ -45,30 +41,26 @@ SCALARS = (
 
 @attrs.frozen
 class BodyNode:
-    """A value in the body, with its type and its path."""
-
     value: Any
     info: inspect.Type
     path: str
 
 
 def says(message: str, code: str = "invalid_value", at: str = "", **limits: Any) -> Meta:
-    """Return metadata of a type: its limits, and the message for a value that is not of it.
-    `{path}`, `{type}` (of the JSON value), `{tag}` and `{value}` are filled in; `at` is added to
-    the path."""
+    """Return metadata of a type: limits, and the message for a value of another type. `{path}`,
+    `{type}` (of the JSON value), `{tag}` and `{value}` are filled in; `at` is added to the path."""
     return Meta(extra={"says": (message, code, at)}, **limits)
 
 
 def explains(explain: Callable[[Any, str], object], **limits: Any) -> Meta:
-    """Return metadata of a type: its limits, and a function that is called with a refused value and
-    its path, also if the fault is deeper within the value. It raises the `RequestFailed`, or none
-    if the general message will do."""
+    """Return metadata of a type: limits, and a function that raises the `RequestFailed` for a
+    refused value and path, or returns if the general message is right."""
     return Meta(extra={"explains": explain}, **limits)
 
 
 def ordered(literal: Any) -> Meta:
-    """Return metadata of a `Literal` whose values are to be named in their order; msgspec sorts
-    them."""
+    """Return metadata of a `Literal` whose values are named in their order; msgspec sorts
+    values."""
     return Meta(extra={"values": get_args(literal)})
 
 
@@ -77,7 +69,7 @@ def unwrapped(info: inspect.Type) -> inspect.Type:
 
 
 def members(info: inspect.Type) -> list[inspect.Type]:
-    """Return the types of a union without null; of another type itself."""
+    """Return the types of a union without null; of another type the type alone."""
     info = unwrapped(info)
     if not isinstance(info, inspect.UnionType):
         return [] if isinstance(info, inspect.NoneType) else [info]
@@ -85,8 +77,7 @@ def members(info: inspect.Type) -> list[inspect.Type]:
 
 
 def extras(info: inspect.Type) -> Iterator[dict[str, Any]]:
-    """Yield the metadata of a type; for a type that may be null also those of the type without
-    null."""
+    """Yield the metadata of a type; of a nullable type also those of the type without null."""
     if isinstance(info, inspect.Metadata):
         yield info.extra or {}
         yield from extras(info.type)
@@ -122,7 +113,6 @@ def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
 
 
 def _inside(node: BodyNode, step: str) -> BodyNode | None:
-    """Return the node one step further on the path."""
     value, within = node.value, node.path and f"{node.path}."
     for info in members(node.info):
         match info:
@@ -145,7 +135,6 @@ def is_tagged(value: dict[str, Any], info: inspect.StructType) -> bool:
 
 
 def _explain(nodes: list[BodyNode], *, required: bool) -> None:
-    """Raise the `RequestFailed` that explains the fault of the last node."""
     last = nodes[-1]
     if required and last.path:
         raise bad_request(f"{last.path} is required", last.path, "missing_required_parameter")
@@ -178,7 +167,6 @@ def _say(node: BodyNode, message: str, code: str, at: str) -> NoReturn:
 
 
 def _fault_of(node: BodyNode) -> RequestFailed | None:
-    """Return the refusal of a value that is not of its type, or not within its limits."""
     value, path = node.value, node.path
     options = members(node.info)
     fitting = [info for info in options if _has_json_type(value, info)]
@@ -223,7 +211,6 @@ def _has_json_type(value: Any, info: inspect.Type) -> bool:
 
 
 def _wrong_type(node: BodyNode) -> RequestFailed:
-    """Return the refusal of a value whose JSON type is another one."""
     path, given = node.path, json_type(node.value)
     if is_array_of_integers(node.info):
         return bad_request(f"{path}: expected an array of integers", path, "invalid_type")

@@ -1,7 +1,8 @@
-"""A request's body as JSON, and the refusals that the functions of every dialect share."""
+"""A request's body as JSON, and refusals that every dialect uses."""
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
@@ -14,7 +15,22 @@ import msgspec
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.http.body_complexity import check_complexity
 from trouper.web.http.leniency import ReadPast
-from trouper.web.http.lone_surrogates import NAME, with_replacements
+
+NAME = "lone_surrogate"
+"""Name of a lone surrogate in X-Trouper-Ignored."""
+REPLACEMENT = rb"\ufffd"
+ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
+"""An escape: a surrogate pair, half of one (the group), or another."""
+
+
+def with_replacements(body: bytes) -> bytes:
+    """Return the JSON with U+FFFD for each half of a surrogate pair. Clients in JavaScript cut
+    texts within an emoji, and no decoder takes the half."""
+    return ESCAPE.sub(lambda escape: REPLACEMENT if escape[1] else escape[0], body)
+
 
 NAMES: Mapping[type, str] = {
     str: "a string",
@@ -25,12 +41,11 @@ NAMES: Mapping[type, str] = {
 
 
 def is_integer(value: object) -> bool:
-    """Whether a JSON value is an integer. Neither JSON nor JSON Schema distinguishes 5 from 5.0."""
+    """Whether a JSON value is an integer; 5.0 is one, as in JSON Schema."""
     return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def json_type(value: object) -> str:
-    """Return the name of a JSON value's type."""
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -41,8 +56,8 @@ def json_type(value: object) -> str:
 
 
 def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
-    """Parse a JSON object, with or without a byte order mark. Halves of surrogate pairs are read as
-    U+FFFD and named in `past`; None: they are refused. Raises `RequestFailed` (400)."""
+    """Parse a JSON object, with or without a byte order mark. Raises `RequestFailed` (400). Lone
+    surrogates are read as U+FFFD and named in `past`; None: they are refused."""
     body = body.removeprefix(BOM_UTF8)
     if not body.strip():
         raise bad_request(
@@ -61,8 +76,6 @@ def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
 
 
 def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | None) -> Any:
-    """Decode a body that was not decoded because of an error, without its halves of surrogate
-    pairs. Raises `RequestFailed` (400)."""
     mended = with_replacements(body)
     if mended == body:
         raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from None
@@ -93,7 +106,6 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
 
 
 def at_most(name: str, values: Sized, limit: int) -> None:
-    """Raise `RequestFailed` (400) if there are more than `limit` values."""
     if len(values) > limit:
         raise bad_request(
             f"{name} may have {limit} entries, not {len(values)}", name, "invalid_value"
@@ -101,13 +113,12 @@ def at_most(name: str, values: Sized, limit: int) -> None:
 
 
 def combination(message: str, param: str) -> RequestFailed:
-    """Return the refusal of parameters that are each valid but contradict each other."""
     return bad_request(message, param, "invalid_combination")
 
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename parameters in refusals of the runtime. `names` maps the runtime's names to the
+    """Rename parameters in refusals of the runtime, by a map from the runtime's names to the
     dialect's."""
     try:
         yield

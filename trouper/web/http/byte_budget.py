@@ -1,14 +1,12 @@
-"""One budget of bytes for what is held for requests (--request-memory): bodies, what is parsed of
-them, prompts that wait, and answers until their clients have them.
+"""The budget of bytes that requests hold (--request-memory): bodies, prompts that wait, answers
+until sent.
 
-A request takes bytes before the work that needs them, and all that it has taken goes back when it
-is over. Nobody waits for bytes: who waits would hold others.
+Bytes are taken before the work that needs memory, and go back at the end of a request. Nobody waits
+for bytes.
 
-- A client may hold as much as is left free: one alone half of the budget, two a third each. So
-  there is always room for one more client. A client is an API key, or an address where there are no
-  keys.
-- Requests that hold little may take twice as much, so that large ones do not shut them out.
-- More than half of the budget fits for nobody, and the refusal says so (413).
+- A client (API key, or address) may hold as much as is left free: one alone half of the budget.
+- Requests that hold little may take twice as much.
+- A request of more than half of the budget is refused for good (413).
 """
 
 from __future__ import annotations
@@ -23,24 +21,23 @@ from trouper.protocol.settings import ServerSettings
 
 FLAG = "--request-memory"
 LITTLE = 2**20
-"""Bytes of a request that are little: what a conversation of 300,000 characters takes."""
+"""Bytes of a small request: a conversation of 300,000 characters."""
 MAX_DEFAULT, MEMORY_PART, BODIES = 10**9, 16, 8
-"""The default: a part of main memory, as its denominator, but not more than `MAX_DEFAULT`, and room
-for so many of the largest bodies."""
+"""The default: a part of main memory (denominator), at most `MAX_DEFAULT`, and room for so many of
+the largest bodies."""
 RETRY_S = 1
 STEP = 2**16
-"""Bytes that an answer grows by before they are taken."""
+"""Bytes by which an answer grows before they are taken."""
 
 
 def default_bytes(settings: ServerSettings) -> int:
-    """Return the budget where no flag says it."""
     return max(
         min(MAX_DEFAULT, main_memory_bytes() // MEMORY_PART), BODIES * settings.max_body_bytes
     )
 
 
 class ByteBudget:
-    """What is free, and who holds the rest. Not for threads."""
+    """Free bytes, and bytes held by client. Not for threads."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -48,7 +45,6 @@ class ByteBudget:
         self._clients: Counter[str] = Counter()
 
     def open(self, client: str) -> Holding:
-        """Return what a request of this client holds: nothing yet."""
         return Holding(self, client)
 
     def held_by(self, client: str) -> int:
@@ -101,32 +97,28 @@ class ByteBudget:
 
 @attrs.define(eq=False)
 class Holding:
-    """The bytes that one request holds."""
-
     _budget: ByteBudget
     _client: str
     bytes: int = 0
     _owed: int = 0
-    """Bytes that are held, and not taken yet."""
 
     def grow(self, amount: int) -> None:
-        """Hold more, of which little comes at a time. Raises `RequestFailed` (413, 429, 503)."""
+        """Hold a few bytes more. Raises `RequestFailed` (413, 429, 503)."""
         self._owed += amount
         if self._owed >= STEP:
             owed, self._owed = self._owed, 0
             self.take(owed)
 
     def take(self, amount: int) -> None:
-        """Hold more. Raises `RequestFailed` (413, 429, 503)."""
         self._budget.take(self._client, amount, self.bytes)
         self.bytes += amount
 
     def take_up_to(self, total: int) -> None:
-        """Hold at least so much. Raises `RequestFailed`."""
+        """Hold at least `total`. Raises `RequestFailed` as `take` does."""
         if total > self.bytes:
             self.take(total - self.bytes)
 
     def give_back(self) -> None:
-        """Hold nothing any more. Idempotent."""
+        """Release all bytes. Idempotent."""
         self._budget.give_back(self._client, self.bytes)
         self.bytes = 0

@@ -1,4 +1,4 @@
-"""Which connection gives way first where there is no room for a new one. Pure."""
+"""The order in which connections give way to new ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from typing import Protocol, TypeVar
 
 
 class Held(Protocol):
-    """A connection as far as the order depends on it."""
-
     @property
     def network(self) -> str:
         """The client's address, as `network_of` returns it."""
 
     @property
     def idle_since(self) -> float | None:
-        """Time since which there is no request in progress; None: there is one."""
+        """Time since which no request is in progress; None: one is."""
 
 
 Connected = TypeVar("Connected", bound=Held)
 
 
 def in_order_of_leaving(held: Collection[Connected]) -> list[Connected]:
-    """Return the idle connections. First come those of the address that holds most, requests in
-    progress included, so that nobody keeps others out; among these the longest idle."""
+    """Return the idle connections: first those of the address with most connections, among these
+    the longest idle."""
     of = Counter(one.network for one in held)
     idle = [(-of[one.network], since, one) for one in held if (since := one.idle_since) is not None]
     return [one for *_, one in sorted(idle, key=lambda item: item[:2])]
 
 
 def network_of(address: str) -> str:
-    """Return what one client cannot change: an address of IPv4, the network part of one of IPv6."""
+    """Return the part of an address that a client cannot change: all of IPv4, the network of
+    IPv6."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:  # A socket that has no address.

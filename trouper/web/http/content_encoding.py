@@ -1,4 +1,4 @@
-"""Compressed request bodies: gzip and zstd, never more of them than a plain body may have."""
+"""Compressed request bodies: gzip and zstd, bounded as plain bodies are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from trouper.web.http.body_parsing import too_large
 
 
 def _zstd() -> Any:
-    """Return the module of zstd; None where there is none, since no wheel is made for every
-    platform."""
+    """Return the module of zstd; None: no wheel for this platform."""
     with suppress(ImportError):
         return import_module(
             "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
@@ -26,18 +25,16 @@ def _zstd() -> Any:
 zstd = _zstd()
 
 MAX_FRAMES = 16
-"""Maximum number of compressed streams that a body may be made of. Each costs a copy of what
-follows it."""
+"""Maximum number of compressed streams in a body. Each costs a copy of the rest."""
 FIRST_PIECE, PIECE = 2**16, 2**20
-"""Bytes that are decompressed at a time: a bomb ends where there is no memory for the next ones."""
+"""Bytes that are decompressed at a time: a bomb ends where memory does."""
 MAX_WINDOW_LOG = 25
-"""Maximum window of zstd, in bits: 32 MiB. The decoder allocates what a frame's head asks for."""
+"""Maximum window of zstd, in bits: 32 MiB, which a frame's head makes the decoder allocate."""
 FAULTS: tuple[type[Exception], ...] = (
     (zlib.error, EOFError) if zstd is None else (zlib.error, EOFError, zstd.ZstdError)
 )
 GZIP = ("gzip", "x-gzip")
 ENCODINGS = ("gzip", *(("zstd",) if zstd is not None else ()))
-"""The encodings that are read."""
 
 
 def is_encoded(encoding: str) -> bool:
@@ -45,8 +42,8 @@ def is_encoded(encoding: str) -> bool:
 
 
 def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None]) -> bytes:
-    """Decompress a body of at most `limit` bytes. `take` is called with a number of bytes before so
-    many come out, and may raise. Raises `RequestFailed` (400, 413, 415)."""
+    """Decompress a body to at most `limit` bytes. Raises `RequestFailed` (400, 413, 415). `take` is
+    called before so many bytes come out, and may raise."""
     name = encoding.strip().lower()
     if name in GZIP:
         return _joined(data, limit, lambda: zlib.decompressobj(wbits=31), take)
@@ -61,7 +58,6 @@ def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None])
 
 
 def _joined(data: bytes, limit: int, decoder: Any, take: Callable[[int], None]) -> bytes:
-    """Decompress streams that follow one another, as both formats allow it."""
     parts: list[bytes] = []
     size = 0
     for _ in range(MAX_FRAMES):

@@ -1,9 +1,5 @@
-"""The CORS protocol of the Fetch standard, and the refusals of `decide`, for Quart's requests and
-responses.
-
-`Access-Control-Allow-Credentials` is never sent: a page sets the header with its key itself, and
-there are no cookies.
-"""
+"""The CORS protocol of the Fetch standard, and the refusals of `decide`.
+`Access-Control-Allow-Credentials` is never sent: there are no cookies."""
 
 from __future__ import annotations
 
@@ -22,14 +18,13 @@ EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Trouper-Ignored, " + ", ".jo
     for of in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
 )
-"""Response headers that clients read; a page can read no others."""
 REMEMBERED_S = 600
 HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 
 
 def head_of(request: Request, headers: Mapping[str, str]) -> Head:
-    """Return the parts of the request that `decide` needs. `headers`: by their names in lower case.
-    `Head.host` is the header alone, because any client can send X-Forwarded-Host."""
+    """Return the parts of a request for `decide`. `headers`: by names in lower case.
+    X-Forwarded-Host does not count: any client can send one."""
     return Head(
         method=request.method,
         host=headers.get("host"),
@@ -45,18 +40,15 @@ def head_of(request: Request, headers: Mapping[str, str]) -> Head:
 
 
 class Cors:
-    """The CORS policy of the app."""
-
     def __init__(self, settings: ServerSettings) -> None:
         self._policy = Policy.of(settings)
 
     def problem(self, head: Head) -> Problem | None:
-        """Return the reason to refuse a request, or None."""
         return decide(head, self._policy)
 
     def preflight(self, head: Head, headers: Mapping[str, str]) -> Response | None:
-        """Return the response to a preflight; None for other requests. Called for requests that
-        were not refused, before keys are checked: a preflight carries none."""
+        """Return the response to a preflight; None for other requests. Called before keys are
+        checked."""
         if not head.is_preflight:
             return None
         response = Response(b"", 204)
@@ -72,7 +64,7 @@ class Cors:
         return response
 
     def sign(self, headers: Mapping[str, str], response: Response) -> None:
-        """Let pages of the origins in --cors-origins read this response, also if it is an error."""
+        """Let pages of the origins in --cors-origins read this response, even an error."""
         policy = self._policy
         if not policy.cors_origins:
             return

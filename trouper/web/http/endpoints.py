@@ -1,5 +1,4 @@
-"""The definition of an endpoint: one entry that routes it and describes it, so that neither exists
-without the other."""
+"""The definition of an endpoint: one entry routes and describes it."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import Json, closed, nullable, ref
 
 PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
-"""A parameter in a path, as the router writes it."""
 OPENAI_ERROR = ref("Error")
 GENERATES = (422, 429, 499, 500, 503, 504)
 """Error statuses of a request that waits for a row and for tokens."""
@@ -24,12 +22,8 @@ COUNTS = (429, 500, 503)
 
 @attrs.frozen(kw_only=True)
 class Endpoint:
-    """One endpoint. `path` is the router's: "/v1/models/<path:model>".
-
-    `request` is the class of its body. `answer` is the schema of a body with status 200, of JSON
-    unless `content_type` names another type; `events` is the schema of each event's data if the
-    response can be streamed.
-    """
+    """One endpoint. `path` is the router's: "/v1/models/<path:model>". `answer` is the schema of a
+    body with status 200, `events` of each event's data if the response can be streamed."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
@@ -39,21 +33,16 @@ class Endpoint:
     description: str = ""
     request: type[Body] | None = None
     form: Json | None = None
-    """Schema of a body that is a form (multipart/form-data)."""
     query: Mapping[str, Json] = attrs.field(factory=dict)
-    """Parameters of the query; all are optional."""
     answer: Json
     content_type: str = "application/json"
     events: Json | None = None
     last_event: str | None = None
-    """The data of a last event that does not follow `events`."""
+    """Data of a last event that does not follow `events`."""
     error: Json = attrs.field(factory=lambda: OPENAI_ERROR)
     also: tuple[int, ...] = ()
-    """Further error statuses. A request with a body has 400, 404, 408, 413 and 415 anyway, and
-    every request has 403.
-    """
+    """Further error statuses, beside 400, 404, 408, 413 and 415 of each body, and 403."""
     examples: Mapping[str, Any] = attrs.field(factory=dict)
-    """Example bodies, by name."""
 
     @property
     def name(self) -> str:
@@ -62,7 +51,6 @@ class Endpoint:
 
     @property
     def path_parameters(self) -> tuple[str, ...]:
-        """Names of the path's parameters."""
         return tuple(PATH_PARAMETER.findall(self.path))
 
     @property
@@ -72,7 +60,6 @@ class Endpoint:
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """The error statuses."""
         codes = {*self.also}
         if self.request is not None or self.form is not None:
             codes |= {400, 404, 408, 413, 415, 500}
@@ -103,4 +90,3 @@ ERROR = closed(
     },
     "error",
 )
-"""The error body of OpenAI's API."""

@@ -1,4 +1,4 @@
-"""Types of fields that the request classes of all dialects share."""
+"""Types of fields that request classes of several dialects share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trouper.web.http.request_schema import DIMENSIONS, LENGTH, MODEL, TOKEN, de
 HUGE = UNBOUNDED
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 2**20
-"""Bound on token ids in a prompt: more than any context holds, and few enough to be checked one by
+"""Bound on token ids in a prompt: more than any context, and few enough to be checked one by
 one."""
 
 
@@ -34,13 +34,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 Filled = Annotated[str, Meta(min_length=1)]
 MAX_STOP = 512
-"""Maximum length of a stop string. Text that may be its beginning is held back and compared with
-all stop strings, at a cost of its length squared: some strings of 20,000 characters would stop
-everybody's streams for seconds."""
+"""Maximum length of a stop string. Comparing a text that may begin one costs the length squared:
+20,000 characters would stop all streams for seconds."""
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 Salt = Annotated[str, Meta(max_length=1024)]
-"""Salt of the prefix cache. Requests with another salt share no cached prompt, so a client cannot
-find out by timing what others sent."""
+"""Salt of the prefix cache: requests with another salt share no cached prompt."""
 Priority = Annotated[
     int,
     explains(

@@ -1,10 +1,6 @@
-"""The lenient reading of a body: names that are read past and collected, and forms of other servers
-that are understood.
-
-Without `--strict`, a name that no field has is read past if the answer is right without it. A class
-says which names it may not read past (`Body.essential`), how other servers call its fields
-(`Body.aliases`), and converts forms that differ by more than a name (`Body.adapt`).
-"""
+"""The lenient reading of a body, without `--strict`: a name that no field has is read past and
+collected, unless essential (`Body.essential`); other servers' names (`Body.aliases`) and forms
+(`Body.adapt`) are converted."""
 
 from __future__ import annotations
 
@@ -14,25 +10,20 @@ from typing import Any
 
 Json = dict[str, Any]
 Skip = Callable[[str], None]
-"""Collects a name within the object that is read."""
 Adapt = Callable[[Json, Skip], Json]
-"""Converts an object to the form that its class reads. Values of a wrong type are returned as they
-are: the class refuses them."""
+"""Converts an object to the form of its class. Values of a wrong type are left to the class to
+refuse."""
 MAX_NAMES = 32
-"""Maximum number of names that are collected of one request."""
 MAX_CHARS = 80
-"""Maximum length of a collected name."""
 EMPTY = "(empty)"
 UNSAFE = re.compile(r"[^A-Za-z0-9_.:@$-]")
 MORE = "..."
-"""Stands for the names beyond `MAX_NAMES`."""
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-"""Values of a parameter that request nothing, whatever the parameter is."""
+"""Values of a parameter that request nothing."""
 
 
 def messages_adapted(value: Json, adapted: Callable[[Any], Any]) -> Json:
-    """Return a body with each of its messages as `adapted` returns it; as it is where they are no
-    list."""
+    """Return a body with each message adapted; unchanged if the messages are no list."""
     messages = value.get("messages")
     return (
         value | {"messages": [adapted(message) for message in messages]}
@@ -42,8 +33,8 @@ def messages_adapted(value: Json, adapted: Callable[[Any], Any]) -> Json:
 
 
 def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> Json:
-    """Return the object without a field whose word is none of those that are known: an effort by a
-    newer model's name, say."""
+    """Return the object without the field if its value is none of `known`: an effort of a newer
+    model, say."""
     given = value.get(name)
     if not isinstance(given, str) or given in known:
         return value
@@ -52,8 +43,6 @@ def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> J
 
 
 class ReadPast:
-    """The names that one request was read past, each once, without the indexes of arrays."""
-
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
         self._taken = 0
@@ -68,14 +57,14 @@ class ReadPast:
             self.names[name if len(self.names) < MAX_NAMES else MORE] = None
 
     def take_new(self) -> list[str]:
-        """Return the names that this method has not returned before."""
+        """Return the names since the last call."""
         names = [*self.names][self._taken :]
         self._taken += len(names)
         return names
 
 
 def safe_name(name: str) -> str:
-    """Return a client's name as a header, a label and a log line can hold it."""
+    """Return a client's name in a form for headers, labels and log lines."""
     return UNSAFE.sub(_percent, name[:MAX_CHARS])[:MAX_CHARS] or EMPTY
 
 
@@ -84,8 +73,8 @@ def _percent(match: re.Match[str]) -> str:
 
 
 def renamed(value: Json, aliases: Mapping[str, str], skip: Skip) -> Json:
-    """Return the object with its fields under their own names. An alias of a field that is given
-    too is skipped, unless both say the same."""
+    """Return the object with fields under their own names. An alias beside its field is skipped,
+    unless both are the same."""
     found = [alias for alias in aliases if alias in value]
     if not found:
         return value
@@ -100,7 +89,7 @@ def renamed(value: Json, aliases: Mapping[str, str], skip: Skip) -> Json:
 
 
 def put(value: Json, name: str, given: object, skip: Skip) -> None:
-    """Set a field, in place, unless it is given already."""
+    """Set a field in place; a field with another value stays, and `name` is skipped."""
     if given is None:
         return
     if value.get(name) is None:
@@ -110,6 +99,5 @@ def put(value: Json, name: str, given: object, skip: Skip) -> None:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two parameters say the same. Arrays and objects, which may be nested beyond what
-    Python compares, do not."""
+    """Whether two parameters are the same. Arrays and objects never are."""
     return isinstance(one, str | int | float) and one == other

@@ -1,9 +1,7 @@
-"""Shares of the event loop. A tenant that sends many requests, or expensive ones, begins them at a
-bounded pace while other tenants have requests in progress.
+"""Shares of the event loop, between tenants with requests in progress.
 
-Only work before a model is asked counts: routing, parsing, errors, and threads that parse, since
-threads hold the GIL. Work of a model is shared by the scheduler (`tenant_shares.py`). The time that
-a request takes is a debt of its tenant, and `SHARE` of the time that passes pays debts off.
+The time that a request takes before a model is asked is a debt of its tenant. `SHARE` of the time
+that passes pays debts off. A tenant in debt begins requests at that pace while others have any.
 """
 
 from __future__ import annotations
@@ -18,51 +16,44 @@ import trio
 
 T = TypeVar("T")
 SHARE = 0.1
-"""Part of the event loop's time that one tenant gets beside others. The layers below the app take
-about as much again, which is not measured, and so does work on threads."""
+"""Part of the event loop's time for one tenant beside others."""
 BURST_S = 0.05
-"""Debt in seconds up to which requests begin at once."""
 MAX_DEBT_S = 0.5
-"""Most debt in seconds that is remembered: whoever was alone waits a few seconds for others."""
+"""Most debt in seconds that is remembered."""
 MIN_WAIT_S = 0.001
-"""Shortest wait: a clock may not advance by less, and the debt would not shrink."""
+"""Shortest wait: a clock may not advance by less."""
 WEIGHT = 0.2
 """Weight of the latest request in the expected time of the next one."""
 
 
 @attrs.define(eq=False)
 class Account:
-    """The requests in progress of one tenant and its debt, in seconds of the event loop."""
+    """The requests in progress of one tenant, and a debt in seconds of the event loop."""
 
     at: float
     in_progress: int = 0
     debt_s: float = 0.0
     expected_s: float = 0.0
     turn: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held by the request that begins next: requests of one tenant begin in their order."""
+    """Held by the request that begins next: requests of one tenant begin in order."""
 
     def owed(self, now: float) -> float:
-        """Return the debt at a time."""
         self.debt_s = max(0.0, self.debt_s - (now - self.at) * SHARE)
         self.at = now
         return self.debt_s
 
     def charge(self, seconds: float, now: float) -> None:
-        """Add to the debt, or take from it."""
         self.debt_s = min(max(0.0, self.owed(now) + seconds), MAX_DEBT_S)
 
 
 @attrs.define(eq=False)
 class Meter:
-    """Time that one request has taken, in seconds, until it is closed."""
-
     spent_s: float = 0.0
     since: float | None = None
-    """Time since which the request has the event loop; None: it waits."""
+    """Time since which the request has the event loop; None: the request waits."""
     is_open: bool = True
     account: Account | None = None
     prepaid_s: float = 0.0
-    """Expected time, which was charged when the request began."""
 
     def pause(self) -> None:
         """Count the time since the request has the event loop."""
@@ -73,17 +64,14 @@ class Meter:
 
 
 class LoopShares:
-    """The accounts of all tenants."""
-
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
-        """`clock`: seconds."""
         self._clock = clock
         self._accounts: dict[str, Account] = {}
         self._in_progress = 0
 
     async def begin(self, tenant: str, meter: Meter, *, waits: bool) -> None:
-        """Count a request of a tenant, after its turn has come if it `waits`. `end` must follow,
-        unless this raises."""
+        """Count a request of a tenant, after its turn if it `waits`. `end` must follow, unless this
+        raises."""
         account = self._accounts.get(tenant) or self._open(tenant)
         account.in_progress += 1
         self._in_progress += 1
@@ -100,7 +88,7 @@ class LoopShares:
         account.charge(meter.prepaid_s, self._clock())
 
     def _open(self, tenant: str) -> Account:
-        """Open an account, and forget those of tenants that have no request and owe nothing."""
+        """Open an account, and drop those of tenants without requests or debts."""
         now = self._clock()
         for other, account in [*self._accounts.items()]:
             if not account.in_progress and not account.owed(now):
@@ -116,7 +104,7 @@ class LoopShares:
         return max(beyond_s / SHARE, MIN_WAIT_S) if beyond_s > 0 else 0.0
 
     def close(self, meter: Meter) -> None:
-        """Charge what a request took; nothing counts from now on. Idempotent."""
+        """Charge the time of a request; further time does not count. Idempotent."""
         account = meter.account
         if account is None or not meter.is_open:
             return
@@ -126,7 +114,6 @@ class LoopShares:
         account.expected_s += WEIGHT * (meter.spent_s - account.expected_s)
 
     def end(self, tenant: str) -> None:
-        """Count a request no more."""
         self._accounts[tenant].in_progress -= 1
         self._in_progress -= 1
 

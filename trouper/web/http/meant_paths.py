@@ -1,9 +1,5 @@
-"""Paths that a wrong base URL makes, and the endpoint that was meant.
-
-A client is configured with a base URL and adds an endpoint's path to it. With `/v1` missing or
-given twice, a slash too many, or the whole endpoint as the base, the path is still clear, and the
-endpoint answers. Paths of Ollama's own API are not: their 404 says where the API is.
-"""
+"""Paths that a wrong base URL makes, and the endpoint that was meant: `/v1` missing or twice, a
+slash too many, a whole endpoint as the base URL."""
 
 from __future__ import annotations
 
@@ -16,13 +12,11 @@ ENDPOINTS = (
     r"|files(?:/[^/]+(?:/content)?)?|batches(?:/[^/]+(?:/cancel)?)?"
     r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
 )
-"""Endpoints below /v1."""
 BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
-"""What base URLs of other servers end with."""
 BELOW_V1 = re.compile(
     rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages(?!/batches))(?:/v1)?)?/({ENDPOINTS})"
 )
-"""Anthropic's own batches, below /messages, are none of OpenAI's."""
+"""Anthropic's own batches, below /messages, differ from OpenAI's."""
 AT_ROOT = re.compile(
     r"(?:/v1)*(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
 )
@@ -33,8 +27,7 @@ OTHERS = {
     "/model_info": "/server_info",
     "/v2/rerank": "/v1/rerank",
 }
-"""Probes of SGLang's routers and launchers, and where Cohere's newer clients rerank. /readyz
-generates nothing, but says whether running requests make progress."""
+"""Probes of SGLang's routers and launchers, and the path where Cohere's newer clients rerank."""
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
     r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
@@ -42,7 +35,7 @@ OLLAMA = re.compile(
 
 
 def meant_path(path: str) -> str:
-    """Return the path of the endpoint that was meant; any other path as it is."""
+    """Return the path of the endpoint that was meant; any other path unchanged."""
     squeezed = SLASHES.sub("/", path).rstrip("/")
     if squeezed in OTHERS:
         return OTHERS[squeezed]
@@ -54,13 +47,11 @@ def meant_path(path: str) -> str:
 
 
 def is_ollama(path: str) -> bool:
-    """Whether the path is one of Ollama's own API, whose clients read errors in its format: `error`
-    is a text."""
+    """Whether the path is of Ollama's own API, whose clients read `error` as a text."""
     return OLLAMA.fullmatch(path.rstrip("/")) is not None
 
 
 def not_found(path: str, host_url: str) -> str:
-    """Return the message for a path where nothing is: it says where the API is."""
     base = host_url.rstrip("/")
     missing = f"there is nothing at {shortened(path)}"
     if is_ollama(path):

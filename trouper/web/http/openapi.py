@@ -1,5 +1,4 @@
-"""GET /openapi.json: a description of the endpoints, made from the table that routes them and the
-classes that parse their bodies."""
+"""GET /openapi.json, made from the table of endpoints and the classes that parse bodies."""
 
 from __future__ import annotations
 
@@ -40,7 +39,6 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "file_in_use": "deleting the input file of a batch that has not ended",
     "no_chat_template": "messages for a model without a chat template",
 }
-"""Codes of a 400 that a body may get although it follows the schema."""
 
 REASONS = {
     400: (
@@ -74,18 +72,15 @@ REASONS = {
 
 @attrs.frozen(kw_only=True)
 class DocumentContext:
-    """The parts of the description that depend on the served models, and on the client's key."""
+    """Parts that depend on the served models and on the client's key."""
 
     version: str
     keyed: bool
-    """Whether keys are needed."""
     restricted: bool = False
-    """Whether keys have rights, so that some endpoints need one that are open otherwise."""
+    """Whether keys have rights: some endpoints, open otherwise, then need one."""
     strict: bool = False
-    """Whether the server refuses names that it does not read."""
     models: Sequence[str] = ()
-    """Names of the models; empty for a client without a key, and where other names are answered,
-    too (--model-alias)."""
+    """Names of the models; empty for a client without a key, and with --model-alias."""
     vocabulary: int = 2**31
     context: int = 2**63
     dimensions: int = 2**31
@@ -94,7 +89,6 @@ class DocumentContext:
 def document(
     endpoints: Iterable[Endpoint], components: Mapping[str, Json], context: DocumentContext
 ) -> Json:
-    """Build the OpenAPI 3.1 document."""
     endpoints, paths = list(endpoints), dict[str, Json]()
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(
@@ -136,7 +130,6 @@ SECURITY = {
 
 
 def _served(context: DocumentContext) -> Json:
-    """Return the schemas that depend on the models."""
     digits = len(str(context.vocabulary - 1))
     named = {"enum": list(context.models)} if context.models else {}
     return {
@@ -186,13 +179,12 @@ def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
 
 
 def _is_closed(endpoint: Endpoint, context: DocumentContext) -> bool:
-    """Whether the endpoint needs a key."""
     return context.keyed and access_of(endpoint.path, restricted=context.restricted) != "open"
 
 
 def _path_parameters(endpoint: Endpoint) -> list[Json]:
-    """Describe the parameters of the path. They are not empty, because a path that ends in a slash,
-    or has two in a row, is another path."""
+    """Describe the parameters of the path. None may be empty: a path with two slashes is another
+    path."""
     schema = {"type": "string", "minLength": 1}
     return [
         {"name": name, "in": "path", "required": True, "schema": schema}
@@ -227,8 +219,8 @@ def _responses(endpoint: Endpoint, context: DocumentContext) -> Json:
 
 
 def _event(data: Json, last: str | None) -> Json:
-    """Return the schema of one event of a stream: in OpenAPI 3.1 the schema of the media type
-    describes each event."""
+    """Return the schema of one event: in OpenAPI 3.1 the schema of a stream describes each
+    event."""
     data_schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     event: Json = {
         "type": "object",

@@ -1,9 +1,5 @@
-"""GET /openapi.json, and GET /docs that shows it.
-
-Both are open, for a client's tools read them before they have a key; the names of the models, which
-only a client with a key may know, are left out for a client without. The page is one file without
-anything from another host.
-"""
+"""GET /openapi.json, and GET /docs that shows the document. Both are open; names of models are only
+for clients with a key."""
 
 from __future__ import annotations
 
@@ -18,17 +14,29 @@ from trouper.protocol.api_keys import Keys
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import ERROR, Endpoint
 from trouper.web.http.openapi import DocumentContext, document
-from trouper.web.http.page_headers import page_headers
 from trouper.web.http.request_schema import Json
 from trouper.web.service import Service, as_json, context_of
 
+
+def page_headers(sources: str) -> dict[str, str]:
+    """Return the headers of a page. `sources`: directives of allowed sources; everything else is
+    blocked."""
+    policy = (
+        f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'; frame-ancestors "
+        "'none'"
+    )
+    return {
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Content-Security-Policy": policy,
+    }
+
+
 HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'")
-"""Headers of the docs page. The page is one file, so its scripts and styles are inline."""
 
 
 class Pages:
-    """The handlers. `endpoints` are all endpoints of the app: the described ones and those of this
-    class."""
+    """The handlers. `endpoints` are those of the whole app, these two included."""
 
     def __init__(
         self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json

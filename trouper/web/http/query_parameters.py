@@ -11,8 +11,8 @@ from trouper.web.http.request_body import Report
 
 
 class Query:
-    """The query of a request. Invalid values in its methods raise `RequestFailed` (400), and
-    unknown parameters unless they are read past."""
+    """The query of a request. Methods raise `RequestFailed` (400) for invalid values; unknown
+    parameters are refused too, unless read past."""
 
     def __init__(
         self, arguments: Mapping[str, str], known: tuple[str, ...], report: Report

@@ -1,11 +1,6 @@
-"""The base of the request classes, whose types are both the parser of a body and its schema.
-
-`structure` reads a body in three steps: names that no field has are collected and nulls dropped,
-msgspec checks types and limits, and if it refuses, `body_faults` finds which parameter is at fault
-and why. What no type can say is checked by the functions beside each class.
-
-With a `ReadPast` in place of a function that refuses, the reading is lenient: `leniency` says how.
-"""
+"""The base of the request classes: their types are the parser of a body and its schema. msgspec
+checks types and limits, `body_faults` words a refusal, functions beside each class check the
+rest."""
 
 from __future__ import annotations
 
@@ -25,52 +20,45 @@ from trouper.web.http.request_schema import Json, Refused, among
 
 T = TypeVar("T", bound="Body")
 Report = Callable[[RequestFailed], None] | ReadPast
-"""What becomes of a name that is not read: a function gets its refusal, or it is read past."""
+"""Gets the refusal of a name that no field has, or collects the name."""
 MAX_UNREAD = 100
 StrictCheck = Callable[[Json, str], None]
 Path = tuple[Any, ...]
-"""Path of a value: that of the object or array around it, and the name or index in it; empty at the
-root. It is written out only for a refusal."""
+"""Path of a value: that of its container, and a name or index; empty at the root."""
 
 
 @attrs.define
 class Unread:
-    """The names that are not read, at every level."""
-
     past: ReadPast | None
     refusals: list[RequestFailed] = attrs.field(factory=list)
-    """Refusals of names that are not read past: the first `MAX_UNREAD`."""
+    """The first `MAX_UNREAD` refusals of names that are not read past."""
 
 
 Read = Callable[[Any, Path, Unread], Any]
 """Prepares a value at a path for its type."""
 PLAIN = {str, int, bool}
-"""JSON types of values that need no preparation."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object in a request's body. An optional field may be null, which means absent."""
+    """An object in a request's body. An optional field may be null: absent."""
 
     refused: ClassVar[Refused] = {}
-    """Parameters of the API that are not supported. Any value that requests something would be
-    ignored, so it is refused by name (D13)."""
+    """Parameters of the API that are not supported. A value that requests something is refused by
+    name (D13)."""
     rules: ClassVar[tuple[Json, ...]] = ()
-    """What holds between fields, as JSON Schema; functions check it after decoding."""
+    """Rules between fields as JSON Schema, which functions check after decoding."""
     unknown_may_be_null: ClassVar[bool] = False
     """Whether a name that no field has may be null."""
     may_lack_tag: ClassVar[bool] = False
-    """Whether the tag may be left out, because the parser adds it."""
     essential: ClassVar[frozenset[str]] = frozenset()
-    """Names that no reading may read past, because the answer would be wrong without them."""
+    """Names that no reading may read past: the answer would be wrong."""
     harmless: ClassVar[frozenset[str] | None] = None
     """The only names that a lenient reading may read past; None: all that are not essential."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """What other servers call a field, and the field's name here; for lenient readings."""
     adapt: ClassVar[Adapt | None] = None
-    """Converts forms of other servers, for lenient readings."""
     strict_check: ClassVar[StrictCheck | None] = None
-    """Refuses, in strict readings, what the types allow for lenient ones. Called with the object
-    and its path; raises `RequestFailed` (400)."""
+    """Refuses in strict readings what the types allow for lenient ones. Called with the object and
+    its path; raises `RequestFailed` (400)."""
 
     @classmethod
     def may_skip(cls, name: str) -> bool:
@@ -79,7 +67,7 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SentBack(Body, frozen=True):
-    """An object that clients send back as they received it, so that unknown names may be null."""
+    """An object that clients send back as received: unknown names may be null."""
 
     unknown_may_be_null: ClassVar[bool] = True
 
@@ -89,9 +77,8 @@ def refuse(failed: RequestFailed) -> None:
 
 
 def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -> T:
-    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault.
-    `report` is called with the refusal of each name that is not read; it may keep it instead of
-    raising it."""
+    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter. `report`
+    gets the refusal of each name that no field has."""
     past = report if isinstance(report, ReadPast) else None
     unread = Unread(past)
     refused = refuse if isinstance(report, ReadPast) else report
@@ -110,15 +97,13 @@ def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -
 
 
 def _explains(misread: RequestFailed, fault: RequestFailed) -> bool:
-    """Whether the fault lies in an object that has a name which is not read, perhaps since it is
-    misspelled."""
     parent, _, _ = (misread.problem.param or "").rpartition(".")
     return not parent or f"{fault.problem.param}.".startswith(f"{parent}.")
 
 
 @cache
 def _object(kind: type[Body]) -> Read:
-    """Return the reader of an object: it reports names that are not read, and drops nulls."""
+    """Return the reader of an object, which reports unknown names and drops nulls."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
     nested = {
@@ -168,8 +153,6 @@ def _object(kind: type[Body]) -> Read:
 
 
 def _adapted(kind: type[Body], value: Json, path: Path, past: ReadPast) -> Json:
-    """Return the object with the names and in the form that its class reads."""
-
     def skip(name: str) -> None:
         past.skip(_general((path, name)))
 
@@ -194,7 +177,7 @@ def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread:
 
 
 def _unread(kind: type[Body], path: str, *, known: bool) -> RequestFailed:
-    """Return the refusal of a name that no field has. `known`: whether another API has it."""
+    """Return the refusal of a name that no field has. `known`: whether another API has the name."""
     if issubclass(kind, SentBack):
         return bad_request(f"{path} is not supported here", path, "unsupported_parameter")
     if known:
@@ -206,7 +189,6 @@ def _unread(kind: type[Body], path: str, *, known: bool) -> RequestFailed:
 
 
 def _written(path: Path) -> str:
-    """Return the path as refusals name it: messages.0.content."""
     if not path:
         return ""
     within, step = path
@@ -214,7 +196,6 @@ def _written(path: Path) -> str:
 
 
 def _general(path: Path) -> str:
-    """Return the path without the indexes of arrays: messages.content."""
     if not path:
         return ""
     within, step = path
@@ -223,7 +204,7 @@ def _general(path: Path) -> str:
 
 
 def _reader(info: inspect.Type) -> Read | None:
-    """Return the reader of a type's values; None if they need no preparation."""
+    """Return the reader of a type's values; None: they need no preparation."""
     match unwrapped(info):
         case inspect.IntType():
             return _as_integer
@@ -238,7 +219,6 @@ def _reader(info: inspect.Type) -> Read | None:
 
 
 def _as_integer(value: Any, _: Path, __: Unread) -> Any:
-    """Return 5 for 5.0: neither JSON nor JSON Schema distinguishes them."""
     return int(value) if type(value) is float and is_integer(value) else value
 
 
@@ -252,8 +232,8 @@ def _array(inner: Read) -> Read:
 
 
 def _union(info: inspect.Type) -> Read | None:
-    """Return the reader of a union. msgspec allows one array type in it, and several classes if a
-    tag tells them apart."""
+    """Return the reader of a union. msgspec allows one array type, and several classes with a
+    tag."""
     tagged: dict[Any, Read] = {}
     field, untagged = "", None
     readers: dict[type, Read] = {}

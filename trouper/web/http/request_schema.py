@@ -1,5 +1,4 @@
-"""JSON Schema: of the request classes, whose types say it, and the pieces that descriptions of
-answers are made of."""
+"""JSON Schema of the request classes, and the pieces of answers' schemas."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from trouper.web.http.leniency import NOTHING
 
 Json = dict[str, Any]
 Refused = Mapping[str, tuple[Any, ...]]
-"""Names of unsupported parameters, and the values of each that request nothing."""
 
 NULL: Json = {"type": "null"}
 TEXT: Json = {"type": "string"}
@@ -30,8 +28,8 @@ def ref(name: str) -> Json:
 
 MODEL, TOKEN, TOKEN_KEY = ref("Model"), ref("TokenId"), ref("TokenKey")
 LENGTH, DIMENSIONS = ref("Length"), ref("Dimensions")
-"""References to schemas that depend on the served models: their names, token ids (as numbers, as
-property names), the length of an answer, and the dimensions of an embedding."""
+"""References to schemas that depend on the served models: names, token ids (as numbers, as property
+names), length of an answer, dimensions of an embedding."""
 
 
 READ_PAST = "Read past, and named in the header X-Trouper-Ignored."
@@ -40,7 +38,7 @@ HARMLESS = Meta(description="Changes nothing.")
 
 
 def described(value: Json, **limits: Any) -> Meta:
-    """Return metadata of a type: its limits, and what JSON Schema can say of it beyond them."""
+    """Return metadata of a type: limits, and further JSON Schema."""
     return Meta(extra_json_schema=value, **limits)
 
 
@@ -70,7 +68,7 @@ def closed(properties: Json, *required: str, **more: Any) -> Json:
 
 
 def full(properties: Json, *, optional: Collection[str] = ()) -> Json:
-    """Return the schema of an object that has all of these properties, except perhaps the optional
+    """Return the schema of an object with all of these properties, except perhaps the optional
     ones."""
     return closed(properties, *(name for name in properties if name not in optional))
 
@@ -92,8 +90,8 @@ def needs(name: str, given: Json, other: str, value: Json) -> Json:
 
 
 def at_most_one(nothing: Mapping[str, Json]) -> Json:
-    """Return a rule of an object: at most one of these names may be given. `nothing`: the schema of
-    a value that counts as not given."""
+    """Return a rule of an object: at most one of these names. `nothing`: the schema of a value that
+    counts as absent."""
     return {
         "anyOf": [
             {"properties": {name: nothing[name] for name in nothing if name != kept}}
@@ -104,13 +102,11 @@ def at_most_one(nothing: Mapping[str, Json]) -> Json:
 
 def schema_of(kind: type, *, strict: bool = True) -> Json:
     """Return the schema of the bodies that `structure(body, kind)` accepts, with references to
-    `components_of`. Unless it is `strict`, it allows names that are read past, and names the
-    aliases."""
+    `components_of`."""
     return _schemas(frozenset({kind}), strict=strict)[kind.__name__]
 
 
 def components_of(kinds: Iterable[type], *, strict: bool = True) -> Json:
-    """Return the schemas of the classes within request classes, by name."""
     outer = frozenset(kinds)
     names = {kind.__name__ for kind in outer}
     return {
@@ -120,8 +116,6 @@ def components_of(kinds: Iterable[type], *, strict: bool = True) -> Json:
 
 @cache
 def _schemas(kinds: frozenset[type], *, strict: bool) -> dict[str, Json]:
-    """Return the schemas of request classes and of those within them. It takes some milliseconds
-    for each."""
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     classes = {struct.cls for info in inspect.multi_type_info(kinds) for struct in _structs(info)}
     read = {
@@ -136,7 +130,6 @@ def _schemas(kinds: frozenset[type], *, strict: bool) -> dict[str, Json]:
 
 
 def _structs(info: Any) -> Iterator[inspect.StructType]:
-    """Yield the classes in a type."""
     match info:
         case inspect.StructType(fields=fields):
             yield info
@@ -150,8 +143,7 @@ def _structs(info: Any) -> Iterator[inspect.StructType]:
 
 
 def _as_read(kind: Any, schema: Json) -> Json:
-    """Return msgspec's schema of a request class, with what `structure` reads besides: null means
-    absent, and names whose values request nothing."""
+    """Return msgspec's schema of a request class, with null for absent."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
     properties, required = {**schema["properties"]}, [*schema["required"]]
@@ -172,7 +164,6 @@ def _as_read(kind: Any, schema: Json) -> Json:
 
 
 def _as_read_past(kind: Any, schema: Json) -> Json:
-    """Return the schema of a request class for a lenient reading."""
     properties = {**schema["properties"]}
     for name in kind.refused:
         if kind.may_skip(name):
@@ -191,13 +182,11 @@ def _as_read_past(kind: Any, schema: Json) -> Json:
 
 
 def _optional(value: Json) -> Json:
-    """Return the schema of an optional field: it may be null."""
     value = {key: inner for key, inner in value.items() if (key, inner) != ("default", None)}
     return value if NULL in value.get("anyOf", ()) else nullable(value)
 
 
 def _refused(neutral: tuple[Any, ...]) -> Json:
-    """Return the schema of an unsupported parameter: null, or a value that requests nothing."""
     values = [value for index, value in enumerate(neutral) if not among(value, neutral[:index])]
     return {
         "enum": [*values, None],
@@ -206,7 +195,7 @@ def _refused(neutral: tuple[Any, ...]) -> Json:
 
 
 def among(value: Any, values: Sequence[Any]) -> bool:
-    """Whether `value` is one of `values`, compared as in JSON: true is not 1, but 1.0 is."""
+    """Whether `value` is one of `values` as in JSON: true is not 1, but 1.0 is."""
     return any(
         isinstance(value, bool) == isinstance(other, bool) and value == other for other in values
     )

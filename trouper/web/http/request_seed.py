@@ -1,5 +1,4 @@
-"""Where the seed of a request comes from. Randomness enters here, as data: the engine only hashes
-it."""
+"""The seed of a request. Randomness enters here, as data."""
 
 from __future__ import annotations
 
@@ -10,20 +9,19 @@ import attrs
 from trouper.protocol.requests import Generate
 
 SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Difference of the seeds of two choices. Odd, so that the seeds of many choices differ: 2^64 over
-the golden ratio."""
+"""Difference of the seeds of two choices: odd, so that many seeds differ; 2^64 over the golden
+ratio."""
 
 
 def drawn_seed(requested: int | None, default: int | None) -> int:
-    """Return the requested seed, or the server's default, or a random one."""
     if requested is not None:
         return requested
     return default if default is not None else secrets.randbits(63)
 
 
 def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
-    """Repeat the request. The first keeps its seed, the others have seeds derived from it. The
-    common prompt is prefilled once: later ones wait for it."""
+    """Repeat the request: the first keeps its seed, the others derive theirs. The common prompt is
+    prefilled once."""
     if count == 1 and 0 <= generate.sampling.seed < 2**64:
         return (generate,)
     return tuple(

@@ -1,19 +1,12 @@
-"""Which requests a web page may make: a pure decision about a request's head.
+"""Requests that web pages may make: a pure decision about a request's head.
 
-A browser lets pages of strangers send requests to servers on its own machine. There are three ways,
-and each has a sign that a page cannot forge:
+- **Rebinding**: a stranger's name resolves to this server. Only known names in Host are answered
+  (CVE-2024-28224, in another server).
+- **A cross-origin request**: `fetch` and forms send Origin; images, scripts and links send
+  Sec-Fetch-Site (https://www.w3.org/TR/fetch-metadata/).
+- **A body without preflight**: text or a form, never JSON. Content-Type must be JSON.
 
-- **A rebound name**: the page's own name suddenly means this server's address, and everything is
-  same-origin. The Host is the page's name, so only known names are answered (CVE-2024-28224 was
-  this, in another server).
-- **A request to another origin**: `fetch` and forms send Origin. Requests without it (images,
-  scripts, links) have Sec-Fetch-Site, which shows that they cross origins
-  (https://www.w3.org/TR/fetch-metadata/).
-- **A body that needs no preflight**: a page may send text or a form without a preflight, but not
-  JSON. So the Content-Type of a body must be JSON, which also covers browsers that send neither
-  header.
-
-A program that is not a browser sends neither Origin nor Sec-Fetch-Site and is not affected.
+Other programs send neither Origin nor Sec-Fetch-Site.
 """
 
 from __future__ import annotations
@@ -32,13 +25,13 @@ FORM, UPLOADS = "multipart/form-data", "/v1/files"
 and no more."""
 CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 CROSSES = frozenset({"cross-site", "same-site"})
-"""Values of Sec-Fetch-Site. A site is no origin: other ports of this machine are same-site."""
+"""Values of Sec-Fetch-Site. Other ports of this machine are same-site, but another origin."""
 LONGEST_SHOWN = 100
 
 
 @attrs.frozen(kw_only=True)
 class Head:
-    """The parts of a request's head that the decision depends on. None: the header is absent."""
+    """Parts of a request's head that decide. None: no such header."""
 
     method: str = "GET"
     host: str | None = None
@@ -51,7 +44,6 @@ class Head:
     fetch_mode: str | None = None
     fetch_dest: str | None = None
     wants_method: str | None = None
-    """Access-Control-Request-Method."""
 
     @property
     def is_preflight(self) -> bool:
@@ -70,8 +62,6 @@ class Head:
 
 @attrs.frozen
 class Policy:
-    """The settings that decide which requests the server answers."""
-
     listens_on: str
     keyed: bool
     allowed_hosts: tuple[str, ...]
@@ -87,14 +77,13 @@ class Policy:
         return "*" in self.cors_origins
 
     def names(self, origin: str) -> bool:
-        """Whether --cors-origins lets pages of this origin act as clients."""
+        """Whether --cors-origins allows pages of this origin."""
         parsed = Origin.parse(origin)
         return self.any_origin or (parsed is not None and str_of(parsed) in self.cors_origins)
 
     def answers_to(self, host: Host) -> bool:
-        """Beyond loopback, an address written as digits cannot be rebound. A name can, so it is
-        answered if no page can own it, or if keys are needed, which a page does not have.
-        --allowed-hosts, if given, is the whole list of names."""
+        """Whether the server answers to a host. Addresses in digits cannot be rebound. A name is
+        answered if no page can own that name, or if keys are needed."""
         if host.is_loopback or any(host.within(pattern) for pattern in self.allowed_hosts):
             return True
         if is_loopback(self.listens_on):
@@ -110,8 +99,7 @@ def decide(head: Head, policy: Policy) -> Problem | None:
 
 
 def _host(head: Head, policy: Policy) -> Problem | None:
-    """Refuse unknown names. A request without a Host is answered: it is HTTP/1.0, which browsers do
-    not speak."""
+    """Refuse unknown names. A request without Host is HTTP/1.0, which browsers do not speak."""
     if "*" in policy.allowed_hosts:
         return None
     for authority in head.hosts:
@@ -146,9 +134,8 @@ def _same_origin(origin: str, head: Head) -> bool:
 
 
 def _site(head: Head, policy: Policy) -> Problem | None:
-    """Refuse images, scripts and frames of other origins: their page reads little of the response,
-    but the request costs as much as a client's, and its time and size leak. A link that the user
-    follows is answered: the page behind it sees nothing."""
+    """Refuse images, scripts and frames of other origins, which cost as much as a client's request.
+    A link that the user follows is answered."""
     if head.origin is not None or head.fetch_site not in CROSSES or policy.any_origin:
         return None
     if (

@@ -9,7 +9,7 @@ from contextlib import suppress
 import h11
 import trio
 
-from trouper.web.http.strict_http import StrictHttp
+from trouper.web.http.plain_http import StrictHttp
 
 AT_ONCE = 32
 """Maximum number of connections that are accepted in one run of the event loop."""

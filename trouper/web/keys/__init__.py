@@ -1,1 +1,1 @@
-"""API keys at work: which right an endpoint needs."""
+"""API keys: rights, limits, usage, and the file."""

@@ -1,14 +1,14 @@
-"""Which endpoints are open, and which right each other one needs: for the check of every request,
-and for what /openapi.json says of it. A route that is missing here needs `admin`; a test checks
-that none is."""
+"""The right that each endpoint needs. A route that is missing here needs `admin`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import attrs
 
+from trouper.protocol.hosts import Host, is_loopback
 from trouper.protocol.key_options import ApiKey, Right
 from trouper.protocol.problems import Problem
 
@@ -18,8 +18,7 @@ Access = Right | Literal["key", "open"]
 
 @attrs.frozen
 class OpenWithoutRights:
-    """Access to an endpoint that is open as long as keys have no rights, since there is no key
-    file."""
+    """Access that is open as long as there is no key file."""
 
     right: Right
 
@@ -68,13 +67,11 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
     "/v1/batches/<batch_id>": "inference",
     "/v1/batches/<batch_id>/cancel": "inference",
 }
-"""By the router's path. /health is open, but shows its details to keys with `observability`
-only."""
+"""By the router's path. /health is open, but shows details only to keys with `observability`."""
 
 
 UNLIMITED = frozenset({"/v1/batches"})
-"""Of the endpoints with a body that need `inference`, those that ask no model yet, and count
-against no limit of a key."""
+"""Endpoints with `inference` that ask no model yet: no limit counts them."""
 
 
 def asks_model(path: str) -> bool:
@@ -83,7 +80,6 @@ def asks_model(path: str) -> bool:
 
 
 def access_of(path: str, *, restricted: bool = True) -> Access:
-    """Return what a route needs. `restricted`: whether keys have rights."""
     access = ENDPOINT_ACCESS.get(path, "admin")
     if isinstance(access, OpenWithoutRights):
         return access.right if restricted else "open"
@@ -91,7 +87,6 @@ def access_of(path: str, *, restricted: bool = True) -> Access:
 
 
 def missing_right(path: str, key: ApiKey) -> Problem | None:
-    """Return the reason to refuse a key at a route, or None."""
     access = access_of(path)
     if access in ("key", "open") or access in key.rights:
         return None
@@ -104,11 +99,29 @@ def missing_right(path: str, key: ApiKey) -> Problem | None:
 
 
 def admin_without_key(path: str) -> Problem:
-    """The refusal of a request without a key that comes from another machine, or through a
-    proxy."""
     message = (
         f"{path} needs an API key, except from a program on the server's own machine; start the "
         "server with --api-key, or "
         "with --allow-admin-without-key if whoever reaches it may change it"
     )
     return Problem(403, message, "permission_error", None, "admin_needs_key")
+
+
+FORWARDING = re.compile(
+    r"via|forwarded|x-(?:forwarded|original|proxy|envoy|remote)(?:-.+)?|(?:cf|tailscale)-.+"
+    r"|(?:x-)?(?:real|client|true-client|cluster-client|proxyuser)-ip|(?:fly|fastly)-client-ip"
+)
+"""Names of headers in which proxies name their client."""
+
+
+def is_local(client: Sequence[Any] | None, headers: Mapping[str, str], http_version: str) -> bool:
+    """Whether the peer is a program on this machine that asks for itself. `client`: host and port,
+    as in ASGI. `headers`: by names in lower case.
+
+    Most proxies name a client in a header, keep the public name as `Host`, or speak HTTP/1.0 (nginx
+    before 1.29.7). Behind any other proxy on this machine, keys are needed.
+    """
+    if not client or not is_loopback(str(client[0])) or http_version == "1.0":
+        return False
+    host = Host.parse(headers.get("host") or "localhost")
+    return host is not None and host.is_loopback and not any(map(FORWARDING.fullmatch, headers))

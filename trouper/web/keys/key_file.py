@@ -1,5 +1,5 @@
-"""The file of API keys while the server runs: it is looked at on a thread, since a file system that
-does not answer (a dead mount, a FIFO) would stop every stream."""
+"""The file of API keys while the server runs, read on a thread: a file system that does not answer
+would stop every stream."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from trouper.protocol.settings import ServerSettings
 RELOAD_S = 1.0
 """Time between two looks, while requests come."""
 ANSWER_S = 5.0
-"""Longest wait for the file. One request waits for it, the others go on with the keys that are
-known."""
+"""Longest wait of one request for the file."""
 
 
 class KeyFile:
-    """Keeps the keys those of their file."""
-
     def __init__(self, keys: Keys, answer_s: float = ANSWER_S) -> None:
         self._keys, self._answer_s = keys, answer_s
         self._checked_at = -inf
         self._thread = trio.CapacityLimiter(1)
 
     async def look(self, now: float) -> None:
-        """Read the file again if it has changed; it is looked at once in RELOAD_S, and not while a
-        thread still waits for it. `now` in seconds."""
+        """Read the file again if changed, at most once in RELOAD_S. `now` in seconds."""
         if (
             self._keys.file is None
             or now - self._checked_at < RELOAD_S
@@ -57,7 +53,6 @@ class KeyFile:
 
 
 async def require_keys(settings: ServerSettings, answer_s: float = ANSWER_S) -> None:
-    """Read the keys once before anything else is done. Raises `SettingsInvalid`."""
     if settings.api_key_file is None:
         Keys.of(settings)
         return

@@ -1,10 +1,7 @@
-"""Requests and tokens a minute of a key, and what it has used since the server started.
+"""Requests and tokens a minute of a key, and usage since the server started.
 
-A request reserves its prompt and the longest answer it may have before it enters the queue. What it
-reserved counts in full while it runs; when it ends, what it used takes that place and counts for
-another minute. So whatever minute one looks at, the tokens of all requests that ran in it are
-within the limit. A request of several prompts or choices reserves for each of them; where they are
-too many for any minute, it is told so for good, for waiting would not help.
+Prompt and longest answer are reserved before a request enters the queue, and count in full while
+the request runs. The tokens used count for another minute.
 """
 
 from __future__ import annotations
@@ -26,20 +23,17 @@ REQUESTS, TOKENS = "requests_per_minute", "tokens_per_minute"
 
 @attrs.define(eq=False)
 class SlidingWindow:
-    """An amount that is held by what runs, or was used within the last WINDOW_S."""
+    """An amount held by running requests, or used within the last WINDOW_S."""
 
     _clock: Callable[[], float]
     _held: int = 0
     _used: int = 0
     _past: deque[tuple[float, int]] = attrs.field(factory=deque)
-    """Time and amount of what has ended."""
 
     def anew(self) -> SlidingWindow:
-        """Return one of which nothing is taken."""
         return SlidingWindow(self._clock)
 
     def taken(self) -> int:
-        """Return what counts now."""
         self._forget(self._clock())
         return self._held + self._used
 
@@ -51,8 +45,7 @@ class SlidingWindow:
         self._held += amount
 
     def settle(self, held: int, used: int) -> None:
-        """Let `held` go; `used` of it counts for WINDOW_S from now on. What no longer counts is
-        forgotten here, too: nobody asks for what is taken of a key without limits."""
+        """Let `held` go; `used` of it counts for WINDOW_S from now on."""
         now = self._clock()
         self._forget(now)
         self._held -= held
@@ -61,8 +54,8 @@ class SlidingWindow:
             self._past.append((now, used))
 
     def wait_s(self, amount: int, limit: int) -> float:
-        """Return the seconds until `amount` fits, if nothing else is taken; 0: it fits now. A
-        second, if that depends on what runs."""
+        """Return the seconds until `amount` fits, if nothing else is taken; 0: now. One second if
+        running requests decide."""
         over = self.taken() + amount - limit
         if over <= 0:
             return 0.0
@@ -73,14 +66,13 @@ class SlidingWindow:
         return 1.0
 
     def reset_s(self) -> float:
-        """Return the seconds until nothing counts, as `wait_s` does for all there is, without a
-        look at each request of the minute: every response says it."""
+        """Return the seconds until nothing counts, without a loop over requests: every response has
+        this header."""
         if not self.taken():
             return 0.0
         return 1.0 if self._held else self._left_s(self._past[-1][0])
 
     def _left_s(self, at: float) -> float:
-        """Return the seconds until what ended at that time counts no more."""
         # Rounded, the sum may be a little more than WINDOW_S after `at`: `Retry-After` would be a
         # second too much.
         return min(max(at + WINDOW_S - self._clock(), 0.001), WINDOW_S)
@@ -88,8 +80,6 @@ class SlidingWindow:
 
 @attrs.define
 class ModelUsage:
-    """What a key has used of one model."""
-
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -104,30 +94,26 @@ class KeyAccount:
     requests: SlidingWindow
     tokens: SlidingWindow
     usage: dict[str, ModelUsage] = attrs.field(factory=dict)
-    """By model."""
 
     def begin(self) -> None:
-        """Count a request, before its body is read. Raises `RequestFailed` (429) if the minute has
-        no room for it."""
+        """Count a request, before its body is read. Raises `RequestFailed` (429)."""
         limit = self.key.requests_per_minute
         if limit is not None:
             self._require(REQUESTS, self.requests, 1, limit)
         self.requests.settle(0, 1)
 
     def ask(self, model: str) -> None:
-        """Count a request of a model."""
         self.usage.setdefault(model, ModelUsage()).requests += 1
 
     def reserve(self, model: str, request: RequestTokens | None = None) -> Reservation:
-        """Return the reservation of a prompt and its answer. `request`: what the other ones of the
-        same request share with it."""
+        """Return the reservation of a prompt and an answer. `request`: common to a request's
+        reservations."""
         return Reservation(self, model, self.request_tokens() if request is None else request)
 
     def request_tokens(self) -> RequestTokens:
         return RequestTokens(self.tokens.anew())
 
     def require(self, tokens: int, limit: int) -> None:
-        """Raises `RequestFailed` (429) if the minute has no room for so many tokens."""
         self._require(TOKENS, self.tokens, tokens, limit)
 
     def _require(self, name: str, window: SlidingWindow, amount: int, limit: int) -> None:
@@ -142,7 +128,7 @@ class KeyAccount:
             raise RequestFailed(attrs.evolve(problem, retry_after_s=ceil(wait_s)))
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """Yield the headers by which OpenAI's API tells a client its limits."""
+        """Yield OpenAI's headers with the limits."""
         for name, window, limit in (
             ("requests", self.requests, self.key.requests_per_minute),
             ("tokens", self.tokens, self.key.tokens_per_minute),
@@ -155,17 +141,15 @@ class KeyAccount:
 
 @attrs.define(eq=False)
 class RequestTokens:
-    """What the prompts and answers of one request hold, or used within the last minute."""
+    """Tokens that one request holds, or used within the last minute."""
 
     window: SlidingWindow
     left: int = 1
-    """For how many prompts and choices nothing is reserved yet."""
+    """Number of prompts and choices without a reservation."""
 
 
 @attrs.define(eq=False)
 class Reservation:
-    """The tokens of one prompt and its answer, from its admission to its end."""
-
     _account: KeyAccount
     _model: str
     _request: RequestTokens
@@ -173,10 +157,10 @@ class Reservation:
     _ended: bool = False
 
     def admit(self, prompt_tokens: int, max_tokens: int, named: bool) -> int:
-        """Reserve the tokens of a prompt and its answer. Returns the most tokens that the answer
-        may have: `max_tokens`, or less if the request did not name it and no minute could hold it,
-        where choices have equal shares. Raises `RequestFailed`: 429 if this minute has no room, 400
-        if none has."""
+        """Reserve the tokens of a prompt and its answer. Returns the bound of the answer:
+        `max_tokens`, or an equal share of the minute if the request named no length and no minute
+        could hold `max_tokens`. Raises `RequestFailed`: 429 if this minute has no room, 400 if none
+        has."""
         limit = self._account.key.tokens_per_minute
         if limit is None or self._ended:
             return max_tokens
@@ -195,8 +179,6 @@ class Reservation:
         return max_tokens
 
     def _never(self, prompt_tokens: int, max_tokens: int, others: int, limit: int) -> RequestFailed:
-        """The refusal of what no minute holds. `others`: tokens of the request's other prompts and
-        choices."""
         addition, remedy = "", "lower max_tokens, or shorten the prompt"
         if others:
             addition = f", beside {others} of the request's other prompts and choices,"
@@ -210,9 +192,9 @@ class Reservation:
         )
 
     def end(self, record: RequestRecord) -> None:
-        """Correct the reservation to what was used. Called once, however the request ends."""
+        """Correct the reservation to the tokens used. Called once."""
         self._ended = True
-        # It had no row, so nothing was computed: it was refused, or it left the queue.
+        # Refused, or left the queue: nothing was computed without a row.
         if record.admitted_at is None:
             self._account.tokens.settle(self._held, 0)
             self._request.window.settle(self._held, 0)
@@ -227,8 +209,6 @@ class Reservation:
 
 
 class KeyAccounts:
-    """The accounts of all clients, by identity. `clock` gives seconds."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._accounts: dict[str, KeyAccount] = {}
@@ -242,9 +222,8 @@ class KeyAccounts:
         return account
 
     def listed(self, keys: Keys) -> list[KeyAccount]:
-        """Return the accounts of these keys, each client once; accounts of keys that are gone are
-        dropped. Keys that have moved in their file are called by their new line: another key may
-        have the old one, and two accounts of one label would be one series."""
+        """Return the accounts of these keys, each client once, and drop those of removed keys.
+        Labels are updated: a key may have moved in its file."""
         present = {key.identity: key for key in keys.all()}
         self._accounts = {
             name: account for name, account in self._accounts.items() if name in present

@@ -1,1 +1,1 @@
-"""The live page at `/`, and the snapshots that it is fed with."""
+"""The live page at `/`, and its snapshots."""

@@ -1,9 +1,4 @@
-"""Snapshots for the live page: each is made once for all viewers, by the first viewer of a tick,
-and none without viewers.
-
-There is no task. Viewers wait for the same ticks of the clock, so nothing has to be started,
-counted or ended with them.
-"""
+"""Snapshots for the live page, made once a tick by the first of all viewers."""
 
 from __future__ import annotations
 
@@ -19,45 +14,38 @@ from trouper.actors.runtime.served_models import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, found_body, model_body
-from trouper.web.streaming.named_events import named_event
+from trouper.web.streaming.event_log import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 1.0
-"""A frame costs a browser without a GPU 10 ms of the cores that a model on the same machine
-computes with."""
+"""A frame takes 10 ms of CPU in a browser without a GPU, on the machine of the model."""
 QUIET_S = 2.0
-"""Interval between snapshots while nothing changes."""
 RECENT = 50
-"""Number of recent requests that a new viewer gets."""
 
 
 class Feed:
-    """The source of snapshots. There is one for the app."""
-
     def __init__(self, models: Models, recent: Sequence[RequestRecord]) -> None:
         self._models, self._recent = models, recent
         self._server = {"version": VERSION, "started": time.time()}
-        """The fields that never change. `started` also tells servers at the same address apart."""
+        """Constant fields. `started` also tells servers at the same address apart."""
         self._gaps: dict[str, NewGaps] = {}
         self._tick = -1
         self._last: RequestRecord | None = None
         """The newest request of the last snapshot."""
         self.number = 0
-        """Number of snapshots sent."""
         self._sent_at = -inf
         self._last_models = b"", b""
-        """The encoded models of the last snapshot, and those that were only found."""
         self._body: dict[str, Any] = {}
         self._latest = b""
 
     @property
     def over(self) -> trio.Event:
-        """An event that is set when nothing will change any more."""
+        """Set when nothing will change any more."""
         return self._models.finished
 
     def snapshot(self) -> tuple[int, bytes]:
-        """Return the number of the latest snapshot, and the snapshot as an event. A snapshot is
-        made at most once a tick, and gets a new number if anything has changed."""
+        """Return the number of the latest snapshot, and the snapshot as an event. A changed
+        snapshot gets a new number."""
         tick = int(trio.current_time() / TICK_S)
         if tick != self._tick:
             self._tick = tick
@@ -82,18 +70,16 @@ class Feed:
         self._latest = named_event("snapshot", self._body)
 
     async def once(self) -> dict[str, Any]:
-        """Return a single snapshot. The batch view is available a tick after the first call."""
+        """Return the number of the latest snapshot, and the snapshot as an event."""
         self.snapshot()
         await trio.sleep_until(next_tick())
         self.snapshot()
         return self._body | {"recent": self.recent()}
 
     def recent(self) -> list[RequestRecord]:
-        """The most recent requests, the newest last."""
         return list(self._recent)[-RECENT:]
 
     def _ended(self) -> list[RequestRecord]:
-        """Return the requests that ended since the last snapshot."""
         ended: list[RequestRecord] = []
         for record in reversed(self._recent):
             if record is self._last or len(ended) == RECENT:
@@ -109,11 +95,8 @@ def next_tick() -> float:
 
 
 class Viewer(PassiveBody):
-    """The body of one viewer's stream.
-
-    A slow viewer misses snapshots; then the recent requests are sent again, as at the beginning. An
-    event `viewer`, which says what this viewer may do, is the first.
-    """
+    """One viewer's stream. The first event, `viewer`, has the viewer's rights. A slow viewer misses
+    snapshots, and gets the recent requests again."""
 
     def __init__(self, feed: Feed, *, manages_models: bool = False) -> None:
         self._feed = feed
@@ -131,8 +114,8 @@ class Viewer(PassiveBody):
         return first + (named_event("recent", self._feed.recent()) if missed else b"") + data
 
     async def _over(self) -> bool:
-        """Wait for the next tick, and return whether the server has ended. The first snapshot comes
-        at once, without waiting."""
+        """Wait for the next tick, except for the first snapshot. Returns whether the server has
+        ended."""
         with trio.move_on_at(-inf if self._seen < 0 else next_tick()):
             await self._feed.over.wait()
         return self._feed.over.is_set()

@@ -1,8 +1,7 @@
-"""GET /, the files of the page, and GET /v1/live that feeds it.
+"""GET /, the files of the page, and GET /v1/live with its data.
 
-The page and its files are open, for they hold no data; the data needs a key like any request. The
-files lie under a path that names their content, so a browser caches them for ever and never mixes
-two versions.
+Page and files are open; the data needs a key. The path of the files names their content: browsers
+cache them for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from quart import Response, request
 
 from trouper.protocol.api_keys import Keys
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.page_headers import page_headers
+from trouper.web.http.pages import page_headers
 from trouper.web.http.query_parameters import Query
 from trouper.web.live.feed import Feed, Viewer
 from trouper.web.live.snapshot import SNAPSHOT
@@ -27,14 +26,11 @@ TYPES = {
     "txt": "text/plain; charset=utf-8",
 }
 HEADERS = page_headers("script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'")
-"""Response headers that forbid inline scripts and styles, whatever a model writes."""
+"""Headers that forbid inline scripts and styles, whatever a model writes."""
 ASSETS = "/live/"
-"""Path of the live page's files; they hold no data."""
 
 
 class Site:
-    """The handlers."""
-
     def __init__(self, service: Service, keys: Keys) -> None:
         self._service = service
         self._feed = Feed(service.models, service.request_log.recent)
@@ -87,7 +83,6 @@ class Site:
         return as_json(await self._feed.once())
 
     def _manages_models(self) -> bool:
-        """Whether the viewer may load and unload models."""
         return self._service.models.control is not None and self._service.has_right("admin")
 
     async def page(self) -> Response:
@@ -97,8 +92,7 @@ class Site:
         return await response.make_conditional(request)
 
     async def file(self, digest: str, name: str) -> Response:
-        """Serve a file of the page. Files of another version are not found: the page that requests
-        them is old."""
+        """Serve a file of the page; 404 for files of another version."""
         kind = name.rpartition(".")[2]
         if digest != self._digest or name not in self._files:
             return Response(b"", 404, headers=HEADERS)

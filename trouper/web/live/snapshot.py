@@ -1,5 +1,4 @@
-"""The content of a snapshot for the live page: one object, made of what the actors publish
-anyway."""
+"""The content of a snapshot for the live page, from statistics that the actors publish."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from trouper.web.http.request_schema import COUNT, FLAG, OBJECT, TEXT, Json, arr
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
-"""Fields of the scheduler's statistics that are left out here: those with a key of their own, and
-histograms, which are for /metrics."""
+"""Fields of the scheduler's statistics with a key of their own, and histograms, which are for
+/metrics."""
 COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.name not in APART)
 
 
 def open_object(properties: Json, *optional: str) -> Json:
-    """The schema of an object with at least these properties: what an actor publishes may grow."""
+    """Return the schema of an object with at least these properties: statistics may grow."""
     return {
         "type": "object",
         "properties": properties,
@@ -85,7 +84,6 @@ SOMETIMES = (
     "batch",
     "banks",
 )
-"""Fields that a model has in some states only."""
 MODEL = open_object(
     {
         "name": TEXT,
@@ -131,20 +129,19 @@ SNAPSHOT = open_object(
 
 @attrs.define
 class NewGaps:
-    """Remembers which gaps of a model's batch were reported already."""
+    """Remembers the gaps of a model's batch that were reported already."""
 
     seen_count: int | None = None
 
     def of(self, batch: BatchStats) -> tuple[float, ...]:
-        """Return the gaps since the last call; none the first time, because they may be old."""
+        """Return the gaps since the last call; none the first time, since they may be old."""
         new = 0 if self.seen_count is None else batch.inter_token_latency_count - self.seen_count
         self.seen_count = batch.inter_token_latency_count
         return batch.inter_token_latencies_s[-new:] if new > 0 else ()
 
 
 def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
-    """Format a model: with its statistics if it is loaded, else with the reason why it could not be
-    loaded, if there is one."""
+    """Format a model: with statistics if loaded, else with the reason of a failed load."""
     body: dict[str, Any] = {
         "name": listed.names[0],
         "state": listed.state,
@@ -165,7 +162,6 @@ def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
 
 
 def found_body(listed: ModelEntry) -> dict[str, Any]:
-    """Format a model that --models-from has found and nobody uses."""
     return {"name": listed.names[0], "weights_bytes": listed.weights_bytes, "fits": listed.fits}
 
 

@@ -1,1 +1,1 @@
-"""What Prometheus reads at /metrics."""
+"""Metrics for Prometheus at /metrics."""

@@ -1,5 +1,4 @@
-"""Collecting metrics for a scrape: everything is read from what the actors publish anyway, so
-metrics cost nothing between scrapes."""
+"""GET /metrics, from statistics that the actors publish anyway."""
 
 from __future__ import annotations
 
@@ -9,26 +8,64 @@ from typing import Any, Protocol
 
 import attrs
 import trio
-from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from quart import Response
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
-from trouper.web.keys.key_limits import KeyAccount
-from trouper.web.metrics.batch_metrics import BATCH_METRICS
-from trouper.web.metrics.key_metrics import KEY_METRICS, key_metrics
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 from trouper.web.metrics.metric import MetricFamily, ModelScrape
 from trouper.web.metrics.request_metrics import RequestCounts
 from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
 from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
-from trouper.web.observability.ignored_names import IgnoredNames
-from trouper.web.observability.malformed_calls import MalformedCalls
+from trouper.web.observability.log_once import IgnoredNames, MalformedCalls
+
+LABELS = ("key", "model_name")
+KEY_METRICS = tuple(
+    (MetricFamily("counter", f"trouper_key_{name}_total", text, LABELS), name)
+    for name, text in (
+        ("requests", "Requests of a key that were let in."),
+        ("prompt_tokens", "Tokens of its prompts, cached ones among them."),
+        ("cached_tokens", "Tokens of these that need not be computed."),
+        ("completion_tokens", "Tokens of its answers."),
+    )
+)
+
+
+def key_metrics(accounts: Callable[[], Sequence[KeyAccount]]) -> Iterator[Metric]:
+    for family, name in KEY_METRICS:
+        yield family.family(
+            ((account.key.label, model), getattr(used, name))
+            for account in accounts()
+            for model, used in _used(account)
+        )
+
+
+def _used(account: KeyAccount) -> list[tuple[str, ModelUsage]]:
+    return sorted(account.usage.items())
+
+
+COUNT = MetricFamily("gauge", "trouper_batches", "Batches, by their status.", ("status",))
+RUNNING = MetricFamily(
+    "gauge", "trouper_batch_requests_running", "Requests of batches that run.", ()
+)
+ANSWERED = MetricFamily(
+    "counter",
+    "trouper_batch_requests_total",
+    "Requests of batches that were answered (completed), answered with an error (failed), or have "
+    "to run again (again).",
+    ("outcome",),
+)
+BYTES = MetricFamily("gauge", "trouper_batch_bytes", "Bytes of files and batches on disk.", ())
+BATCH_METRICS = (COUNT, RUNNING, ANSWERED, BYTES)
 
 MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
 REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
-"""Metrics counted from the request log, so that they survive unloading a model."""
+"""Counted from the request log: they survive unloading a model."""
 LOADED = MetricFamily(
     "gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",)
 )
@@ -74,13 +111,11 @@ ALL = (
     *BATCH_METRICS,
     *(family for family, _ in KEY_METRICS),
 )
-"""All metrics, except those of the process, which the client library names."""
+"""All metrics but those of the process, which the client library names."""
 
 
 @attrs.frozen
 class FamilyCollector(Collector):
-    """A collector of given metric families."""
-
     families: Sequence[Metric]
 
     def collect(self) -> Sequence[Metric]:
@@ -88,18 +123,15 @@ class FamilyCollector(Collector):
 
 
 class BatchMetrics(Protocol):
-    """What shows files and batches."""
-
     def health(self) -> dict[str, Any]:
-        """What /health shows."""
+        """Return the part of /health."""
 
     def metrics(self) -> Iterator[Metric]:
-        """Metric families, those of `BATCH_METRICS`."""
+        """Yield the families in `BATCH_METRICS`."""
 
 
 class Metrics(Collector):
-    """The metrics of the app, in no registry, so that the registry of an embedding program is not
-    touched."""
+    """The metrics of the app, apart from the registry of an embedding program."""
 
     def __init__(self, listed: Callable[[], Sequence[ModelEntry]]) -> None:
         self._listed = listed
@@ -113,15 +145,13 @@ class Metrics(Collector):
         self._process = ProcessCollector(registry=None)
 
     def responded(self, method: str, path: str, status: int) -> None:
-        """Count a response. `path` is the router's pattern, so that clients cannot create
-        arbitrarily many series."""
+        """Count a response. `path` is the router's pattern: clients cannot create series."""
         self._responses[method, path, str(status)] += 1
 
     async def exposed(self) -> bytes:
-        """Format all metrics in Prometheus' text format, whatever else a scraper prefers: written
-        as OpenMetrics, the client library turns `vllm:` into `vllm_` for every scraper that does
-        not ask for UTF-8 names. One metric is formatted at a time, since all of them take
-        milliseconds and streams must go on."""
+        """Format all metrics in Prometheus' text format: in OpenMetrics the client library turns
+        `vllm:` into `vllm_` for scrapers that do not ask for UTF-8 names. Streams go on between two
+        metrics."""
         parts = []
         for family in self.collect():
             parts.append(generate_latest(FamilyCollector((family,))))
@@ -129,8 +159,8 @@ class Metrics(Collector):
         return b"".join(parts)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families. The actors' statistics are of the moment of the first metric,
-        however long the others take."""
+        """Yield the metric families. The actors' statistics are of the moment of the first
+        metric."""
         listed = [entry for entry in self._listed() if not entry.is_unused]
         scrapes = [
             (entry.names[0], _seen(entry.runtime)) for entry in listed if entry.runtime is not None
@@ -159,3 +189,27 @@ class Metrics(Collector):
 
 def _seen(runtime: Runtime) -> ModelScrape:
     return ModelScrape(runtime, runtime.health(), runtime.channels())
+
+
+class Scrapes:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/metrics",
+                handler=self.metrics,
+                tag="Server",
+                summary="Metrics for Prometheus",
+                description=(
+                    "In Prometheus' text format; docs/metrics.md says what each of them is."
+                ),
+                answer={"type": "string"},
+                content_type="text/plain",
+            ),
+        )
+
+    async def metrics(self) -> Response:
+        return Response(await self._metrics.exposed(), content_type=CONTENT_TYPE_PLAIN_0_0_4)

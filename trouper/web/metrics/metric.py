@@ -1,5 +1,4 @@
-"""The definition of a metric: one entry with its name, kind and help, and the function that reads
-its values."""
+"""The definition of a metric: name, kind and help, and the function that reads its values."""
 
 from __future__ import annotations
 
@@ -27,8 +26,6 @@ Source = TypeVar("Source")
 
 @attrs.frozen
 class ModelScrape:
-    """The state of one loaded model at the moment of a scrape."""
-
     runtime: Runtime
     health: Health
     channels: tuple[ChannelStats, ...]
@@ -36,8 +33,7 @@ class ModelScrape:
 
 @attrs.frozen
 class MetricFamily:
-    """A metric's kind, name, help and labels. `name` is the one that Prometheus shows, `_total`
-    included."""
+    """A metric's kind, name, help and labels. `name` as Prometheus shows it, with `_total`."""
 
     kind: Kind
     name: str
@@ -45,7 +41,6 @@ class MetricFamily:
     labels: tuple[str, ...]
 
     def family(self, values: Iterable[Labelled]) -> Metric:
-        """Convert values to a metric family of the client library."""
         match self.kind:
             case "gauge":
                 gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
@@ -68,7 +63,7 @@ class MetricFamily:
 
 @attrs.frozen
 class ModelMetric(Generic[Source]):
-    """A metric of each model that has a `Source`. `labels` are those beside the model's."""
+    """A metric of each model with a `Source`. `labels`: those beside the model's."""
 
     kind: Kind
     name: str
@@ -78,7 +73,7 @@ class ModelMetric(Generic[Source]):
 
     @property
     def named(self) -> MetricFamily:
-        """The metric with its model labels. vLLM numbers its engines; a model has one here."""
+        """The metric with the model's labels. vLLM numbers engines; a model has one here."""
         model_labels = (
             ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
         )

@@ -19,8 +19,6 @@ LENGTHS = Histogram.of(REQUEST_TOKENS)
 
 @attrs.frozen
 class Measure:
-    """One measurement of a request, and its histogram."""
-
     name: str
     help: str
     empty: Histogram
@@ -31,8 +29,6 @@ class Measure:
 def _if_complete(
     of: Callable[[RequestRecord], float | None],
 ) -> Callable[[RequestRecord], float | None]:
-    """Restrict a measurement to complete answers: an aborted answer does not show how long a
-    complete one takes."""
     return lambda record: of(record) if record.reason in ("stop", "length") else None
 
 
@@ -129,14 +125,12 @@ EXPECTED = (
     ("error", "request_crashes_engine"),
     ("refused", "request_crashes_engine"),
 )
-"""Problems that are counted from the start: the first value of a series that did not exist before
-is no increase to `rate()`."""
+"""Problems that are counted from the start: the first value of a new series is no increase to
+`rate()`."""
 
 
 @attrs.define
 class ModelRequestCounts:
-    """Counts of one model's requests."""
-
     histograms: dict[str, Histogram] = attrs.field(
         factory=lambda: {measure.name: measure.empty for measure in MEASURES}
     )
@@ -144,7 +138,6 @@ class ModelRequestCounts:
     problems: Counter[tuple[str, str]] = attrs.field(
         factory=lambda: Counter(dict.fromkeys(EXPECTED, 0))
     )
-    """Counts by (reason, code)."""
     adapters: Counter[str] = attrs.field(factory=Counter)
     """Counts by LoRA adapter, of requests that named one."""
     disk_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Metrics that only this server has: actors, channels, cache tiers, and recovery from faults."""
+"""Metrics that only this server has: actors, channels, cache tiers, recovery."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def _running(seen: ModelScrape) -> Iterable[Labelled]:
 
 
 def _allowed(seen: ModelScrape) -> Iterable[Labelled]:
-    """Return whether each feature is enabled. A reason changes with the model and its device only,
-    so there are few series."""
+    """Return whether each feature is enabled. A reason changes with the model and device only: few
+    series."""
     capabilities = seen.runtime.model.capabilities
     return [
         ((feature, capabilities.off.get(feature, "")), int(capabilities.allows(feature)))

@@ -1,5 +1,4 @@
-"""Metrics with the meaning of vLLM's metrics of the same name, so that its dashboards and routers
-work."""
+"""Metrics as vLLM has them, for its dashboards and routers."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from trouper.web.metrics.request_metrics import MEASURES, Measure, ModelRequestC
 
 
 def _kv_used(seen: ModelScrape) -> float:
-    """Share of the KV memory that rows hold. A single row may run with more than the limit. Without
-    a limit rows are what runs out."""
+    """Share of the KV memory that rows hold, which may exceed 1 for a single row. Without a limit:
+    share of the rows."""
     stats = seen.health.scheduler
     if stats.kv_limit_bytes:
         return min(1.0, stats.kv_row_bytes / stats.kv_limit_bytes)

@@ -1,5 +1,4 @@
-"""Access log: one line for each request, written when it has ended. Lines never contain text of a
-prompt, an answer or a key; a key is called by its name, or by its line in the file."""
+"""The access log: one line for each ended request, without any text of prompts, answers or keys."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from trouper.protocol.record import RequestRecord
 
 log = logging.getLogger("trouper.requests")
 LONGEST_METHOD, LONGEST_PATH = 20, 200
-"""Characters of what a client may have sent of any length, before it showed a key."""
+"""Bounds of a client's text, in characters."""
 
 
 def log_record(record: RequestRecord) -> None:
@@ -24,7 +23,6 @@ def log_record(record: RequestRecord) -> None:
 
 
 def _summary(record: RequestRecord) -> str:
-    """Format a record for a person."""
     how = f"{record.reason} ({record.code})" if record.code else record.reason
     by = f" by {record.key}" if record.key else ""
     summary = f"{record.endpoint}{by} {how} after {record.total_s:.2f} s"
@@ -41,7 +39,6 @@ def _summary(record: RequestRecord) -> str:
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:
-    """Return a record as fields for programs. Fields without a value are left out."""
     fields = {
         "event": "request",
         "model": record.model,
@@ -67,8 +64,8 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def log_response(method: str, path: str, status: int) -> None:
-    """Log a response to a request that submitted no prompt: at `warning` if the server is at fault,
-    at `info` if the request is, else at `debug`."""
+    """Log a response to a request without a prompt: at `warning` for a fault of the server, at
+    `info` for one of the request, else at `debug`."""
     level = logging.WARNING if status >= 500 else logging.INFO if status >= 400 else logging.DEBUG
     if log.isEnabledFor(level):
         method, path = method[:LONGEST_METHOD], path[:LONGEST_PATH]

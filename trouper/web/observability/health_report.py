@@ -1,4 +1,4 @@
-"""What /health and /readyz say, from what the actors publish."""
+"""Bodies of /health, /readyz and /server_info, from statistics that the actors publish."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import Any
 
 import attrs
 import trio
+from quart import Response
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats, SchedulerStats
+from trouper.protocol.key_options import ANYBODY
 from trouper.protocol.model import ModelCard
-from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, full
+from trouper.protocol.version import VERSION
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, closed, full
+from trouper.web.keys.key_limits import KeyAccount, ModelUsage
+from trouper.web.service import Service, as_json
 from trouper.web.tool_support import can_call_tools
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
@@ -54,8 +60,8 @@ HEALTH = full(
 
 
 def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, Any]:
-    """The default model's health (of another, while that one is not loaded or is being unloaded),
-    and with several models that of each."""
+    """Return the health of the default model, or else of a loaded one; with several models that of
+    each."""
     listed = [entry for entry in listed if not entry.is_unused]
     staying = sorted(listed, key=lambda entry: entry.state == "unloading")
     loaded = [_model_body(entry.runtime) for entry in staying if entry.runtime is not None]
@@ -66,8 +72,7 @@ def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, An
 
 
 def none_loaded(*, draining: bool, unloading: bool = False) -> dict[str, str]:
-    """The status of a server without a loaded model, which loads one at the next request unless it
-    is `draining`. `unloading`: the last one is being unloaded."""
+    """Return the status of a server without a loaded model. `unloading`: the last one is."""
     detail = (
         "the model is being unloaded; a request loads it again"
         if unloading
@@ -87,7 +92,6 @@ def _entry_body(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _model_body(runtime: Runtime) -> dict[str, Any]:
-    """`status`, `cache_stats` with the agreed names, and the actors one by one."""
     health = runtime.health()
     return {
         "status": health.status,
@@ -115,8 +119,8 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
 
 
 def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:
-    """Bytes of the weights with all LoRA adapters, and of these alone; and of an adapter that is
-    being loaded."""
+    """Return the bytes of the weights with all LoRA adapters, of the adapters alone, and of an
+    adapter that is being loaded."""
     adapters = health.adapters
     return {
         "weights_bytes": runtime.weights_bytes,
@@ -126,7 +130,6 @@ def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:
 
 
 def _drafters(card: ModelCard) -> dict[str, Any]:
-    """The draft model by its name, and whether there is an MTP head, or why not."""
     return {
         "draft_model": card.draft_model,
         "mtp": {"loaded": not card.no_mtp, "reason": card.no_mtp},
@@ -139,8 +142,8 @@ def self_check_body(card: ModelCard) -> dict[str, Any]:
 
 
 def _kv_memory(stats: SchedulerStats) -> dict[str, Any]:
-    """Bytes of rows and the limit that they share with cached blocks, 0 if there is none; how often
-    a row left for lack of memory, and how many sequences wait to return; the engine's banks."""
+    """Return the bytes of rows and the limit shared with cached blocks (0: none), and the numbers
+    of preempted rows and of sequences that wait to return."""
     return {
         "kv_row_bytes": stats.kv_row_bytes,
         "kv_limit_bytes": stats.kv_limit_bytes,
@@ -164,8 +167,7 @@ def _rank(rank: RankStats) -> dict[str, Any]:
 
 
 def cache_stats(health: Health) -> dict[str, int | float]:
-    """Blocks in memory, and what they spared. Every block that is held is a cached one;
-    `free_blocks` would still fit."""
+    """Return the blocks in memory and the work saved. `free_blocks` would still fit."""
     stats, cache = health.scheduler, health.scheduler.cache
     prompt_tokens = stats.total_prefill_tokens + stats.total_cached_tokens
     lookups = cache.hits_block + cache.misses
@@ -188,3 +190,96 @@ def cache_stats(health: Health) -> dict[str, int | float]:
         "requests_errored": stats.requests_errored,
         "total_requests": stats.total_requests,
     }
+
+
+INFO = closed(
+    {
+        "served_model_name": TEXT,
+        "model_path": TEXT,
+        "version": TEXT,
+        "max_running_requests": {"type": "integer"},
+    },
+    "served_model_name",
+    "model_path",
+    "version",
+)
+
+
+class Replica:
+    """GET /server_info, with the names of SGLang's servers, for its router."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/server_info",
+                handler=self.server_info,
+                tag="Server",
+                summary="What a router wants to know",
+                description=(
+                    "The default model, and how many requests decode together once it is loaded."
+                ),
+                answer=INFO,
+            ),
+        )
+
+    async def server_info(self) -> Response:
+        first = self._service.listed(None)
+        name = first.names[0]
+        body: dict[str, str | int] = {
+            "served_model_name": name,
+            "model_path": name,
+            "version": VERSION,
+        }
+        if first.runtime is not None:
+            body["max_running_requests"] = first.runtime.settings.rows
+        return as_json(body)
+
+
+COUNTS: Json = dict.fromkeys((field.name for field in attrs.fields(ModelUsage)), COUNT)
+MODEL_USAGE = closed({"model": TEXT} | COUNTS, "model", *COUNTS)
+KEY_USAGE = closed(
+    {"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)}, "key", *COUNTS, "models"
+)
+USAGE = closed({"object": {"const": "list"}, "data": array(KEY_USAGE)}, "object", "data")
+
+
+def usage_body(account: KeyAccount) -> Json:
+    models = {name: attrs.asdict(used) for name, used in sorted(account.usage.items())}
+    total = {name: sum(used[name] for used in models.values()) for name in COUNTS}
+    return (
+        {"key": account.key.label}
+        | total
+        | {"models": [{"model": name} | used for name, used in models.items()]}
+    )
+
+
+class UsageOfKeys:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/v1/usage",
+                handler=self.usage,
+                tag="Server",
+                summary="What this key has used since the server started",
+                description=(
+                    "Requests and tokens, by model; of all keys, for a key with the right "
+                    "`observability`."
+                ),
+                answer=USAGE,
+            ),
+        )
+
+    async def usage(self) -> Response:
+        key = self._service.key or ANYBODY
+        accounts = self._service.accounts.listed(self._service.keys)
+        if "observability" not in key.rights:
+            accounts = [account for account in accounts if account.key.identity == key.identity]
+        return as_json({"object": "list", "data": [usage_body(account) for account in accounts]})

@@ -1,5 +1,4 @@
-"""The log of recent requests: each record is kept once, and observers (metrics, access log, traces)
-are called with it."""
+"""The log of recent requests. Observers (metrics, access log, traces) get each record."""
 
 from __future__ import annotations
 
@@ -20,31 +19,27 @@ RequestObserver = Callable[[RequestRecord], None]
 
 @attrs.frozen
 class RequestOrigin:
-    """Facts about a request that only the edge knows."""
-
     model: str
     endpoint: str
     at: float
-    """trio.current_time() when the model was requested, which may have had to be loaded first."""
+    """trio.current_time() when the model was requested, before it was loaded."""
     traceparent: str
     tracestate: str
     adapter: str = ""
     """Name of the LoRA adapter that answers; "": the model itself."""
     key: str = ""
-    """What names the API key; "": there are none."""
 
 
 class RequestLog:
-    """The records of ended requests. There is one log for the app and all of its models."""
+    """The records of ended requests, of all models."""
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
-        """The latest records, the newest last."""
 
     def note(self, origin: RequestOrigin, record: RequestRecord) -> None:
-        """Complete a request's record and notify the observers. Runs while a request is closed,
-        perhaps in cancelled cleanup: it neither waits nor raises."""
+        """Complete a request's record and call the observers. Runs in cancelled cleanup: neither
+        waits nor raises."""
         complete = attrs.evolve(
             record,
             model=origin.model,

@@ -1,6 +1,7 @@
-"""Requests as OpenTelemetry spans, created when a request has ended: no span state is kept before.
-Needs the extra `otel`; a program that embeds the server passes `Traces(tracer).observe` to
-`serve_http` or `create_app` as one of the observers."""
+"""OpenTelemetry spans, made when a request has ended. Needs the extra `otel`.
+
+An embedding program passes `Traces(tracer).observe` as an observer to `serve_http` or `create_app`.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +17,13 @@ OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embedding
 
 
 class Traces:
-    """Creates a span for each request, with one inside for each phase that the request reached:
-    queue, prefill, decode."""
+    """Creates a span for each request, and one inside for each phase: queue, prefill, decode."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
     def observe(self, record: RequestRecord) -> None:
-        """Create the spans of a request. An observer of the request log."""
         span = self._tracer.start_span(
             f"POST {record.endpoint}",
             context=self._caller(record),
@@ -38,8 +37,7 @@ class Traces:
         span.end(_ns(record, record.ended_at))
 
     def _caller(self, record: RequestRecord) -> Context:
-        """Return the client's trace context; an empty one, so that a new trace begins, if the
-        client sent none or an invalid one."""
+        """Return the client's trace context; empty if none was sent, or an invalid one."""
         carrier = {"traceparent": record.traceparent, "tracestate": record.tracestate}
         return self._propagator.extract(
             {name: value for name, value in carrier.items() if value}, Context()
@@ -68,7 +66,7 @@ class Traces:
 
 
 def _attributes(record: RequestRecord) -> Attributes:
-    """Return attributes under OpenTelemetry's names where it defines some. A refused request has no
+    """Return attributes, with OpenTelemetry's names where defined. A refused request has no
     counts."""
     attributes: Attributes = {
         "http.request.method": "POST",
@@ -97,8 +95,6 @@ def _tiers(record: RequestRecord) -> Attributes:
 
 
 def _tell_end(record: RequestRecord, span: Span) -> None:
-    """Set the status. A refusal is the client's fault or the queue's; only an error is a fault of
-    the server."""
     if record.code:
         span.set_attribute("error.type", record.code)
     if record.reason == "error":

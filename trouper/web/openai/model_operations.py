@@ -24,7 +24,7 @@ from trouper.web.openai.adapter_operations import AdapterOperations
 from trouper.web.openai.errors import error_body
 from trouper.web.openai.model_listing import listed_body
 from trouper.web.service import Service, as_events, as_json
-from trouper.web.streaming.named_events import named_event
+from trouper.web.streaming.event_log import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 0.2

@@ -28,8 +28,7 @@ from trouper.web.responses.conversation_item import new_id
 from trouper.web.responses.open_items import OpenCall, OpenItem
 from trouper.web.responses.response_fields import usage_body
 from trouper.web.service import now
-from trouper.web.streaming.event_log import EventLog
-from trouper.web.streaming.named_events import named_event
+from trouper.web.streaming.event_log import EventLog, named_event
 
 encode = msgspec.json.encode
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -1,25 +1,30 @@
-"""Logs of server-sent events, which can be read later, repeatedly, or from any position."""
+"""Server-sent events, and logs of events that can be read later, from any position."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import trio
 
 from trouper.web.streaming.passive_body import PassiveBody
 from trouper.web.streaming.step_delivery import MAX_EVENTS
 
 
+def named_event(name: str, data: Any) -> bytes:
+    """Format a server-sent event with a name. `data` becomes JSON."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
+
+
 class EventLog:
-    """An append-only list of events until it is closed. Any number of readers follow it, each at
-    its own position."""
+    """An append-only list of events, until closed. Any number of readers follow."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._readers = trio.lowlevel.ParkingLot()
         self.over = False
         self.size = 0
-        """Size in bytes."""
 
     def add(self, event: bytes) -> None:
         self._events.append(event)
@@ -41,17 +46,15 @@ class EventLog:
 
 
 class Replay(PassiveBody):
-    """The body of a streamed response that replays an event log."""
-
     def __init__(
         self, log: EventLog, position: int, heartbeat_s: float, heartbeat: Callable[[int], bytes]
     ) -> None:
-        """`heartbeat` formats one behind the event of that number, which may be -1."""
+        """`heartbeat` formats a heartbeat behind the event of that number, which may be -1."""
         self._log, self._position = log, position
         self._heartbeat_s, self._heartbeat = heartbeat_s, heartbeat
 
     async def __anext__(self) -> bytes:
-        """Return the available events as one write, but not all of a long answer."""
+        """Return up to `MAX_EVENTS` available events as one write."""
         with trio.move_on_after(self._heartbeat_s):
             await self._log.wait_beyond(self._position)
             events = self._log.since(self._position, MAX_EVENTS)

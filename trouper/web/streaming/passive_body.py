@@ -1,5 +1,4 @@
-"""The body of a stream that belongs to others: a reader owns nothing, so closing the body ends only
-the reading."""
+"""The body of a stream that belongs to others."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from quart.wrappers.response import ResponseBody
 
 
 class PassiveBody(ResponseBody):
-    """A response body without resources: nothing is acquired on entry or released on exit."""
+    """A response body without resources: closing the body ends only the reading."""
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         return self

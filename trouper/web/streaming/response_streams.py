@@ -1,4 +1,4 @@
-"""Formatting of running answers as responses: collected, or as server-sent events."""
+"""Running answers as responses: collected, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDe
 
 log = logging.getLogger("trouper.web")
 LONG_SCORES = 500
-"""Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to
-20 alternatives."""
+"""Number of log-probabilities beyond which formatting leaves the event loop."""
 LONG_ANSWER = 5000
-"""Characters of a complete answer beyond which it is parsed in a thread. Parsers take about 3 us
-for each."""
+"""Characters of a complete answer beyond which a thread parses, at about 3 us a character."""
 
 
 DELTA_BYTES = 300
 """Memory of the text of a token that waits for its client."""
 SCORE_BYTES = 500
-"""Memory of a log-probability, and of what is sent of it."""
+"""Memory of a log-probability, and of its JSON."""
 Hold = Callable[[int], None]
 """Holds so many bytes more for a request. Raises `RequestFailed`."""
 
@@ -41,8 +39,7 @@ def unbounded(amount: int) -> None:
 
 
 async def collect(answer: Answer, hold: Hold = unbounded) -> Choice:
-    """Collect a complete answer. Raises `RequestFailed`; a partial answer is never returned as if
-    it were complete (F13)."""
+    """Collect a complete answer. Raises `RequestFailed`, never returning a partial one (F13)."""
     deltas = list[Delta]()
     async for delta in answer:
         deltas.append(delta)
@@ -63,14 +60,13 @@ async def collect(answer: Answer, hold: Hold = unbounded) -> Choice:
 
 
 def is_long(choices: Sequence[Choice]) -> bool:
-    """Whether formatting these choices takes more than some milliseconds."""
+    """Whether formatting takes more than some milliseconds."""
     scores = sum(len(choice.logprobs) + len(choice.prompt_logprobs) for choice in choices)
     return scores > LONG_SCORES or sum(len(choice.text) for choice in choices) > LONG_ANSWER
 
 
 async def collect_all(answers: Sequence[Answer], hold: Hold = unbounded) -> list[Choice]:
-    """Collect answers concurrently. The first failure ends the others. `hold` is called as they
-    grow."""
+    """Collect answers concurrently, as `collect`. The first failure ends the others."""
     choices: dict[int, Choice] = {}
     failures: list[RequestFailed] = []
 
@@ -91,15 +87,12 @@ async def collect_all(answers: Sequence[Answer], hold: Hold = unbounded) -> list
 
 @attrs.frozen
 class AnswerEvent:
-    """An event of one of several answers, and the index of that answer."""
-
     index: int
     event: Delta | Finished | RequestFailed
 
 
 async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[AnswerEvent]) -> None:
-    """Forward one of several answers into their common stream. A slow reader slows it; the answer's
-    own channel buffers."""
+    """Forward one of several answers into their common stream."""
     # The stream has no reader any more: the client disconnected, or another answer failed. All
     # answers are closed then.
     with pieces, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -113,8 +106,8 @@ async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Answer
 
 
 async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> bytes:
-    """Run `make` on a thread, shielded from cancellation: the dialect has changed its state, so the
-    result must not be lost."""
+    """Run `make` on a thread, shielded from cancellation: the dialect has changed its state, and
+    the result must not be lost."""
     made: list[bytes] = []
     with trio.CancelScope(shield=True):
         made.append(await trio.to_thread.run_sync(make, piece))
@@ -122,10 +115,9 @@ async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> 
 
 
 HEAD_WAIT_S = 0.005
-"""How long the head of a response waits for the first token. To make and send it takes 1 ms of
-Python's lock, which the engine's thread needs now, to build the prompt's pass. A GPU evaluates that
-pass 5 ms later, without the lock: on an H100 a prompt of 53 tokens has its first token after 16 ms
-in place of 20."""
+"""Longest wait of a response's head for the first token: the head holds the GIL for 1 ms, just when
+the engine builds the prompt's pass. First token of 53 prompt tokens on an H100: 16 ms in place of
+20."""
 
 
 class EventStream(ResponseBody):
@@ -141,8 +133,8 @@ class EventStream(ResponseBody):
         *,
         hold: Hold = unbounded,
     ) -> None:
-        """`direct`: what writes the text of a single answer, once the head of the response was
-        sent. `hold` is called as more of the answers waits for a client that reads slowly."""
+        """`direct`: writes the text of a single answer behind the head. `hold` is called as more
+        waits for a slow client."""
         self._hold, self._max_waiting = hold, MAX_EVENTS
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
@@ -154,13 +146,12 @@ class EventStream(ResponseBody):
         self._over = False
         self._began = False
         self._opening = b""
-        """The first events, until they are written."""
         self._begun: set[int] = set()
         """Indices of answers whose prompt log-probabilities were written."""
 
     async def waited(self) -> Self:
-        """Wait a moment for a single answer, before the response begins (`HEAD_WAIT_S`), unless
-        others are streamed: the engine is in their step, and takes longer. Returns the body."""
+        """Wait up to `HEAD_WAIT_S` for a single answer, unless other streams run. Returns the
+        body."""
         if len(self._answers) == 1 and not (self._delivery and self._delivery.running):
             with trio.move_on_after(HEAD_WAIT_S):
                 await self._answers[0].wait_next()
@@ -194,9 +185,8 @@ class EventStream(ResponseBody):
         return self
 
     async def __anext__(self) -> bytes:
-        """Return the available events as one write, so that a busy server sends fewer, larger
-        writes. An error in formatting them ends the stream as any failure does: its status was sent
-        long ago."""
+        """Return the available events as one write. An error ends the stream with an event: the
+        status was sent long ago."""
         if self._over:
             raise StopAsyncIteration
         try:
@@ -261,15 +251,14 @@ class EventStream(ResponseBody):
             return AnswerEvent(0, failed)
 
     async def _made(self, piece: AnswerEvent) -> bytes:
-        """Format an event, on a thread if that takes long."""
         if not self._takes_long(piece.index):
             return self._written(piece)
         self._begun.add(piece.index)
         return await shielded(self._written, piece)
 
     def _takes_long(self, index: int) -> bool:
-        """Whether the next event of an answer is its first, and carries the log-probabilities of a
-        long prompt, which take a second."""
+        """Whether the next event has the log-probabilities of a long prompt, which take a
+        second."""
         return index not in self._begun and len(self._answers[index].prompt_logprobs) > LONG_SCORES
 
     def _written(self, piece: AnswerEvent) -> bytes:
@@ -285,7 +274,6 @@ class EventStream(ResponseBody):
                 return self._dialect.failure(failed.problem)
 
     async def _what_waits(self) -> bytes:
-        """Format the events that are already available, to be part of the same write."""
         events: list[bytes] = []
         while (
             not self._over and len(events) < MAX_EVENTS and (piece := self._waiting()) is not None

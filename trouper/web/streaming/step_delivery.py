@@ -1,10 +1,8 @@
-"""Delivery by the step: one task writes what a step of the engine gave to all streams.
+"""Delivery by the step: one task writes the text of a step to all streams.
 
-A reply that arrives for a stream notes the stream here, and the first one of a step wakes the task.
-It runs once the scheduler has sent its next plan and waits, so it finds the replies of the whole
-step, and writes each stream's with one system call. The stream's own task sleeps meanwhile, and
-looks at its deadlines when they could have passed, not with each token. It is woken for everything
-else: another reply than text, a socket whose buffer is full, an error.
+The first reply of a step wakes the task, which runs when the scheduler has sent its next plan: by
+then all replies are there. A stream's own task sleeps until a deadline, a reply other than text, a
+full socket, or an error.
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ from trouper.protocol.replies import Delta
 from trouper.web.http.socket_writer import SocketWriter
 
 MAX_EVENTS = 256
-"""Maximum number of deltas or events in one write, so that a client that reads again after a pause
-gets its text in small pieces."""
+"""Maximum number of deltas or events in one write: a client that pauses gets small pieces."""
 STREAMS_AT_ONCE = 64
 """Number of streams after which other tasks run, the scheduler among them."""
 
 
 class StepDelivery:
-    """The streams that have something to write, and the task that writes it."""
+    """The streams with something to write, and the task that writes."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -36,14 +33,13 @@ class StepDelivery:
         self._idle = trio.lowlevel.ParkingLot()
 
     def note(self, stream: DirectStream) -> None:
-        """Note that the stream has something to write. Called in the task of whoever sends replies:
-        it neither blocks nor raises."""
+        """Note that the stream has something to write. Called by senders of replies: neither blocks
+        nor raises."""
         self._noted.append(stream)
         if len(self._noted) == 1:  # Else an earlier one has woken the task, or it is about to look.
             self._idle.unpark()
 
     async def run(self) -> None:
-        """Write until cancelled."""
         while True:
             if not self._noted:
                 await self._idle.park()
@@ -57,7 +53,7 @@ class StepDelivery:
 
 
 class DirectStream:
-    """A streamed response whose text is written by StepDelivery, while its own task is in `run`."""
+    """A streamed response whose text StepDelivery writes, while its own task is in `run`."""
 
     def __init__(
         self,
@@ -68,21 +64,17 @@ class DirectStream:
         delivery: StepDelivery,
         heartbeat_s: float,
     ) -> None:
-        """`text`: formats the events of a delta of the answer, which is the only one; b"" for none
-        yet."""
+        """`text`: formats the events of a delta of the answer, the only one; b"": none yet."""
         self._answer, self._text = answer, text
         self._context = copy_context()
-        """Context variables of the stream's own task, so that log lines have the id of its
-        request."""
+        """Of the stream's own task: log lines have the id of its request."""
         self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
         self._follows = False
-        """Whether StepDelivery may write."""
         self._decodes = False
         self._noted = False
-        """Whether StepDelivery is about to look."""
         self._written_at = 0.0
         self._untaken = b""
-        """What the socket did not take of the last write."""
+        """Bytes that the socket did not take of the last write."""
         self._error: Exception | None = None
         self._woken, self._sleep = trio.Event(), trio.CancelScope()
 
@@ -115,7 +107,7 @@ class DirectStream:
         now = trio.current_time()
         self._woken, self._written_at, self._follows = trio.Event(), now, True
         self._answer.follow(self._note)
-        self.deliver(now)  # What came before.
+        self.deliver(now)  # Text that came before.
 
     async def _finish_write(self) -> None:
         if self._error is not None:
@@ -130,8 +122,7 @@ class DirectStream:
             self._delivery.note(self)
 
     def deliver(self, now: float) -> None:
-        """Write what has arrived. An error is raised in the stream's own task, so that it ends this
-        stream alone."""
+        """Write the text that has arrived. An error is raised in the stream's own task."""
         self._noted = False
         if not self._follows:
             return

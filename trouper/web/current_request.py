@@ -1,0 +1,424 @@
+"""The request at hand: its id, key and body, and the resources that end with the request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from math import inf
+from time import perf_counter
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
+from uuid import uuid4
+
+import attrs
+import trio
+from quart import Request, request
+
+from trouper import heap
+from trouper.protocol.api_keys import Keys
+from trouper.protocol.key_options import ANYBODY, ApiKey, Right
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.settings import ServerSettings
+from trouper.web.http.body_complexity import parsed_bytes
+from trouper.web.http.body_parsing import parse_json
+from trouper.web.http.byte_budget import ByteBudget, Holding, default_bytes
+from trouper.web.http.content_encoding import decoded, is_encoded
+from trouper.web.http.leniency import ReadPast
+from trouper.web.http.loop_shares import LoopShares, Meter
+from trouper.web.http.paced_body import PacedBody
+from trouper.web.http.plain_http import WRITER
+from trouper.web.http.request_body import Report, refuse
+from trouper.web.http.socket_writer import SocketWriter
+from trouper.web.keys.endpoint_rights import asks_model, is_local
+from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
+from trouper.web.observability.log_once import IgnoredNames
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+LARGE_BODY = 2**17
+"""Bytes of a body beyond which parsing leaves the event loop."""
+LARGE_AT_ONCE = 2
+"""Number of large bodies that are parsed at a time: parsing holds the GIL."""
+HUGE_BODY = 2**20
+GIVE_BACK_AFTER_S = 0.5
+"""Delay after a huge body before memory goes back to the system. Requests that end meanwhile share
+one call."""
+BATCH_OWNER = "trouper.batch_owner"
+"""Key in the ASGI state of a line of a batch: identity of the API key that made the batch. No
+client can set the state."""
+BATCH_BEGIN = "trouper.batch_begin"
+"""Key in the same state: an async function that is called before a model works for the line. Raises
+`RequestFailed`."""
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+@attrs.define(eq=False)
+class RequestScope:
+    """The state of one request, from its head to its end."""
+
+    headers: Mapping[str, str]
+    """By names in lower case; of several headers with one name, the first."""
+    request_id: str
+    """The client's X-Request-Id if valid, else a new id."""
+    owned: ExitStack
+    nursery: trio.Nursery
+    writer: SocketWriter | None
+    """The connection's writer, where the guard lends it."""
+    batch_owner: str | None
+    begin_line: Callable[[], Awaitable[None]] | None
+    meter: Meter = attrs.field(factory=Meter)
+    read_past: ReadPast = attrs.field(factory=ReadPast)
+    submitted: bool = False
+    is_large: bool = False
+    body_bytes: int = 0
+    holding: Holding | None = None
+    key: ApiKey | None = None
+    key_is_resolved: bool = False
+    account: KeyAccount | None = None
+    counted_model: str | None = None
+    tokens: RequestTokens | None = None
+
+    @classmethod
+    def open(
+        cls, request: Request, state: Mapping[str, Any], owned: ExitStack, nursery: trio.Nursery
+    ) -> RequestScope:
+        # Quart's headers compare each name of a request with the one that is looked up, some forty
+        # times a request.
+        headers = {name.lower(): value for name, value in reversed([*request.headers])}
+        sent = headers.get("x-request-id", "")
+        return cls(
+            headers,
+            sent if REQUEST_ID.fullmatch(sent) else uuid4().hex,
+            owned,
+            nursery,
+            writer=state.get(WRITER),
+            batch_owner=state.get(BATCH_OWNER),
+            begin_line=state.get(BATCH_BEGIN),
+        )
+
+
+SCOPE: ContextVar[RequestScope] = ContextVar("SCOPE")
+"""Read some forty times a request; Quart's `request` takes ten times as long."""
+
+
+@contextmanager
+def at_hand(scope: RequestScope) -> Iterator[None]:
+    token = SCOPE.set(scope)
+    try:
+        yield
+    finally:
+        SCOPE.reset(token)
+
+
+class Heap:
+    """Returns memory to the system, once for huge requests that end at about the same time."""
+
+    def __init__(self) -> None:
+        self._due = False
+
+    def give_back_soon(self) -> None:
+        if not self._due:
+            self._due = True
+            trio.lowlevel.spawn_system_task(self._give_back)
+
+    async def _give_back(self) -> None:
+        await trio.sleep(GIVE_BACK_AFTER_S)
+        self._due = False
+        await trio.to_thread.run_sync(heap.give_back)
+
+
+def priority_with(key: ApiKey, given: int | None) -> int:
+    """Return the priority of a request; `given` None: that of its key. Raises `RequestFailed` (403)
+    if the key does not allow a priority so urgent."""
+    if given is None:
+        return key.priority
+    if key.min_priority is None or given >= key.min_priority:
+        return given
+    message = (
+        f"priority {given} is below {key.min_priority}, the least that the API key {key.label!r} "
+        "may send (min_priority); raise it"
+    )
+    raise RequestFailed(
+        Problem(403, message, "permission_error", "priority", "priority_not_allowed")
+    )
+
+
+def take_text(holding: Holding, size: int) -> None:
+    holding.take(3 * size)
+
+
+class CurrentRequest:
+    """Access to the request at hand and to its key. Most methods need a request context."""
+
+    def __init__(
+        self, settings: ServerSettings, keys: Keys, clock: Callable[[], float] = trio.current_time
+    ) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.accounts = KeyAccounts(clock)
+        self.ignored = IgnoredNames()
+        self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
+        self._heap = Heap()
+        self._shares = LoopShares()
+        given = settings.request_memory
+        self.budget = ByteBudget(default_bytes(settings) if given is None else given)
+
+    @property
+    def scope(self) -> RequestScope:
+        return SCOPE.get()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.scope.headers
+
+    @property
+    def request_id(self) -> str:
+        return self.scope.request_id
+
+    @property
+    def batch_owner(self) -> str | None:
+        return self.scope.batch_owner
+
+    async def begin_line(self) -> None:
+        """Called before a model works for this line of a batch. Raises `RequestFailed` (503)."""
+        if (begin := self.scope.begin_line) is not None:
+            await begin()
+
+    @property
+    def submitted(self) -> bool:
+        """Whether a model was asked. The request log then has an entry."""
+        return self.scope.submitted
+
+    @property
+    def read_past(self) -> ReadPast:
+        return self.scope.read_past
+
+    @property
+    def report(self) -> Report:
+        return refuse if self.settings.strict else self.read_past
+
+    # -- its turn ---------------------------------------------------------------------------------
+
+    async def begin_turn(self, *, waits: bool) -> None:
+        """Wait until the tenant may begin one more request, if this one `waits`."""
+        tenant = self.tenant
+        await self._shares.begin(tenant, self.scope.meter, waits=waits)
+        self.at_end(self._shares.end, tenant)
+        self.at_end(self.end_turn)
+
+    def end_turn(self) -> None:
+        self._shares.close(self.scope.meter)
+
+    def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
+        self.scope.owned.callback(callback, *arguments)
+
+    # -- its body ---------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> Holding:
+        scope = self.scope
+        if scope.holding is None:
+            scope.holding = self.budget.open(self.tenant)
+            self.at_end(scope.holding.give_back)
+        return scope.holding
+
+    def hold(self, amount: int) -> None:
+        """Hold so many bytes more. Raises `RequestFailed` (413, 429, 503)."""
+        self.holding.take(amount)
+
+    @property
+    def body_bytes(self) -> int:
+        return self.scope.body_bytes
+
+    async def body(self) -> dict[str, Any]:
+        """Return the request's JSON object. Raises `RequestFailed` (400, 413, 415, 429, 503), or
+        werkzeug's 408 and 413."""
+        data = await self._received()
+        encoding = self.headers.get("content-encoding", "")
+        if is_encoded(encoding):
+            limit = self.settings.max_body_bytes
+            take = partial(take_text, self.holding)
+            data = await trio.to_thread.run_sync(
+                decoded,
+                data,
+                encoding,
+                limit,
+                lambda size: trio.from_thread.run_sync(take, size),
+                limiter=self._large,
+            )
+            if len(data) > HUGE_BODY:
+                self.at_end(self._heap.give_back_soon)
+        self.scope.body_bytes, self.scope.is_large = len(data), len(data) > LARGE_BODY
+        self.holding.take_up_to(await self.run_off_loop(parsed_bytes, data))
+        try:
+            return await self.run_off_loop(
+                parse_json, data, None if self.settings.strict else self.read_past
+            )
+        finally:
+            if len(data) > HUGE_BODY:
+                del data
+                await trio.to_thread.run_sync(heap.give_back)
+
+    async def _received(self) -> bytes:
+        body, size = cast("PacedBody", request.body), request.content_length
+        try:
+            self.count()
+            if size is not None and size <= self.settings.max_body_bytes:  # Else Quart refuses it.
+                self.hold(2 * size)  # A complete body is copied.
+            body.admit(inf, partial(take_text, self.holding) if size is None else None)
+        except RequestFailed:
+            await body.drop(self.settings.body_timeout_s)
+            raise
+        try:
+            return cast("bytes", await request.get_data(cache=False, as_text=False))
+        finally:
+            if body.received > HUGE_BODY:
+                self.at_end(self._heap.give_back_soon)
+
+    def note_ignored(self) -> None:
+        self.ignored.note(self.read_past.take_new(), request.path)
+
+    def ignored_names(self) -> str:
+        self.note_ignored()
+        return ", ".join(self.read_past.names)
+
+    async def read(self, parse: Callable[[dict[str, Any], Report], T]) -> T:
+        body = await self.body()
+        try:
+            return await self.run_off_loop(parse, body, self.report)
+        finally:
+            self.note_ignored()
+
+    async def run_off_loop(
+        self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
+    ) -> T:
+        """Call the function, on a thread if the body is large: other streams go on meanwhile."""
+        if not self.scope.is_large:
+            return function(*arguments)
+        meter = self.scope.meter
+
+        def timed() -> T:
+            began = perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                meter.spent_s += perf_counter() - began
+
+        return await trio.to_thread.run_sync(timed, limiter=self._large)
+
+    def takes_long(self) -> None:
+        """Let `run_off_loop` use threads from now on."""
+        self.scope.is_large = True
+
+    # -- its key ----------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> ApiKey | None:
+        """The key of this request, or of its batch; None: no key. A key that is removed meanwhile
+        counts to the end of the request."""
+        scope = SCOPE.get(None)
+        if scope is None:
+            return ANYBODY
+        if not scope.key_is_resolved:
+            scope.key, scope.key_is_resolved = self._find_key(scope), True
+        return scope.key
+
+    def _find_key(self, scope: RequestScope) -> ApiKey | None:
+        if scope.batch_owner is not None:
+            return self.keys.of_identity(scope.batch_owner)
+        return self.keys.find(scope.headers.get("authorization"), scope.headers.get("x-api-key"))
+
+    @property
+    def key_identity(self) -> str:
+        key = self.key
+        return "" if key is None or key is ANYBODY else key.identity
+
+    @property
+    def key_label(self) -> str:
+        key = self.key
+        return "" if key is None or key is ANYBODY else key.label
+
+    @property
+    def tenant(self) -> str:
+        """Name of the client where clients take turns: its key, or without keys its address.
+        Batches of a client are a tenant of their own."""
+        scope = SCOPE.get(None)
+        if scope is None:
+            return self.key_identity
+        if scope.batch_owner is not None:
+            return f"batches of {scope.batch_owner}"
+        peer = request.scope.get("client")
+        return self.key_identity or (f"address {peer[0]}" if peer else "")
+
+    @property
+    def key_identities(self) -> frozenset[str]:
+        """Names that the key has had: older stored objects have earlier ones."""
+        return self.keys.identities_of(self.key_identity)
+
+    @property
+    def managed_identities(self) -> frozenset[str] | None:
+        """Names of the keys whose files and batches this request may manage; None: all, with
+        `admin`."""
+        return None if self.has_right("admin") else self.key_identities
+
+    def owner_labels(self, owners: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the field `owner` of an answer for each owner; empty without `admin`."""
+        is_admin = self.has_right("admin")
+        labels = {owner: self.keys.label_of(owner) if is_admin else "" for owner in set(owners)}
+        return {owner: {"owner": label} if label else {} for owner, label in labels.items()}
+
+    def has_right(self, right: Right) -> bool:
+        key = self.key
+        if key is None or right not in key.rights:
+            return False
+        return right != "admin" or key is not ANYBODY or self._may_administer_without_key()
+
+    def _may_administer_without_key(self) -> bool:
+        scope = request.scope
+        return self.settings.allow_admin_without_key or is_local(
+            scope.get("client"), self.headers, scope["http_version"]
+        )
+
+    # -- the limits of the key --------------------------------------------------------------------
+
+    def count(self) -> None:
+        """Count this request once against its key's limit, if a model is asked. Raises
+        `RequestFailed` (429)."""
+        rule = request.url_rule
+        if rule is not None and asks_model(rule.rule):
+            self._count_once()
+
+    def _count_once(self) -> KeyAccount:
+        scope = self.scope
+        if scope.account is None:
+            scope.account = self.accounts.of(self.key or ANYBODY)
+            scope.account.begin()
+        return scope.account
+
+    def account(self, model: str) -> KeyAccount:
+        """Return the key's account, after counting the request once for the model. Raises
+        `RequestFailed` (429)."""
+        account = self._count_once()
+        if self.scope.counted_model is None:
+            self.scope.counted_model = model
+            account.ask(model)
+        return account
+
+    def begin(self, model: str, prompts: int) -> None:
+        """Count the request once; so many prompts and choices reserve next. Raises `RequestFailed`
+        (429)."""
+        account, scope = self.account(model), self.scope
+        if scope.tokens is None:
+            scope.tokens = account.request_tokens()
+        scope.tokens.left = prompts
+
+    def reserve(self, model: str) -> Reservation:
+        tokens = self.scope.tokens
+        assert tokens is not None
+        return self.account(model).reserve(model, tokens)
+
+    def limit_headers(self) -> list[tuple[str, str]]:
+        account = self.scope.account
+        return [] if account is None else [*account.headers()]

@@ -1,0 +1,285 @@
+"""HTTP/1.1 between h11, which parses and frames, and Hypercorn's stream of a request. Upgrades have
+no effect, as RFC 9110 (7.8) allows, and an HTTP/2 preface is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import h11
+import msgspec
+import trio
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import events as stream_events
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.typing import ConnectionState, H11SendableEvent
+
+from trouper.protocol.problems import Problem
+from trouper.web.http.socket_writer import SocketWriter
+from trouper.web.openai.errors import error_body, http_problem
+
+CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+FOLDED = re.compile(rb"\n[ \t]")
+MAX_JOINED = 2**16
+"""Bytes of a body beyond which it is not copied behind its head."""
+STEPS_OF_A_BODY = 8
+"""Runs of the event loop in which the rest of a small body is read before a response."""
+REFUSALS = {431: "the head of the request is too large"}
+HEALTH_PATHS = ("/livez", "/readyz")
+"""Paths that a supervisor asks: answered also beyond --max-connections, and without a turn."""
+WRITER = "trouper.writer"
+"""Key of the connection's `SocketWriter` in the state of a request whose app may write directly."""
+STREAM_ID = 1
+NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
+
+
+class StrictHttp(h11.Connection):
+    """A server's connection that refuses ambiguous heads as h11 refuses invalid ones: a proxy that
+    sees another end of a request would take bytes of one client for another's head (RFC 9112, 2.2,
+    5.2, 6.1 and 11.2)."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        """As in h11. Raises `h11.RemoteProtocolError` also for an ambiguous head."""
+        if self.their_state is not h11.IDLE:
+            return super().next_event()
+        unread, _ = self.trailing_data
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            head = unread[: len(unread) - len(self.trailing_data[0])]
+            if fault := fault_of(head, event):
+                raise h11.RemoteProtocolError(fault)
+        return event
+
+
+def fault_of(head: bytes, request: h11.Request) -> str:
+    if head.count(b"\n") != head.count(b"\r\n"):
+        return "a line ends without CR"
+    if FOLDED.search(head):
+        return "a header is folded into several lines"
+    if CONTROLS.search(head):
+        return "a header has a control character"
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" not in names:
+        return ""
+    if b"content-length" in names:
+        return "it has both Content-Length and Transfer-Encoding"
+    return "Transfer-Encoding is not of HTTP/1.0" if request.http_version < b"1.1" else ""
+
+
+def _is_for_health(request: h11.Request) -> bool:
+    return request.target.partition(b"?")[0].decode("latin-1") in HEALTH_PATHS
+
+
+class PlainHttp:
+    """The protocol of one connection: bytes in by `handle`, bytes out by `send`. A response behind
+    which the server closes has `Connection: close`."""
+
+    def __init__(
+        self,
+        *,
+        excess: Callable[[], Problem | None],
+        begin: Callable[[], Awaitable[None]],
+        connection_state: ConnectionState,
+        send: Callable[[Event], Any],
+        **stream: Any,
+    ) -> None:
+        """`excess`: returns the refusal of a request that is one too many. `begin`: is awaited
+        before the first request, except one for health. `connection_state`: ASGI state of each
+        request. `stream`: as for `HTTPStream`."""
+        self.config, self.context = stream["config"], stream["context"]
+        self.connection = StrictHttp(h11.SERVER, self.config.h11_max_incomplete_size)
+        self._state, self._send = connection_state, send
+        self._excess, self._begin = excess, begin
+        self._stream_arguments = stream
+        self._stream: HTTPStream | None = None
+        self._requests = 0
+        self._may_read = trio.Event()
+        self._ends = False
+        self._held = b""
+        """Sent with the next bytes: the head of a response whose body comes at once, or the last
+        events."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether the client's next bytes belong to the request at hand, or begin one."""
+        return self.connection.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the client may be sending more: of a request, or another one."""
+        return self._ends or self._more_to_come or self.request_waits
+
+    @property
+    def _more_to_come(self) -> bool:
+        return self.connection.their_state in (h11.IDLE, h11.SEND_BODY, h11.ERROR)
+
+    @property
+    def request_waits(self) -> bool:
+        return bool(self.connection.trailing_data[0])
+
+    # -- from the client --------------------------------------------------------------------------
+
+    async def handle(self, event: Event) -> None:
+        match event:
+            case RawData(data=data):
+                self.connection.receive_data(data)
+                await self._handle_events()
+            case Closed():
+                await self._close_stream()
+
+    async def _handle_events(self) -> None:
+        """Handle the events of the bytes so far. Waits behind a request until the response is
+        sent."""
+        while True:
+            if self.connection.they_are_waiting_for_100_continue:
+                headers = self.config.response_headers("h11")
+                await self._send_event(h11.InformationalResponse(status_code=100, headers=headers))
+            try:
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                await self._refuse_invalid(error)
+                return
+            if isinstance(event, h11.Request):
+                await self._send(Updated(idle=False))
+                if not (self._requests or _is_for_health(event)):
+                    await self._begin()
+                if (problem := self._refusal(event)) is not None:
+                    await self._send_problem(problem)
+                    await self._send(Closed())
+                    return
+                await self._begin_request(event)
+            elif event is h11.PAUSED:
+                self._may_read = trio.Event()
+                await self._may_read.wait()
+            elif isinstance(event, h11.Data) and self._stream is not None:
+                await self._stream.handle(stream_events.Body(stream_id=STREAM_ID, data=event.data))
+            elif isinstance(event, h11.EndOfMessage) and self._stream is not None:
+                await self._stream.handle(stream_events.EndBody(stream_id=STREAM_ID))
+            else:
+                return
+
+    async def _refuse_invalid(self, error: h11.RemoteProtocolError) -> None:
+        if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            status = error.error_status_hint
+            message = REFUSALS.get(status, f"this is no valid request of HTTP/1.1: {error}")
+            await self._send_problem(http_problem(status, message, "invalid_http"))
+        await self._send(Closed())
+
+    def _refusal(self, request: h11.Request) -> Problem | None:
+        if request.http_version[:1] != b"1":
+            return NOT_HTTP1
+        if (problem := self._excess()) is None:
+            return None
+        self._ends = True
+        return None if _is_for_health(request) else problem
+
+    async def _begin_request(self, request: h11.Request) -> None:
+        self._stream = HTTPStream(
+            **self._stream_arguments, send=self._send_response, stream_id=STREAM_ID
+        )
+        await self._stream.handle(
+            stream_events.Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode(),
+                method=request.method.decode("ascii").upper(),
+                raw_path=request.target,
+                state=self._state,
+            )
+        )
+        self._requests += 1
+        await self.context.mark_request()
+
+    # -- to the client ----------------------------------------------------------------------------
+
+    async def _send_response(self, event: stream_events.Event) -> None:
+        match event:
+            case stream_events.Response():
+                headers = [*event.headers, *self.config.response_headers("h11")]
+                if self._requests >= self.config.keep_alive_max_requests:
+                    headers.append((b"connection", b"close"))
+                await self._send_event(h11.Response(status_code=event.status_code, headers=headers))
+            case stream_events.Body(data=data):
+                await self._send_event(h11.Data(data=data))
+            case stream_events.EndBody():
+                await self._send_event(h11.EndOfMessage())
+            case stream_events.StreamClosed():
+                await self._end_request()
+
+    async def _send_event(self, event: H11SendableEvent) -> None:
+        """Send an event. The head of a response with a length waits for the body, and anything
+        waits if more follows: both are one write then."""
+        if type(event) is h11.Response and await self._closes():
+            headers = [*event.headers, (b"connection", b"close")]
+            event = h11.Response(status_code=event.status_code, headers=headers)
+        try:
+            data = self.connection.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.connection.their_state != h11.ERROR:
+                raise
+            return
+        if len(data) > MAX_JOINED:
+            await self._send_held()
+        elif self._takes_more_follows() or (
+            type(event) is h11.Response
+            and any(name == b"content-length" for name, _ in event.headers)
+        ):
+            self._held += data
+            return
+        held, self._held = self._held, b""
+        if held or data:
+            await self._send(RawData(data=held + data))
+
+    async def _closes(self) -> bool:
+        """Whether the server closes the connection behind this response. A body that has come is
+        read first."""
+        for _ in range(STEPS_OF_A_BODY):
+            if self.connection.their_state is not h11.SEND_BODY:
+                break
+            await trio.lowlevel.checkpoint()
+        return self._ends or self._more_to_come or bool(self.context.terminated.is_set())
+
+    def _takes_more_follows(self) -> bool:
+        """Whether the app has announced that more follows at once. Resets the announcement."""
+        writer: SocketWriter | None = self._state.get(WRITER)
+        if writer is None or not writer.more_follows:
+            return False
+        writer.more_follows = False
+        return True
+
+    async def _send_held(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            await self._send(RawData(data=held))
+
+    async def _end_request(self) -> None:
+        await self._send_held()  # The app has failed before the body.
+        await self._close_stream()
+        done = self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE
+        if done and not self.context.terminated.is_set():
+            self.connection.start_next_cycle()
+            self._may_read.set()
+            await self._send(Updated(idle=True))
+        else:
+            self._may_read.set()
+            await self._send(Closed())
+
+    async def _close_stream(self) -> None:
+        if self._stream is not None:
+            await self._stream.handle(stream_events.StreamClosed(stream_id=STREAM_ID))
+            self._stream = None
+
+    async def _send_problem(self, problem: Problem) -> None:
+        self._ends = True
+        body = msgspec.json.encode(error_body(problem))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *self.config.response_headers("h11"),
+        ]
+        if problem.retry_after_s is not None:
+            headers.append((b"retry-after", str(problem.retry_after_s).encode()))
+        await self._send_event(h11.Response(status_code=problem.status, headers=headers))
+        await self._send_event(h11.Data(data=body))
+        await self._send_event(h11.EndOfMessage())
