@@ -183,6 +183,7 @@ async def test_a_place_that_is_free_again_is_given_to_who_waits_in_the_reserve()
     async with all_busy(2) as (served, held), await served.connect() as third:
         await held[0].aclose()
         await eventually(lambda: served.connections == 2)
+        await trio.testing.wait_all_tasks_blocked()  # The socket is closed before its room is free.
         await third.send_all(KEPT)
         answer = await third.receive_some()
         assert b"200" in answer and b"connection: close" not in answer.lower()
