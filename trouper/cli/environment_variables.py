@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import click
 
+from trouper import workarounds
+
 PREFIX = "TROUPER_"
 ALIKE = 0.85
 """Minimum similarity. A less similar variable belongs to other programs: scripts that start a
@@ -18,7 +20,12 @@ def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator
     """Yield the variables that no command knows, each with the one that was probably meant."""
     root = context.find_root()
     known = {
-        variable for command in _commands(root, root.command) for variable in _variables(command)
+        workarounds.VARIABLE,
+        *(
+            variable
+            for command in _commands(root, root.command)
+            for variable in _variables(command)
+        ),
     }
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:
