@@ -30,10 +30,10 @@ with suppress(AttributeError, OSError):
 # The engine gives this process a TMPDIR below its cache; what tests write stays where it was.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 
-# First of all: a fast BLAS must be there before anything imports MLX.
-import trouper.engine  # noqa: F401
 from tests.fused_kernels import precompile_header
+from trouper.process import prepare_process
 
+prepare_process()  # Before anything imports MLX.
 precompile_header()
 
 # Each client would read the certificates of this machine, which takes longer than what it then asks

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trouper import temporary_directory, workarounds
-from trouper.engine.platform import cuda_environment, malloc, openblas
-from trouper.workarounds import mlx_lm_open_files
+from trouper import heap, temporary_directory, workarounds
+from trouper.engine.platform import cuda_environment
+from trouper.workarounds import mlx_lm_open_files, mlx_reference_blas
 
 
 def prepare_process() -> None:
@@ -17,8 +17,8 @@ def prepare_process() -> None:
     changes nothing.
     """
     workarounds.warn_of_unknown()
-    malloc.keep_large_buffers()
+    heap.keep_large_buffers()
     temporary_directory.keep_private()
     cuda_environment.prepare()
     mlx_lm_open_files.keep_limit()
-    openblas.load_fast()
+    mlx_reference_blas.load_fast()

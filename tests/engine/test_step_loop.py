@@ -86,7 +86,7 @@ def ran(
         waiting.put(cast(Plan, plan))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "runs_ahead", lambda: ahead)
-        patch.setattr(step_loop, "FAST_BLAS", None)
+        patch.setattr(step_loop.mlx_reference_blas, "load_fast", lambda: None)
         engine = cast(StepEngine, NotingEngine(done, constrained))
         StepLoop(engine, waiting, SideWork(), lambda stepped: results.append(stepped.step)).run()
     assert results == sorted(set(results)), "results come in the order of the plans"

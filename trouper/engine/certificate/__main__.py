@@ -6,6 +6,7 @@ back, may be ended when it takes too long, and takes nothing with it when the de
 crashes.
 """
 
+# ruff: noqa: E402 - MLX is imported once the process is prepared.
 from __future__ import annotations
 
 import json
@@ -17,7 +18,11 @@ from typing import Any
 
 import attrs
 
-from trouper.engine import FAST_BLAS, probe
+from trouper.process import prepare_process
+
+prepare_process()  # Before MLX is imported.
+
+from trouper.engine import probe
 from trouper.engine.certificate import bare_loop, family_checks, loaded_copy, own_noise
 from trouper.engine.certificate.family_configs import FAMILIES
 from trouper.engine.kv.pass_shapes import of_device
@@ -38,6 +43,7 @@ from trouper.engine.self_check.matrix import SEEDS, subject_of
 from trouper.lifeline import end_with_launcher
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.workarounds import mlx_reference_blas
 
 Row = dict[str, Any]
 ARITHMETIC = {
@@ -50,6 +56,7 @@ ARITHMETIC = {
 
 def describe_device(_: Row) -> Iterator[Row]:
     """The device, its speed, the versions of what computes."""
+    blas = mlx_reference_blas.load_fast()
     packages = ("mlx", "mlx-lm", "transformers", "trio", "numpy")
     yield {
         "name": device.name(),
@@ -59,7 +66,7 @@ def describe_device(_: Row) -> Iterator[Row]:
         "float32_gflops": round(probe.product_gflops(), 1),
         "rounds_to_tf32": device.rounds_factors(),
         "prepares_shapes": of_device().rounded,
-        "blas": FAST_BLAS.name if FAST_BLAS else "",
+        "blas": blas.name if blas else "",
         "packages": {name: _version(name) for name in packages},
         "families": list(FAMILIES),
         "formats": list(family_checks.FORMATS),

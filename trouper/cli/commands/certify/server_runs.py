@@ -39,12 +39,12 @@ MLX_LM_SERVER = """
 from trouper import connection_queue, lifeline
 lifeline.end_with_launcher()
 connection_queue.lengthen()
-import trouper.engine
+from trouper.process import prepare_process
+prepare_process()
 from mlx_lm.server import main
 main()
 """
-"""Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same
-library."""
+"""OpenBLAS is loaded before MLX, so that both servers multiply by the same library."""
 
 
 class ServerFailed(Exception):
