@@ -22,6 +22,7 @@ import mmap
 import os
 import platform
 import struct
+from typing import Any
 
 from trouper import workarounds
 
@@ -91,7 +92,8 @@ ffe0                jmp    rax
 """
 INT, FLOAT, POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 MATRIX = (POINTER, INT)
-Product = ctypes.CFUNCTYPE(None, *[INT] * 6, FLOAT, *MATRIX, *MATRIX, FLOAT, *MATRIX)
+ARGUMENTS: tuple[Any, ...] = (*[INT] * 6, FLOAT, *MATRIX, *MATRIX, FLOAT, *MATRIX)
+Product = ctypes.CFUNCTYPE(None, *ARGUMENTS)
 """Type of `cblas_sgemm`."""
 
 
