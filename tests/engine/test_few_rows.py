@@ -69,7 +69,7 @@ def prepare(layer: nn.Module) -> Any:
     return model.layer
 
 
-class Holder(nn.Module):  # type: ignore[misc]
+class Holder(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer

@@ -119,5 +119,6 @@ def test_it_is_still_needed() -> None:
         multiply = openblas_vector_products.Product(address)
         multiply(101, 111, 112, *sizes, 1.0, first, size, second, size, 0.0, third, size)
         results.append(out)
-    assert np.allclose(*results, atol=1e-3)
-    assert not np.array_equal(*results)
+    of_rows, of_vectors = results
+    assert np.allclose(of_rows, of_vectors, atol=1e-3)
+    assert not np.array_equal(of_rows, of_vectors)
