@@ -135,7 +135,8 @@ def products_of(made: Sequence[mx.array], tmp_path: Any) -> int:
     """Number of products by MLX that the results need."""
     mx.export_to_dot(str(tmp_path / "pass.dot"), *made)
     text = (tmp_path / "pass.dot").read_text()
-    return text.count('label ="Matmul"') + text.count('label ="QuantizedMatmul"')
+    products = text.count('label ="Matmul"') + text.count('label ="QuantizedMatmul"')
+    return int(products)
 
 
 def test_a_compiled_pass_has_one_product(calls: list[tuple[int, ...]]) -> None:

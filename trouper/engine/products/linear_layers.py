@@ -138,7 +138,7 @@ def unprepare(model: nn.Module) -> None:
 
 def convert(layer: nn.Module, kind: type[nn.Module]) -> nn.Module:
     """Make a layer of another class with the parameters and the settings of `layer`."""
-    made = kind.__new__(kind)
+    made: nn.Module = dict.__new__(kind)
     dict.update(made, layer)
     vars(made).update(vars(layer))
     return made
