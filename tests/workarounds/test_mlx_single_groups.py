@@ -66,7 +66,7 @@ def test_other_formats_stay_packed(inputs: int, how: dict[str, Any]) -> None:
     assert not any(map(is_affected, layers(inputs, **how).values()))
 
 
-class Model(nn.Module):  # type: ignore[misc]
+class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = [nn.Linear(FEW, MANY), nn.Linear(MANY, FEW)]
