@@ -2,8 +2,8 @@
 
 Fault: mlx_lm/utils.py calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))`. The call raises where the
 hard limit is lower (`ulimit -n 1024`), and takes descriptors away where the soft limit is higher.
-Seen: mlx-lm 0.31 to 0.32.2.
-Upstream: not reported.
+Seen: mlx-lm 0.32.2.
+Upstream: no report is known; none was searched for.
 Without: no start where the hard limit is below 4,096; `--max-connections` beyond 2,048 has no
 effect.
 """

@@ -3,8 +3,8 @@
 Fault: the wheel links libblas, which reaches a few GFLOP/s where OpenBLAS reaches over a hundred on
 the same two cores. scipy-openblas32, the OpenBLAS of NumPy and SciPy, chooses its kernels for the
 processor at hand, but its symbols have a prefix. An alias without the prefix is made here.
-Seen: MLX 0.28 to 0.32.4, scipy-openblas32 0.3.29 to 0.3.34.
-Upstream: not reported.
+Seen: MLX 0.32.4, scipy-openblas32 0.3.34.
+Upstream: no report is known; none was searched for.
 Without: float32 products of a CPU take many times as long (docs/workarounds.md).
 """
 

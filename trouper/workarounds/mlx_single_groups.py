@@ -5,7 +5,7 @@ where the group is as long as the row (`supports_qmm_sm90` in
 mlx/backend/cuda/quantized/qmm/qmm.cu excludes `group_size < k`). There every product of two or more
 rows is off by 20 and more where values are about 8, or not a number. To compile it takes 100 s.
 Seen: MLX 0.32.4, on an H200: rows of 64 inputs, float32 and bfloat16, 4 and 8 bits, 2 to 16 rows.
-Upstream: not reported.
+Upstream: no report is known; none was searched for.
 Without: wrong tokens on Hopper of models with such layers, low-rank projections for example.
 """
 

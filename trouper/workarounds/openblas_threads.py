@@ -3,7 +3,7 @@
 Fault: the number of threads is fixed at the start. Products of few rows are bound by memory, which
 one or two cores may exhaust, and a thread whose core does something else is waited for. A step of
 one row on two cores takes 29 ms with one thread or two; with one core busy 34 and 60.
-Seen: scipy-openblas32 0.3.29 to 0.3.34.
+Seen: scipy-openblas32 0.3.34.
 Upstream: by design (OPENBLAS_NUM_THREADS).
 Without: decode steps use all threads, and are slower beside other work.
 """

@@ -3,8 +3,8 @@
 Fault: MLX asks for products of one row by `cblas_sgemm`. OpenBLAS then copies the matrix into the
 order of its kernel for many rows. Its builds for 64-bit Arm forward such calls to `cblas_sgemv`
 (GEMM_GEMV_FORWARD in Makefile.system), those for x86-64 do not.
-Seen: scipy-openblas32 0.3.29 to 0.3.34.
-Upstream: not reported.
+Seen: scipy-openblas32 0.3.34.
+Upstream: no report is known; none was searched for.
 Without: one stream on an x86-64 CPU decodes at about half the speed (docs/workarounds.md).
 """
 
