@@ -7,10 +7,9 @@ what `pip install mlx[cpu]` brings, which is the reference BLAS.
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
+import os
 
-PRODUCTS = "trouper.engine.platform.vector_products"
+from trouper import workarounds  # With the module below, needs the standard library alone.
 
 
 def choose(name: str) -> bool:
@@ -19,8 +18,7 @@ def choose(name: str) -> bool:
     if name == "installed":
         return False
     if name == "openblas":
-        sys.modules[PRODUCTS] = SimpleNamespace(forwarding=lambda *addresses: addresses[0])  # type: ignore[assignment]
-    # OpenBLAS before MLX; needs nothing but the standard library
-    from trouper.engine import FAST_BLAS
+        os.environ[workarounds.VARIABLE] = "openblas_vector_products"
+    from trouper.workarounds import mlx_reference_blas
 
-    return FAST_BLAS is not None
+    return mlx_reference_blas.load_fast() is not None

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-import trouper.engine  # noqa: F401 - OpenBLAS and the allocator's settings before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx

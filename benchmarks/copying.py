@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx

@@ -34,7 +34,7 @@ BARE = "from benchmarks.first_token import bare; bare()"
 def bare() -> None:
     """Prefill a prompt of as many tokens as each line of standard input says, and print the
     seconds."""
-    import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+    import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
     # isort: split
     import mlx.core as mx

@@ -19,7 +19,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import httpx2

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from unittest import mock
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import attrs

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import httpx2

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx

@@ -8,7 +8,7 @@ in the device's own precision, and only the check runs.
 
 from __future__ import annotations
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import argparse

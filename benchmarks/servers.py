@@ -72,10 +72,7 @@ def tiny_copy(source: Path) -> Path:
 
 
 def embedded() -> Path:
-    out = run_code(
-        "import trouper.engine; from trouper.engine.loading.bundled_model import directory; "
-        "print(directory())"
-    )
+    out = run_code("from trouper.engine.loading.bundled_model import directory; print(directory())")
     return Path(out.strip().splitlines()[-1])
 
 

@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 
-import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import numpy as np

@@ -14,9 +14,9 @@ from tests import machine
 machine.set_environment()
 machine.yield_to_other_threads()
 
-# First of all: a fast BLAS must be there before anything imports MLX.
-import trouper.engine  # noqa: E402, F401
+from trouper.process import prepare_process  # noqa: E402
 
+prepare_process()  # Before anything imports MLX.
 machine.share_compiled_work()
 
 # No test is about how fast this machine is at the moment.

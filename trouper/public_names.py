@@ -5,6 +5,7 @@ from trouper.actors.runtime.model_manager import ModelManager
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Lease, ModelEntry
 from trouper.actors.runtime.watches import Health
+from trouper.process import prepare_process
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.capabilities import Capabilities, SelfCheck
 from trouper.protocol.grammar import Grammar
@@ -92,6 +93,7 @@ __all__ = [
     "TokenLogprobs",
     "TokenPrompt",
     "Tokenizer",
+    "prepare_process",
     "run_models",
     "run_runtime",
 ]

@@ -15,6 +15,7 @@ from trouper.actors.runtime.found_models import Scan, ScannedModel
 from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.model_unloading import LoadProgress
 from trouper.actors.runtime.runtime import Runtime
+from trouper.process import prepare_process
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import Engine, Measured
@@ -32,8 +33,9 @@ FILES_ANSWER_S = 60.0
 
 
 def mlx_engine() -> type[MlxEngine]:
-    """Import the real engine, and with it MLX, which an embedder with an engine of its own may not
-    have."""
+    """Prepare the process and import the real engine, and with it MLX, which an embedder with an
+    engine of its own may not have."""
+    prepare_process()
     from trouper.engine.host import MlxEngine
 
     return MlxEngine

@@ -19,6 +19,7 @@ PLACES = (
     "tests/engine",
     "tests/reuse",
     "tests/device",
+    "tests/workarounds",
     "tests/drafts/test_mixes.py",
     "tests/zoo",
     "tests/self_check",

@@ -25,7 +25,7 @@ from tests.engine.driver import Driver, Request
 from tests.engine.test_drafts import foretelling
 from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
-from trouper.engine.adaptations.single_groups import unpacked
+from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
 from trouper.engine.loading.adapter_loading import load_adapters, require_applied
@@ -44,6 +44,7 @@ from trouper.engine.platform import device
 from trouper.engine.step import StepEngine
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.workarounds.mlx_single_groups import WRONG_ON
 
 FAMILIES = ["llama", "qwen3", "gemma3_text", "qwen3_5"]
 NAMES = ("one", "two", "three")
@@ -176,14 +177,15 @@ def test_quantized_layers(mode: str) -> None:
     assert plain != adapted
 
 
-def test_a_layer_that_is_unpacked_keeps_its_adapters() -> None:
+def test_a_layer_that_is_unpacked_keeps_its_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Hopper, where MLX multiplies by packed layers of one group wrongly."""
+    monkeypatch.setattr(device, "architecture", lambda: WRONG_ON)
     model = nn.Sequential(nn.Linear(64, 32).to_quantized(64, 4))
     install(model, [{"layers.0": LowRank(mx.ones((64, 2)), mx.ones((2, 32)))}])
     layer = model.layers[0]
-    plain = unpacked(layer)
-    assert type(plain) is LoraLinear
-    assert plain.adapters is layer.adapters
+    adapted(model)
+    assert type(model.layers[0]) is LoraLinear
+    assert model.layers[0].adapters is layer.adapters
 
 
 def test_a_traced_pass_gets_indices_as_input() -> None:

@@ -17,8 +17,9 @@ from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from trouper.engine.kv.pass_shapes import ROUNDED
 from trouper.engine.lora import lora_layers
 from trouper.engine.platform import device
-from trouper.engine.products import few_rows, linear_layers, merged_layers
+from trouper.engine.products import few_rows, linear_layers
 from trouper.engine.products.few_rows import WeightFormat, Weights
+from trouper.workarounds import mlx_lm_separate_layers
 
 INPUTS, OUTPUTS = 256, 24
 COMPUTES = few_rows.computes
@@ -42,7 +43,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[WeightFormat, int]]:
         form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]
     ) -> list[mx.array]:
         made.append((form, x.size // x.shape[-1]))
-        return merged_layers.split(plain(form, x, weights), sizes, axis=-1)
+        return mlx_lm_separate_layers.split(plain(form, x, weights), sizes, axis=-1)
 
     monkeypatch.setattr(few_rows, "products", products)
     monkeypatch.setattr(few_rows, "computes", lambda _: True)
@@ -61,11 +62,23 @@ def rows_of(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
     return mx.random.normal((*shape, INPUTS), key=mx.random.key(2)).astype(dtype)
 
 
+def prepare(layer: nn.Module) -> Any:
+    """The layer that takes the path of this one."""
+    model = Holder(layer)
+    linear_layers.prepare(model)
+    return model.layer
+
+
+class Holder(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+
 def check(layer: Any, x: mx.array, method: str = "__call__") -> None:
     """A prepared layer computes what it did before."""
     usual = getattr(layer, method)(x)
-    linear_layers.prepare(layer)
-    assert mx.allclose(getattr(layer, method)(x), usual, atol=0.1, rtol=0.02)
+    assert mx.allclose(getattr(prepare(layer), method)(x), usual, atol=0.1, rtol=0.02)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -144,7 +157,7 @@ def test_small_matrices_have_more_rows(inputs: int, outputs: int, rows: int) -> 
 def test_a_pass_has_no_operation_that_transposes_weights(bias: bool, tmp_path: Path) -> None:
     layer, x = linear(bias=bias), rows_of(1, 1)
     usual = layer(x)
-    linear_layers.prepare(layer)
+    layer = prepare(layer)
     names = dict(tree_flatten(layer.parameters())).keys()
     for function in (layer, mx.compile(layer)):
         made = function(x)
@@ -157,12 +170,11 @@ def test_a_pass_has_no_operation_that_transposes_weights(bias: bool, tmp_path: P
 
 
 def test_other_weights_are_transposed_anew() -> None:
-    layer, other = linear(), linear()
-    linear_layers.prepare(layer)
+    layer, other = prepare(linear()), linear()
     layer(rows_of(1))
     other.weight = layer.weight = layer.weight * 2
     assert mx.array_equal(layer(rows_of(1)), other(rows_of(1)))
-    linear_layers.unprepare(layer)
+    linear_layers.unprepare(Holder(layer))
     assert linear_layers.HELD not in layer.__dict__
 
 
@@ -183,8 +195,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_more_rows_are_one_array(
     calls: list[tuple[WeightFormat, int]], shapes: list[tuple[int, ...]], bias: bool
 ) -> None:
-    layer = linear(bias=bias).to_quantized(64, 4)
-    check(layer, rows_of(33, 1))
+    layer = prepare(linear(bias=bias).to_quantized(64, 4))
+    check(linear(bias=bias).to_quantized(64, 4), rows_of(33, 1))
     check(linear(bias=bias).to_quantized(32, 4, mode="mxfp4"), rows_of(2, 3))
     layer(rows_of(1, 100))
     assert (
@@ -197,8 +209,8 @@ def test_more_rows_are_one_array(
 def test_many_rows_are_multiplied_by_unpacked_weights(
     shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, bias: bool
 ) -> None:
-    layer = linear(bias=bias).to_quantized(64, 4)
-    check(layer, rows_of(2, 96))
+    layer = prepare(linear(bias=bias).to_quantized(64, 4))
+    check(linear(bias=bias).to_quantized(64, 4), rows_of(2, 96))
     assert shapes == [(2, 96, INPUTS)], "of the layer before it was prepared"
     monkeypatch.setattr(linear_layers, "max_unpacked_bytes", lambda: 1000)
     layer(rows_of(2, 96))
@@ -215,11 +227,11 @@ def test_a_bias_of_another_type_is_left_to_mlx(calls: list[tuple[WeightFormat, i
 def test_layers_that_were_not_prepared_or_are_no_longer(
     calls: list[tuple[WeightFormat, int]],
 ) -> None:
-    prepared, other = linear(), linear()
+    prepared, other = Holder(linear()), linear()
     linear_layers.prepare(prepared)
     other(rows_of(4))
     linear_layers.unprepare(prepared)
-    prepared(rows_of(4))
+    prepared.layer(rows_of(4))
     assert not calls
 
 
@@ -227,14 +239,14 @@ def test_layers_that_were_not_prepared_or_are_no_longer(
 def test_a_device_without_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not device.runs_cuda_kernels()
-    linear_layers.prepare(layer := linear())
+    layer = prepare(linear())
     assert type(layer) is nn.Linear
 
 
 def test_matrices_that_are_views_are_copied_once() -> None:
     layer = linear()
     layer.weight = mx.random.normal((INPUTS, OUTPUTS)).astype(mx.bfloat16).T
-    linear_layers.prepare(layer)
+    layer = prepare(layer)
     mx.eval(layer.weight)
     assert memoryview(layer.weight.view(mx.uint16)).contiguous
 
@@ -245,14 +257,13 @@ def test_adapters_are_added_to_it(calls: list[tuple[WeightFormat, int]], bits: i
         def added(self, _: mx.array) -> mx.array:
             return mx.ones(OUTPUTS, mx.bfloat16)
 
-    layer = linear() if bits == 16 else linear().to_quantized(64, bits)
-    linear_layers.prepare(layer)
+    layer = prepare(linear() if bits == 16 else linear().to_quantized(64, bits))
     assert lora_layers.may_have_adapters(layer)
     alone = layer(rows_of(4))
-    lora_layers.put(layer, One())  # type: ignore[arg-type]
+    layer = lora_layers.with_adapters(layer, One())  # type: ignore[arg-type]
     assert lora_layers.may_have_adapters(layer)
     assert mx.array_equal(layer(rows_of(4)), alone + 1) and len(calls) == 2
-    lora_layers.put(layer, None)
+    layer = lora_layers.with_adapters(layer, None)
     assert mx.array_equal(layer(rows_of(4)), alone) and len(calls) == 3
 
 

@@ -20,8 +20,8 @@ from trouper.engine.platform.cuda_environment import (
 )
 
 PROBE = (
-    f"import trouper.engine, os, sys; print(os.environ[{THRASHING_CHECK!r}], 'mlx.core' in "
-    "sys.modules)"
+    "import os, sys; from trouper.process import prepare_process; prepare_process(); "
+    f"print(os.environ[{THRASHING_CHECK!r}], 'mlx.core' in sys.modules)"
 )
 
 

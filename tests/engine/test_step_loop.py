@@ -10,7 +10,6 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from trouper.engine import step_loop
 from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
 from trouper.engine.platform.read_ahead import ReadAhead
@@ -20,6 +19,7 @@ from trouper.engine.side_work import SideWork
 from trouper.engine.step import StepEngine
 from trouper.engine.step_loop import WAKE, StepLoop, Waiting, rows_alone
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
+from trouper.workarounds import mlx_reference_blas
 
 ROW = RowId(7)
 NOTHING = Prefilled(ready=None, complete=[], alone={}, scores=[], embedded=[])
@@ -86,7 +86,7 @@ def ran(
         waiting.put(cast(Plan, plan))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "runs_ahead", lambda: ahead)
-        patch.setattr(step_loop, "FAST_BLAS", None)
+        patch.setattr(mlx_reference_blas, "load_fast", lambda: None)
         engine = cast(StepEngine, NotingEngine(done, constrained))
         StepLoop(engine, waiting, SideWork(), lambda stepped: results.append(stepped.step)).run()
     assert results == sorted(set(results)), "results come in the order of the plans"

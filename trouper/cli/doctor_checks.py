@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import attrs
 from rich.filesize import decimal
 
-from trouper import __version__
+from trouper import __version__, workarounds
 from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
@@ -336,6 +336,18 @@ def files(checked: CheckedSettings) -> Iterator[Finding]:
         yield Finding("ok", f"enough for {connections} connections")
 
 
+def list_workarounds(_: CheckedSettings) -> Iterator[Finding]:
+    for name in workarounds.list_unknown():
+        remedy = f"name one of those below in {workarounds.VARIABLE}"
+        yield Finding("warn", f"no workaround is named {name}", remedy)
+    for name in workarounds.list_names():
+        summary = f"{name}: {workarounds.summarize(name)}"
+        if workarounds.is_active(name):
+            yield Finding("ok", summary)
+        else:
+            yield Finding("warn", f"off: {summary}", f"remove it from {workarounds.VARIABLE}")
+
+
 CHECKS: dict[str, Check] = {
     "versions": versions,
     "settings": settings,
@@ -349,6 +361,7 @@ CHECKS: dict[str, Check] = {
     "keys": keys,
     "web pages": pages,
     "open files": files,
+    "workaround": list_workarounds,
 }
 
 

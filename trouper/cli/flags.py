@@ -15,6 +15,7 @@ import attrs
 import click
 from click.shell_completion import CompletionItem
 
+from trouper import workarounds
 from trouper.cli.model_tables import NO_TABLES, ModelTables
 from trouper.protocol.names import (
     EMBEDDED,
@@ -220,7 +221,8 @@ def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator
     """Yield unknown variables, each with the one that was probably meant."""
     root = context.find_root()
     known = {
-        variable for command in _commands(root, root.command) for variable in _variables(command)
+        workarounds.VARIABLE,
+        *(v for command in _commands(root, root.command) for v in _variables(command)),
     }
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,12 +48,17 @@ from trouper.protocol.problems import (
 )
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
+from trouper.workarounds import mlx_reference_blas
 
 log = logging.getLogger("trouper.engine")
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 """Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust
 (llguidance, tokenizers) is raised as `PanicException`, which is no `Exception`, so that supervision
 would not see it and the whole process would end."""
+SLOW_BLAS = (
+    "MLX multiplies by the BLAS of its wheel, which is slow: pip install 'trouper[cpu]', and call "
+    "trouper.prepare_process() before MLX is imported"
+)
 T = TypeVar("T")
 
 
@@ -122,6 +128,8 @@ class MlxEngine:
         self._adapters[:] = [adapter.name for adapter in card.adapters]
         if device.prepares_shapes():
             card = attrs.evolve(card, **PREPARED_CARD)
+        if device.is_cpu() and sys.platform == "linux" and mlx_reference_blas.load_fast() is None:
+            log.warning(SLOW_BLAS)
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
         log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, card.device)
         if device.prepares_shapes():

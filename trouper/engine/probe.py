@@ -9,7 +9,6 @@ from pathlib import Path
 import attrs
 import mlx.core as mx
 
-from trouper.engine import FAST_BLAS
 from trouper.engine.distributed.rank_group import ALONE
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.model_caches import by_caches
@@ -28,6 +27,7 @@ from trouper.engine.self_check.starting import line_of
 from trouper.protocol.loading import nobody_watches
 from trouper.protocol.names import DRAFT_FLAG, adapters_of
 from trouper.protocol.settings import Settings
+from trouper.workarounds import mlx_reference_blas
 
 PRODUCT_SIZE = 1024
 PRODUCTS = 8
@@ -60,7 +60,7 @@ def device_stats() -> Device:
         name=device.name(),
         is_cpu=device.is_cpu(),
         memory_bytes=device.memory_limit_bytes(),
-        fast_blas=FAST_BLAS,
+        fast_blas=mlx_reference_blas.load_fast(),
     )
 
 

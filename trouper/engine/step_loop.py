@@ -24,14 +24,14 @@ from typing import Literal
 
 import attrs
 
-from trouper.engine import FAST_BLAS
 from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
-from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.side_work import SideWork
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, Stepped
+from trouper.workarounds import mlx_reference_blas
+from trouper.workarounds.openblas_threads import BlasThreads
 
 Wake = Literal["wake"]
 WAKE: Wake = "wake"
@@ -58,7 +58,7 @@ class StepLoop:
 
     def __attrs_post_init__(self) -> None:
         self._ahead, self._read_ahead = device.runs_ahead(), ReadAhead()
-        self._threads = BlasThreads(None if self._ahead else FAST_BLAS)
+        self._threads = BlasThreads(None if self._ahead else mlx_reference_blas.load_fast())
 
     def run(self) -> None:
         """Run until the plans have ended."""

@@ -20,6 +20,7 @@ from trouper.cli.flags import all_from, flags_of, misspelt
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.terminal_text import line_shown
 from trouper.cli.usage_errors import settings_error
+from trouper.process import prepare_process
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -53,6 +54,7 @@ def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **give
         )
     except SettingsInvalid as invalid:
         refuse(settings_error(context, invalid))
+    prepare_process()
     console = Console(width=None if sys.stdout.isatty() else 160)
     found: list[tuple[str, Finding]] = []
     for subject, finding in examined(plan, CHECKS_FOR_AGENTS if purpose == "agents" else CHECKS):

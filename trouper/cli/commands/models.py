@@ -14,6 +14,7 @@ from rich.filesize import decimal
 
 from trouper.cli.exits import refuse
 from trouper.cli.terminal_text import line_shown, print_listing
+from trouper.process import prepare_process
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
@@ -49,6 +50,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of 
 @click.group()
 def models() -> None:
     """List, fetch and remove models of this machine."""
+    prepare_process()
 
 
 @models.command("ls")

@@ -30,9 +30,11 @@ from trouper.engine.adaptations.row_offsets import (
     RowOffsetRope,
     RowPositions,
 )
-from trouper.engine.adaptations.single_groups import has_single_groups, unpacked
-from trouper.engine.adaptations.sorted_experts import RowMajorExperts, has_biased_experts
 from trouper.engine.kv.region import Region
+from trouper.engine.lora.lora_layers import WithAdapters, with_adapters
+from trouper.engine.platform import device
+from trouper.workarounds.mlx_single_groups import must_be_unpacked, unpacked
+from trouper.workarounds.mlx_sorted_experts import RowMajorExperts, has_biased_experts
 
 
 @attrs.define(eq=False)
@@ -229,16 +231,21 @@ def _sparse_by_distance(model: nn.Module, found: Adapted) -> bool:
 
 
 def _biased_experts(model: nn.Module, found: Adapted) -> bool:
-    """Expert layers whose outputs have strides that MLX's kernel for sorted experts does not
-    support (see sorted_experts.py)."""
     return _replace(
         model, has_biased_experts, lambda child, _: RowMajorExperts(child), found.current
     )
 
 
 def _single_groups(model: nn.Module, found: Adapted) -> bool:
-    """Packed layers whose products MLX gets wrong on this device (see single_groups.py)."""
-    return _replace(model, has_single_groups, lambda child, _: unpacked(child), found.current)
+    architecture = device.architecture()
+
+    def unpack(layer: nn.Module, _: CurrentPass) -> nn.Module:
+        adapters = layer.adapters if isinstance(layer, WithAdapters) else None
+        return with_adapters(unpacked(layer), adapters)
+
+    return _replace(
+        model, lambda layer: must_be_unpacked(layer, architecture), unpack, found.current
+    )
 
 
 def _names(module: nn.Module) -> set[str]:

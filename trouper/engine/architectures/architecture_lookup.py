@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -78,15 +79,15 @@ def get_classes(config: Mapping[str, Any]) -> Classes:
 
 def _native_classes(config: Mapping[str, Any]) -> Classes:
     try:
-        classes: Classes = utils._get_classes(dict(config))  # `load_model`'s own default.
+        module = import_module(f"mlx_lm.models.{_module_name(config)}")
+        return module.Model, module.ModelArgs
     except AttributeError as error:  # A module that models share, such as `base`.
         kind = str(config["model_type"])
         raise ModelUnusable(f"mlx-lm's module {kind!r} is no model", _remedy(kind)) from error
-    return classes
 
 
 def _module_name(config: Mapping[str, Any]) -> str:
-    """Return the name of mlx-lm's module for a config, as its `_get_classes` finds it."""
+    """Return the name of mlx-lm's module for a config, as `mlx_lm.load` finds it."""
     kind, architectures = str(config["model_type"]), config.get("architectures")
     for architecture in (
         architectures if isinstance(architectures, list | tuple) else (architectures,)

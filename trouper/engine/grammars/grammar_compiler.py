@@ -15,8 +15,7 @@ from weakref import WeakValueDictionary
 
 import attrs
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance._tokenizer import TokenizerWrapper as Wrapped
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from trouper import heap
 from trouper.engine.grammars.followed_schema import followed
@@ -134,7 +133,7 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        return LLTokenizer(Wrapped(self._tokens), n_vocab=self._size, eos_token=self._eos)
+        return LLTokenizer(TokenizerWrapper(self._tokens), n_vocab=self._size, eos_token=self._eos)
 
     def _described(self) -> dict[str, Any]:
         vocabulary = self._tokens

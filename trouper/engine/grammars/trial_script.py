@@ -61,8 +61,7 @@ class TrialVocabulary:
 
 def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     """Answer each grammar with llguidance's error message, or "", until the pipe is closed."""
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-    from llguidance._tokenizer import TokenizerWrapper
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     first = receive(inbox)
     if first is None:

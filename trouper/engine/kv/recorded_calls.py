@@ -7,16 +7,13 @@ comes after it. So a layer's call is recorded with its arguments, and repeated f
 on the first tokens only. MLX is lazy: what is computed are the new states, not the layer's output,
 and neither attention, experts nor the model's head. A layer is its mixer here: the innermost module
 that gets the cache.
-
-mlx-lm is not patched for this. While calls are recorded, the modules of this one model have
-subclasses of their classes.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -29,6 +26,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from trouper.engine.kv.region import Ints
 from trouper.engine.lora.row_adapters import RowAdapters, applied
+from trouper.workarounds.mlx_call_hooks import hook_calls
 
 CACHE, MASK = "cache", "mask"
 """Names of parameters of mlx-lm's layers."""
@@ -158,37 +156,24 @@ def _signature(kind: Any) -> inspect.Signature:
     return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
-@contextmanager
-def recorded_calls(modules: Sequence[nn.Module]) -> Iterator[None]:
+def recorded_calls(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """Record the calls of these modules in the caches that they get."""
-    kinds: list[Any] = [type(module) for module in modules]
-    try:
-        for module, kind in zip(modules, kinds, strict=True):
-            module.__class__ = _recorder(kind)
-        yield
-    finally:
-        for module, kind in zip(modules, kinds, strict=True):
-            module.__class__ = kind
+    return hook_calls(modules, _record)
 
 
-@cache
-def _recorder(kind: Any) -> type[nn.Module]:
-    """Make a subclass whose calls are recorded by each cache that has recorded none within them: of
-    nested modules that get a cache, the innermost one."""
+def _record(kind: Any, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Make a call, which each cache records that has recorded none within the call: of nested
+    modules that get a cache, the innermost one."""
     signature = _signature(kind)
-
-    def call(self: nn.Module, *args: Any, **options: Any) -> Any:
-        arguments = signature.bind(*args, **options).arguments
-        caches = _recording(arguments.get(CACHE))
-        before = [len(states.calls or ()) for states in caches]
-        out = kind.__call__(self, *args, **options)
-        for states, count in zip(caches, before, strict=True):
-            if states.calls is not None and len(states.calls) == count:
-                kept = {name: value for name, value in arguments.items() if name != MASK}
-                states.calls.append(RecordedCall(self, signature, kept))
-        return out
-
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    arguments = signature.bind(*args, **options).arguments
+    caches = _recording(arguments.get(CACHE))
+    before = [len(states.calls or ()) for states in caches]
+    out = kind.__call__(module, *args, **options)
+    for states, count in zip(caches, before, strict=True):
+        if states.calls is not None and len(states.calls) == count:
+            kept = {name: value for name, value in arguments.items() if name != MASK}
+            states.calls.append(RecordedCall(module, signature, kept))
+    return out
 
 
 @attrs.frozen(eq=False)

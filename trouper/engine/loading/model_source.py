@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 # From the hub, or ModelScope (MLXLM_USE_MODELSCOPE).
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from trouper.engine.loading import bundled_model
 from trouper.engine.platform.error_text import line_of
@@ -111,7 +111,7 @@ def local(model: str | None) -> Path:
 
 def _fetch(hub_id: str) -> Path:
     try:
-        return Path(_download(hub_id, allow_patterns=FILES))
+        return Path(snapshot_download(hub_id, allow_patterns=FILES))
     except GatedRepoError as error:
         raise ModelUnusable(
             f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN"

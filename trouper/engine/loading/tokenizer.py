@@ -56,7 +56,8 @@ MAX_BREAKERS = 64
 """Number of different sequence breakers that are kept as tokens: some 10 kB each."""
 HUGE_TEXT = 2**20
 """Characters beyond which the memory of the encoding is given back to the system."""
-ENCODE = PreTrainedTokenizerFast._encode_plus
+TRIAL = " One\n\ttrial, <s> of 1234 wörds: 词</s> "
+"""Text that a tokenizer with changes of its own would encode otherwise than its tokenizer.json."""
 TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
 
 
@@ -101,18 +102,17 @@ class HubTokenizer:
         `encode_batch_fast` releases the GIL, which `encode` does not, and makes no offsets, which
         take ten times the memory of the ids."""
         wrapped = inner_tokenizer(self._wrapped)
-        plain = (
-            isinstance(wrapped, PreTrainedTokenizerFast) and type(wrapped)._encode_plus is ENCODE
-        )
-        backend = getattr(wrapped, "backend_tokenizer", None)
-        if (
-            not plain
-            or backend is None
-            or backend.truncation is not None
-            or backend.padding is not None
-        ):
+        if not isinstance(wrapped, PreTrainedTokenizerFast):
             return None
-        return cast(Fast, backend.encode_batch_fast)
+        backend = wrapped.backend_tokenizer
+        if backend.truncation is not None or backend.padding is not None:
+            return None
+        fast = cast(Fast, backend.encode_batch_fast)
+        for special in (False, True):
+            ids = fast([TRIAL], add_special_tokens=special)[0].ids
+            if ids != wrapped.encode(TRIAL, add_special_tokens=special):
+                return None
+        return fast
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         with _panics_refused():

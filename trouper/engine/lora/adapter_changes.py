@@ -127,7 +127,5 @@ def _restacked(
 
 
 def _exchange(model: nn.Module, stacks: Mapping[str, StackedAdapters | None]) -> None:
-    modules = dict(model.named_modules())
-    for path, made in stacks.items():
-        put(modules[path], made)
+    put(model, stacks)
     current_adapters(model).version += 1

@@ -1,14 +1,10 @@
-"""Linear layers with the matrices of several adapters: a layer of the base gets a subclass of its
-class, and keeps its weights.
-
-Its path, its parameters and its identity stay what they were, so nothing else that knows the layer
-has to know of adapters.
-"""
+"""Linear layers with the matrices of several adapters: a layer of a subclass takes the path and the
+parameters of a layer of the base."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import mlx.core as mx
@@ -17,7 +13,12 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters, applied, current_adapters
-from trouper.engine.products.linear_layers import FastLinear, FastQuantizedLinear
+from trouper.engine.products.linear_layers import (
+    FastLinear,
+    FastQuantizedLinear,
+    convert,
+    replace_layers,
+)
 
 RANK_STEP = 8
 """Multiple to which ranks are padded: products on GPUs read 16 bytes of a row at a time. A gathered
@@ -106,14 +107,15 @@ def install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> None
     evaluated. The first adapter has index
     1."""
     modules = dict(model.named_modules())
-    current = current_adapters(model)
+    current, stacks = current_adapters(model), dict[str, StackedAdapters | None]()
     for path in dict.fromkeys(path for adapter in adapters for path in adapter):
         layer: Any = modules[path]
         made = stacked(
             current, [adapter.get(path) for adapter in adapters], sizes_of(layer), dtype_of(layer)
         )
         mx.eval(made.a, made.b)
-        put(layer, made)
+        stacks[path] = made
+    put(model, stacks)
 
 
 def dtype_of(layer: nn.Module) -> mx.Dtype:
@@ -125,16 +127,29 @@ def dtype_of(layer: nn.Module) -> mx.Dtype:
     return found if mx.issubdtype(found, mx.floating) else mx.bfloat16
 
 
-def put(layer: Any, made: StackedAdapters | None) -> None:
-    """Give a layer these adapters instead of those that it has; None: it is a layer of the base
-    again."""
+def put(model: nn.Module, stacks: Mapping[str, StackedAdapters | None]) -> None:
+    """Give layers these adapters, by the layers' paths, instead of those that they have; None: a
+    layer is one of the base again."""
+    paths, modules = dict[int, list[str]](), dict(model.named_modules())
+    for path, module in modules.items():
+        paths.setdefault(id(module), []).append(path)  # Several of a layer that parts share.
+    changed = dict[str, nn.Module]()
+    for path, made in stacks.items():
+        layer = with_adapters(modules[path], made)
+        changed |= dict.fromkeys(paths[id(modules[path])], layer)
+    replace_layers(model, changed)
+
+
+def with_adapters(layer: nn.Module, made: StackedAdapters | None) -> nn.Module:
+    """Return the layer with these adapters instead of those that it has."""
     plain = next((base for base, kind in KINDS.items() if type(layer) is kind), type(layer))
+    kind = plain if made is None else KINDS[plain]
+    adapted: Any = layer if type(layer) is kind else convert(layer, kind)
     if made is not None:
-        layer.adapters = made
-        layer.__class__ = KINDS[plain]
-    elif plain is not type(layer):
-        del layer.adapters
-        layer.__class__ = plain
+        adapted.adapters = made
+    else:
+        vars(adapted).pop("adapters", None)
+    return cast(nn.Module, adapted)
 
 
 def part_of(layer: Any, index: int) -> LowRank | None:

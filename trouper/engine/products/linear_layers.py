@@ -16,16 +16,18 @@ A layer gets a subclass of its class, and keeps its weights, as with adapters (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_unflatten
 
 from trouper.engine.platform import device
-from trouper.engine.products import few_rows, merged_layers
+from trouper.engine.products import few_rows
 from trouper.engine.products.few_rows import WeightFormat, Weights
+from trouper.workarounds import mlx_lm_separate_layers
 
 DTYPES = (mx.bfloat16, mx.float16)
 PACKED_BITS = (4, 8)
@@ -68,7 +70,7 @@ class FastLinear(nn.Linear):
     """A linear layer, of which few rows take less time to launch."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        merged = merged_layers.result(self, x, _plain_products)
+        merged = mlx_lm_separate_layers.result(self, x, _plain_products)
         return _plain_product(self, x) if merged is None else merged
 
     def transposed(self) -> mx.array:
@@ -88,7 +90,7 @@ class FastQuantizedLinear(nn.QuantizedLinear):
     """A linear layer with packed weights, which are read once for all rows."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        merged = merged_layers.result(self, x, _packed_products)
+        merged = mlx_lm_separate_layers.result(self, x, _packed_products)
         return _packed_product(self, x, super().__call__) if merged is None else merged
 
 
@@ -108,25 +110,43 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def prepare(model: nn.Module) -> None:
-    """Make the model's layers fast, if the device runs the kernel: it reads contiguous matrices.
-    Nothing is evaluated."""
-    for _, layer in model.named_modules() if device.runs_cuda_kernels() else ():
+    """Make the layers of the model fast, if the device runs the kernel: it reads contiguous
+    matrices. Nothing is evaluated."""
+    fast = dict[str, nn.Module]()
+    for path, layer in model.named_modules() if device.runs_cuda_kernels() else ():
         if type(layer) in KINDS:
             for name in ("weight", "scales", "biases"):
                 if name in layer:
                     layer[name] = mx.contiguous(layer[name])
-            layer.__class__ = KINDS[type(layer)]
-    merged_layers.merge(model, (FastLinear, FastQuantizedLinear))
+            fast[path] = convert(layer, KINDS[type(layer)])
+    replace_layers(model, fast)
+    mlx_lm_separate_layers.merge(model, (FastLinear, FastQuantizedLinear), few_rows.BLOCK_OUTPUTS)
 
 
 def unprepare(model: nn.Module) -> None:
     """Let the model's layers multiply as MLX does, to compare with that. Layers with adapters stay
     as they are."""
     usual = {kind: base for base, kind in KINDS.items()}
-    for _, layer in model.named_modules():
-        layer.__class__ = usual.get(type(layer), type(layer))
-        layer.__dict__.pop(HELD, None)
-        merged_layers.separate(layer)
+    plain = dict[str, nn.Module]()
+    for path, layer in model.named_modules():
+        vars(layer).pop(HELD, None)
+        mlx_lm_separate_layers.separate(layer)
+        if type(layer) in usual:
+            plain[path] = convert(layer, usual[type(layer)])
+    replace_layers(model, plain)
+
+
+def convert(layer: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """Make a layer of another class with the parameters and the settings of `layer`."""
+    made: nn.Module = dict.__new__(kind)
+    dict.update(made, layer)
+    vars(made).update(vars(layer))
+    return made
+
+
+def replace_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Put layers into the model, by their paths."""
+    model.update_modules(tree_unflatten([*layers.items()]))
 
 
 @cache
@@ -172,7 +192,7 @@ def _plain_products(
     if _kernel_takes(x, layer.weight.nbytes // layer.weight.shape[0] * max(sizes)):
         return few_rows.products(WeightFormat(x.dtype), x, Weights(layer.weight, bias=bias), sizes)
     if rows == 1 or (len(sizes) == 2 and rows <= MAX_SPLIT_ROWS):
-        return merged_layers.split(_transposed_product(layer, x), sizes, axis=-1)
+        return mlx_lm_separate_layers.split(_transposed_product(layer, x), sizes, axis=-1)
     return None
 
 
@@ -182,7 +202,7 @@ def _packed_products(
     """Products of few rows with each of the matrices of merged layers."""
     rows = x.size // x.shape[-1]
     if rows == 1:
-        return merged_layers.split(nn.QuantizedLinear.__call__(layer, x), sizes, axis=-1)
+        return mlx_lm_separate_layers.split(nn.QuantizedLinear.__call__(layer, x), sizes, axis=-1)
     form = _packed_format(layer, x) if rows <= MAX_PACKED_ROWS else None
     if form is not None and few_rows.supports(form, x.shape[-1]):
         return few_rows.products(form, x, _packed_weights(layer), sizes)

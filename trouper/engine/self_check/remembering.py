@@ -11,6 +11,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64
 
+from trouper import workarounds
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.platform import device
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheck
@@ -19,8 +20,8 @@ from trouper.protocol.version import VERSION
 from trouper.storage.cache_fingerprint import namespace
 from trouper.storage.check_results import CheckResult, recall, remember
 
-SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH")
-"""Environment variables that change MLX's results, or the order of its work."""
+SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH", workarounds.VARIABLE)
+"""Environment variables that change results, or the order of MLX's work."""
 ENGINE = Path(__file__).parent.parent
 
 

@@ -32,11 +32,12 @@ from http.server import ThreadingHTTPServer
 from trouper.lifeline import end_with_launcher
 end_with_launcher()
 ThreadingHTTPServer.request_queue_size = 1024
-import trouper.engine
+from trouper.process import prepare_process
+prepare_process()
 from mlx_lm.server import main
 main()
 """
-"""Importing our engine loads OpenBLAS before MLX: both servers multiply by the same library. The
+"""OpenBLAS is loaded before MLX, so that both servers multiply by the same library. The
 standard library's server queues 5 connections. Linux answers more by SYN cookies and resets some of
 these connections seconds later."""
 

@@ -1,4 +1,6 @@
 """Measurements of `trouper certify` on the device, in processes of their own: tiny models of every
 family, the user's model, its bare loop."""
 
-import trouper.engine  # noqa: F401 - sets up the process and loads the BLAS before MLX
+from trouper.process import prepare_process
+
+prepare_process()  # Before MLX is imported.

@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
-from trouper.engine import FAST_BLAS, probe
+from trouper.engine import probe
 from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.loading.model_loading import EvaluatedModel, load
@@ -46,6 +46,7 @@ from trouper.engine.self_check.matrix import SEEDS, subject_of
 from trouper.lifeline import end_with_launcher
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.workarounds import mlx_reference_blas
 from trouper_lab.engine_programs import family_checks
 from trouper_lab.engine_programs.family_configs import FAMILIES
 
@@ -60,6 +61,7 @@ ARITHMETIC = {
 
 def describe_device(_: Row) -> Iterator[Row]:
     """The device, its speed, the versions of what computes."""
+    blas = mlx_reference_blas.load_fast()
     packages = ("mlx", "mlx-lm", "transformers", "trio", "numpy")
     yield {
         "name": device.name(),
@@ -69,7 +71,7 @@ def describe_device(_: Row) -> Iterator[Row]:
         "float32_gflops": round(probe.product_gflops(), 1),
         "rounds_to_tf32": device.rounds_factors(),
         "prepares_shapes": of_device().rounded,
-        "blas": FAST_BLAS.name if FAST_BLAS else "",
+        "blas": blas.name if blas else "",
         "packages": {name: _version(name) for name in packages},
         "families": list(FAMILIES),
         "formats": list(family_checks.FORMATS),

@@ -1,20 +1,19 @@
-"""Lets MLX's products of one row and of two run as matrix times vector, on x86-64.
+"""OpenBLAS multiplies one row on x86-64 as a matrix, which takes about twice as long as a vector.
 
-A decode step of one row multiplies a vector by each weight matrix. MLX asks BLAS for that as for
-any product (`cblas_sgemm` with one row), and OpenBLAS then copies the whole matrix into the order
-that its kernel for many rows reads, which costs several times what the product itself does: the
-weights of SmolLM2-135M take 33 ms that way and 12 ms by `cblas_sgemv`, on two cores. OpenBLAS
-forwards such calls by itself in its builds for 64-bit Arm (GEMM_GEMV_FORWARD in its
-Makefile.system), but not in those for x86-64. Two rows are two such products, the second of which
-finds the matrix in a cache: 62 ms in place of 84, where one row takes 44 (another day). Three take
-as long either way.
-
-So `cblas_sgemm` becomes these instructions, which compare four arguments, call `cblas_sgemv` for
-each of up to two rows, and jump to OpenBLAS's own `cblas_sgemm` for everything else. There is no
-compiler on a user's machine, so they are here as bytes, made by the GNU assembler. Calling
-convention: System V ABI for x86-64, 3.2.3: integers in edi, esi, edx, ecx, r8, r9, then on the
-stack in units of eight bytes; alpha and beta in xmm0 and xmm1, where both functions have them.
+Fault: MLX asks for products of one row by `cblas_sgemm`. OpenBLAS then copies the matrix into the
+order of its kernel for many rows. Its builds for 64-bit Arm forward such calls to `cblas_sgemv`
+(GEMM_GEMV_FORWARD in Makefile.system), those for x86-64 do not.
+Seen: scipy-openblas32 0.3.34.
+Upstream: no report is known; none was searched for.
+Without: one stream on an x86-64 CPU decodes at about half the speed (docs/workarounds.md).
 """
+
+# `cblas_sgemm` becomes these instructions, which compare four arguments, call `cblas_sgemv` for
+# each of up to two rows, and jump to OpenBLAS's own `cblas_sgemm` for everything else. Of two rows,
+# the second finds the matrix in a cache; three take as long either way. No compiler is on a user's
+# machine: the bytes were made by the GNU assembler. Calling convention: System V ABI for x86-64,
+# 3.2.3: integers in edi, esi, edx, ecx, r8, r9, then on the stack in units of eight bytes; alpha
+# and beta in xmm0 and xmm1, where both functions have them.
 
 from __future__ import annotations
 
@@ -24,6 +23,8 @@ import os
 import platform
 import struct
 from typing import Any
+
+from trouper import workarounds
 
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 """Values of the enumerations of cblas.h."""
@@ -91,23 +92,20 @@ ffe0                jmp    rax
 """
 INT, FLOAT, POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 MATRIX = (POINTER, INT)
-ARGUMENTS: tuple[type[ctypes._SimpleCData[Any]], ...] = (
-    *[INT] * 6,
-    FLOAT,
-    *MATRIX,
-    *MATRIX,
-    FLOAT,
-    *MATRIX,
-)
+ARGUMENTS: tuple[Any, ...] = (*[INT] * 6, FLOAT, *MATRIX, *MATRIX, FLOAT, *MATRIX)
 Product = ctypes.CFUNCTYPE(None, *ARGUMENTS)
 """Type of `cblas_sgemm`."""
 
 
-def forwarding(sgemm: int, sgemv: int, *, machine: str = platform.machine()) -> int:
+def forward(sgemm: int, sgemv: int, *, machine: str = platform.machine()) -> int:
     """Return the address of a function like the `cblas_sgemm` at address `sgemm` that calls the
-    `cblas_sgemv` at `sgemv` for products of one row or two. Returns `sgemm` where that is not to be
-    had: on other processors, where the system maps no code, or where the function is wrong."""
-    if machine != "x86_64" or struct.calcsize("P") != 8:
+    `cblas_sgemv` at `sgemv` for products of one row or two.
+
+    Returns `sgemm` on other processors, where the system maps no code, where the function is wrong,
+    and where the workaround is off.
+    """
+    is_x86 = machine == "x86_64" and struct.calcsize("P") == 8
+    if not is_x86 or not workarounds.is_active(__name__):
         return sgemm
     try:
         address = _mapped(code(sgemm, sgemv))

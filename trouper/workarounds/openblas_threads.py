@@ -1,10 +1,14 @@
-"""Number of BLAS threads of decode steps, by measurement.
+"""OpenBLAS gives each of its threads an equal share, so one busy core delays all of them.
 
-More threads are not always faster. Products of few rows are bound by memory, which one or two cores
-may exhaust. OpenBLAS parts each product equally among its threads, so a core that does something
-else delays all of them: on two cores, one of them busy, a decode step of one row takes 60 ms with
-two threads and 34 with one, where an idle machine takes 29 with either.
+Fault: the number of threads is fixed at the start. Products of few rows are bound by memory, which
+one or two cores may exhaust, and a thread whose core does something else is waited for. A step of
+one row on two cores takes 29 ms with one thread or two; with one core busy 34 and 60.
+Seen: scipy-openblas32 0.3.34.
+Upstream: by design (OPENBLAS_NUM_THREADS).
+Without: decode steps use all threads, and are slower beside other work.
 """
+
+# The number for decode steps is chosen by measurement: half or twice as many are tried.
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from pathlib import Path
 from statistics import median
 
 import attrs
+
+from trouper import workarounds
 
 SAMPLES, TRIAL = 7, 4
 """Number of steps of which the median counts: with the present number of threads, and in a trial of
@@ -100,7 +106,7 @@ class BlasThreads:
     def __init__(self, library: Path | None) -> None:
         self._blas: ctypes.CDLL | None = None
         self._max_threads = 1
-        if library is not None:
+        if library is not None and workarounds.is_active(__name__):
             self._blas, self._max_threads = _opened(library)
         self._tuners: dict[int, ThreadTuner] = {}
 

@@ -1,14 +1,15 @@
-"""Unpacks quantized layers that have one group a row, where MLX multiplies such layers wrongly.
+"""MLX multiplies quantized layers that have one group a row wrongly, on Hopper.
 
-On Hopper MLX has a kernel of its own for affine weights of 4 or 8 bits. In MLX 0.32.4 it is chosen
-only where the group is as long as the row (`supports_qmm_sm90` in
-mlx/backend/cuda/quantized/qmm/qmm.cu excludes `group_size < k`), and there every product of two or
-more rows is wrong: measured on an H200, rows of 64 inputs in groups of 64, float32 and bfloat16, 4
-and 8 bits, 2 to 16 rows: off by 20 and more where values are about 8, or not a number; with two
-groups a row, all right. Compiling it takes 100 s, too. Layers with so few inputs are small parts of
-real models, such as low-rank projections, so their weights are kept unpacked: the same numbers, a
-little more memory.
+Fault: MLX has a kernel of its own there for affine weights of 4 or 8 bits, and chooses it only
+where the group is as long as the row (`supports_qmm_sm90` in
+mlx/backend/cuda/quantized/qmm/qmm.cu excludes `group_size < k`). There every product of two or more
+rows is off by 20 and more where values are about 8, or not a number. To compile it takes 100 s.
+Seen: MLX 0.32.4, on an H200: rows of 64 inputs, float32 and bfloat16, 4 and 8 bits, 2 to 16 rows.
+Upstream: no report is known; none was searched for.
+Without: wrong tokens on Hopper of models with such layers, low-rank projections for example.
 """
+
+# The weights of such layers are kept unpacked: the same numbers, a little more memory.
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 
-from trouper.engine.lora.lora_layers import WithAdapters, put
-from trouper.engine.platform import device
+from trouper import workarounds
 
 WRONG_ON = "sm_90"
 BITS, SHORTEST = (4, 8), 64
 
 
-def has_single_groups(module: nn.Module) -> bool:
-    """Whether MLX would multiply by this layer wrongly, on this device."""
-    return device.architecture() == WRONG_ON and is_affected(module)
+def must_be_unpacked(module: nn.Module, architecture: str) -> bool:
+    """Whether MLX would multiply by this layer wrongly, on a device of this architecture."""
+    is_active = workarounds.is_active(__name__)
+    return is_active and architecture == WRONG_ON and is_affected(module)
 
 
 def is_affected(module: nn.Module) -> bool:
@@ -62,6 +63,4 @@ def unpacked(module: nn.Module) -> nn.Module:
         if "bias" in module:
             plain.bias = module.bias
     plain.weight = weight
-    if isinstance(module, WithAdapters):
-        put(plain, module.adapters)
     return plain

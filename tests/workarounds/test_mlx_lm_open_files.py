@@ -12,11 +12,12 @@ SCRIPT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
 set_limit = resource.setrlimit
-import trouper.engine
+from trouper.process import prepare_process
+prepare_process()
 _, hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 assert resource.getrlimit(resource.RLIMIT_CORE) == (0, hard), "only that one call has no effect"
-import trouper.engine.host, mlx_lm.utils
+import mlx_lm.utils
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 assert resource.setrlimit is set_limit, "it is put back"
 """
@@ -35,3 +36,13 @@ def test_it_is_only_raised(given: tuple[int, int], kept: tuple[int, int]) -> Non
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == [*map(str, kept)]
+
+
+def test_it_is_still_needed() -> None:
+    """The import of mlx-lm alone lowers a soft limit of 3,000."""
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3000, 4096)); "
+        "import mlx_lm.utils; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert int(ended.stdout) < 3000

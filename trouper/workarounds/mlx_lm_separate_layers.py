@@ -1,12 +1,16 @@
-"""Linear layers that get the same input, as those of queries, keys and values do: their matrices
-lie one behind the other, and are multiplied in one launch.
+"""mlx-lm multiplies by the matrices of queries, keys and values one by one, which get one input.
 
-On a fast GPU launching a step takes longer than computing it, and of some 18 kernels a layer five
-are such products: two are left. mlx-lm's models call each layer by itself, and stay as they are:
-the first layer that is called computes the results of all, and the others find theirs by the
-identity of the input. If one is not called with that input - a layer that has keys of another one,
-say - the layers multiply by themselves from then on.
+Fault: on a fast GPU launching a step takes longer than computing it, and of some 18 kernels a layer
+five are such products, where two would do. mlx-lm's models have a layer for each.
+Seen: mlx-lm 0.32.2.
+Upstream: by design.
+Without: more time to launch a decode step on CUDA (docs/performance.md).
 """
+
+# The matrices lie one behind the other, and are multiplied in one launch. mlx-lm's models call each
+# layer by itself: the first layer that is called computes the results of all, and the others find
+# theirs by the identity of the input. If one is not called with that input (a layer that has keys
+# of another one, say), the layers multiply by themselves from then on.
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 
-from trouper.engine.products.few_rows import BLOCK_OUTPUTS
+from trouper import workarounds
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of a module that get the same input in mlx-lm's models."""
@@ -67,12 +71,17 @@ class MergedLayers:
         return self._results.pop(index)
 
 
-def merge(model: nn.Module, kinds: Sequence[type[nn.Module]]) -> None:
-    """Merge layers of these kinds, where they can be. Nothing is evaluated."""
-    for _, module in model.named_modules():
+def merge(model: nn.Module, kinds: Sequence[type[nn.Module]], block: int) -> None:
+    """Merge layers of these kinds, where they can be. Nothing is evaluated. `block`: the number of
+    outputs that a kernel computes at once."""
+    for _, module in model.named_modules() if workarounds.is_active(__name__) else ():
         for names in NAMES:
             layers = [module.get(name) for name in names]
-            if type(layers[0]) in kinds and MERGED not in layers[0].__dict__ and _alike(layers):
+            if (
+                type(layers[0]) in kinds
+                and MERGED not in layers[0].__dict__
+                and _alike(layers, block)
+            ):
                 _merge(layers)
 
 
@@ -87,13 +96,11 @@ def result(layer: Any, x: mx.array, multiply: Multiply) -> mx.array | None:
     return None if found is None else found[0].result(found[1], layer.weight, x, multiply)
 
 
-def _alike(layers: Sequence[Any]) -> bool:
+def _alike(layers: Sequence[Any], block: int) -> bool:
     """Whether layers differ in nothing but their weights and their numbers of outputs, and no block
     of the kernel would lie across two of them."""
     forms = {_form(layer) for layer in layers}
-    return len(forms) == 1 and all(
-        layer.weight.shape[0] % BLOCK_OUTPUTS == 0 for layer in layers[:-1]
-    )
+    return len(forms) == 1 and all(layer.weight.shape[0] % block == 0 for layer in layers[:-1])
 
 
 def _form(layer: Any) -> object:

@@ -1,25 +1,81 @@
-"""Builds a shared library that contains only symbols: aliases of functions that are already loaded.
+"""MLX's Linux CPU wheel multiplies by the reference BLAS, which is many times slower than OpenBLAS.
 
-The dynamic linker binds a symbol to the first global definition, and a definition may be an
-absolute address. So an ELF image of one symbol table is enough to let `cblas_sgemm` mean
-`scipy_cblas_sgemm` for every library loaded later. No compiler, no machine code, no file left
-behind. Layout: System V ABI, chapters 4 and 5; absolute symbols as glibc 2.28 and musl read them.
+Fault: the wheel links libblas, which reaches a few GFLOP/s where OpenBLAS reaches over a hundred on
+the same two cores. scipy-openblas32, the OpenBLAS of NumPy and SciPy, chooses its kernels for the
+processor at hand, but its symbols have a prefix. An alias without the prefix is made here.
+Seen: MLX 0.32.4, scipy-openblas32 0.3.34.
+Upstream: no report is known; none was searched for.
+Without: float32 products of a CPU take many times as long (docs/workarounds.md).
 """
+
+# The dynamic linker binds a symbol to the first global definition, and a definition may be an
+# absolute address. An ELF image of one symbol table is therefore enough to let `cblas_sgemm` mean
+# `scipy_cblas_sgemm` for every library that is loaded later. Layout: System V ABI, chapters 4 and
+# 5; absolute symbols as glibc 2.28 and musl read them.
+#
+# Wheels with plain names (measured, docs/workarounds.md): cmeel-openblas is compiled for one kind
+# of processor and needs a libgfortran of the system; mkl is 220 MB and slower for prompts on AMD.
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import struct
+import sys
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+from trouper import workarounds
+from trouper.workarounds import openblas_vector_products
+
+log = logging.getLogger("trouper")
+SGEMM = "cblas_sgemm"
+FUNCTIONS = (SGEMM, "cblas_dgemm", "cblas_cgemm")
+"""All functions that libmlx.so imports from a BLAS. LAPACK is not replaced: a forward pass never
+calls it."""
 HEADER, SEGMENT, ENTRY, SYMBOL = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ", "<QQ", "<IBBHQQ"
 ELF64_LITTLE = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
 SHARED_OBJECT, READ_WRITE, LARGEST_PAGE = 3, 6, 65536
 PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
 DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT = 0, 4, 5, 6, 10, 11
 GLOBAL_FUNCTION, SHN_ABS = 0x12, 0xFFF1
+
+
+@cache
+def load_fast() -> Path | None:
+    """Let MLX find OpenBLAS, if it is installed. OPENBLAS_NUM_THREADS sets its number of threads.
+
+    Returns the library, also to later calls. None where MLX uses its own BLAS: another build of MLX
+    (the extra `cpu` alone installs OpenBLAS), or MLX was imported before.
+    """
+    library = _find_library()
+    if library is None or "mlx.core" in sys.modules or not workarounds.is_active(__name__):
+        return None
+    try:
+        openblas = ctypes.CDLL(str(library))
+        addresses = {name: _address(openblas, f"scipy_{name}") for name in FUNCTIONS}
+        addresses[SGEMM] = openblas_vector_products.forward(
+            addresses[SGEMM], _address(openblas, "scipy_cblas_sgemv")
+        )
+        publish(addresses, like=library)
+    except (OSError, AttributeError) as error:
+        log.warning("MLX multiplies by its own BLAS, which is slow: %s: %s", library, error)
+        return None
+    return library
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+def _find_library() -> Path | None:
+    spec = find_spec("scipy_openblas32")
+    if spec is None or spec.origin is None:
+        return None
+    return next((Path(spec.origin).parent / "lib").glob("libscipy_openblas*.so"), None)
 
 
 def publish(addresses: Mapping[str, int], like: Path) -> None:

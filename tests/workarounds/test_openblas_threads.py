@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
+import mlx.core as mx
 import pytest
 
 from tests.arithmetic import cpu_only
-from trouper.engine.platform.blas_threads import ThreadTuner
+from trouper.workarounds import openblas_threads
+from trouper.workarounds.mlx_reference_blas import load_fast
+from trouper.workarounds.openblas_threads import BlasThreads, ThreadTuner
 
 Times = Mapping[int, float]
 IDLE, BUSY = {1: 0.0295, 2: 0.0290}, {1: 0.034, 2: 0.060}
@@ -72,13 +75,11 @@ def test_times_that_scatter_cost_little(seed: int) -> None:
 @cpu_only
 def test_the_number_of_threads_is_the_process_s_and_comes_back() -> None:
     """Steps that do anything but decode use all threads."""
-    import trouper.engine
-    from trouper.engine.platform import blas_threads
-
-    if trouper.engine.FAST_BLAS is None:
+    library = load_fast()
+    if library is None:
         pytest.skip("MLX uses its own BLAS")
-    blas, before = blas_threads._opened(trouper.engine.FAST_BLAS)
-    threads = blas_threads.BlasThreads(trouper.engine.FAST_BLAS)
+    blas, before = openblas_threads._opened(library)
+    threads = BlasThreads(library)
     threads._max_threads = 2
     try:
         for _ in range(30):
@@ -90,3 +91,15 @@ def test_the_number_of_threads_is_the_process_s_and_comes_back() -> None:
         assert blas.scipy_openblas_get_num_threads() == 2
     finally:
         blas.scipy_openblas_set_num_threads(before)
+
+
+@cpu_only
+def test_it_is_still_needed() -> None:
+    """OpenBLAS keeps the number of threads that it was started with, whatever its products take."""
+    library = load_fast()
+    if library is None:
+        pytest.skip("MLX uses its own BLAS")
+    blas, before = openblas_threads._opened(library)
+    for _ in range(30):
+        mx.eval(mx.matmul(mx.ones((1, 64)), mx.ones((64, 64)), stream=mx.cpu))
+    assert blas.scipy_openblas_get_num_threads() == before

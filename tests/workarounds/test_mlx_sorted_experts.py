@@ -1,5 +1,4 @@
-"""Expert layers with biases: right, and laid out as MLX's kernel for sorted experts expects it
-(trouper/engine/adaptations/sorted_experts.py)."""
+"""Expert layers with biases: right, and laid out as MLX's kernel for sorted experts expects it."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from tests.families import build
 from trouper.engine.adaptations.adaptation_registry import adapted
-from trouper.engine.adaptations.sorted_experts import RowMajorExperts, has_biased_experts, row_major
+from trouper.engine.platform import device
+from trouper.workarounds.mlx_sorted_experts import RowMajorExperts, has_biased_experts, row_major
 
 ROWS, EXPERTS, INPUTS, OUTPUTS = 126, 8, 32, 64
 
@@ -58,6 +58,17 @@ def test_models_with_biased_experts_are_changed_and_others_are_not() -> None:
         adapted(biased), adapted(plain)
         assert (count(biased, RowMajorExperts), count(biased, SwitchLinear)) == (layers, layers)
     assert count(plain, RowMajorExperts) == 0
+
+
+@pytest.mark.skipif(not device.runs_cuda_kernels(), reason="the kernel is CUDA's")
+def test_it_is_still_needed() -> None:
+    """MLX's product by sorted experts differs where an axis of one row has another stride."""
+    experts = SwitchLinear(INPUTS, OUTPUTS, EXPERTS, bias=False)
+    x = mx.expand_dims(mx.random.normal((ROWS, INPUTS)), -2)
+    indices = mx.sort(mx.random.randint(0, EXPERTS, (ROWS,)).astype(mx.uint32))
+    mx.eval(x, indices)
+    sorted_product = experts(x, indices, sorted_indices=True)
+    assert not mx.allclose(sorted_product, experts(x, indices), atol=0.1)
 
 
 def count(model: nn.Module, kind: type[nn.Module]) -> int:

@@ -1,6 +1,5 @@
-"""Layers that get the same input and are multiplied at once
-(trouper/engine/products/merged_layers.py). It is for CUDA: here MLX's operations take the kernel's
-place. On the device: tests/device/test_few_rows.py."""
+"""Layers that get the same input and are multiplied at once. It is for CUDA: here MLX's operations
+take the kernel's place. On the device: tests/device/test_few_rows.py."""
 
 from __future__ import annotations
 
@@ -13,10 +12,12 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from tests.engine.test_few_rows import plain
+from tests.families import build
 from trouper.engine.lora import lora_layers
 from trouper.engine.platform import device
-from trouper.engine.products import few_rows, linear_layers, merged_layers
+from trouper.engine.products import few_rows, linear_layers
 from trouper.engine.products.few_rows import WeightFormat, Weights
+from trouper.workarounds import mlx_lm_separate_layers
 
 INPUTS = 256
 ATTENTION, ACTIVATION = {"q_proj": 64, "k_proj": 32, "v_proj": 24}, {"gate_proj": 48, "up_proj": 48}
@@ -32,7 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]
     ) -> Sequence[mx.array]:
         made.append(sizes)
-        return merged_layers.split(plain(form, x, weights), sizes, axis=-1)
+        return mlx_lm_separate_layers.split(plain(form, x, weights), sizes, axis=-1)
 
     monkeypatch.setattr(few_rows, "products", products)
     monkeypatch.setattr(few_rows, "computes", lambda _: True)
@@ -134,7 +135,8 @@ def products_of(made: Sequence[mx.array], tmp_path: Any) -> int:
     """Number of products by MLX that the results need."""
     mx.export_to_dot(str(tmp_path / "pass.dot"), *made)
     text = (tmp_path / "pass.dot").read_text()
-    return text.count('label ="Matmul"') + text.count('label ="QuantizedMatmul"')
+    products = text.count('label ="Matmul"') + text.count('label ="QuantizedMatmul"')
+    return int(products)
 
 
 def test_a_compiled_pass_has_one_product(calls: list[tuple[int, ...]]) -> None:
@@ -194,7 +196,7 @@ def test_adapters_of_one_of_them(calls: list[tuple[int, ...]], bits: int) -> Non
 
     module, x = module_of(ATTENTION, bits=bits), rows_of(4, 1)
     usual = prepared_like(module, ATTENTION, x)
-    lora_layers.put(module.k_proj, One())  # type: ignore[arg-type]
+    lora_layers.put(module, {"k_proj": One()})  # type: ignore[dict-item]
     assert equal(results(module, list(ATTENTION), x), [usual[0], usual[1] + 1, usual[2]])
     assert calls == [(64, 32, 24)]
 
@@ -219,7 +221,7 @@ def unlike(change: str) -> Any:
 def test_layers_that_are_not_alike(change: str) -> None:
     module = unlike(change)
     linear_layers.prepare(module)
-    assert merged_layers.MERGED not in module.q_proj.__dict__
+    assert mlx_lm_separate_layers.MERGED not in module.q_proj.__dict__
 
 
 def test_formats_and_numbers_of_outputs_that_do_not_fit() -> None:
@@ -228,7 +230,7 @@ def test_formats_and_numbers_of_outputs_that_do_not_fit() -> None:
     mixed.up_proj = module_of(ACTIVATION).up_proj.to_quantized(32, 4)
     for module in (odd, mixed):
         linear_layers.prepare(module)
-        assert merged_layers.MERGED not in module.gate_proj.__dict__
+        assert mlx_lm_separate_layers.MERGED not in module.gate_proj.__dict__
 
 
 def test_parameters_keep_their_names_and_take_no_more_memory() -> None:
@@ -257,5 +259,12 @@ def test_layers_that_are_no_longer_prepared(calls: list[tuple[int, ...]]) -> Non
     module, x = module_of(ATTENTION), rows_of(4, 1)
     usual = prepared_like(module, ATTENTION, x)
     linear_layers.unprepare(module)
-    assert merged_layers.MERGED not in module.q_proj.__dict__
+    assert mlx_lm_separate_layers.MERGED not in module.q_proj.__dict__
     assert equal(results(module, list(ATTENTION), x), usual) and not calls
+
+
+def test_it_is_still_needed() -> None:
+    """mlx-lm's models have a layer for each matrix."""
+    attention = build("llama").layers[0].self_attn
+    assert type(attention).__module__.startswith("mlx_lm")
+    assert all(isinstance(attention[name], nn.Linear) for name in ATTENTION)

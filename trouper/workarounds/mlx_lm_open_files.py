@@ -1,8 +1,11 @@
-"""The limit on open files, which importing mlx-lm would set to 2,048 whatever it was.
+"""mlx-lm sets the limit on open files to 2,048 when it is imported.
 
-mlx_lm/utils.py calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))`. The call fails where the hard limit
-is lower (`ulimit -n 1024`), and then nothing starts. Where the limit is higher, the call takes
-descriptors that `--max-connections` needs. Here the soft limit is only ever raised.
+Fault: mlx_lm/utils.py calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))`. The call raises where the
+hard limit is lower (`ulimit -n 1024`), and takes descriptors away where the soft limit is higher.
+Seen: mlx-lm 0.32.2.
+Upstream: no report is known; none was searched for.
+Without: no start where the hard limit is below 4,096; `--max-connections` beyond 2,048 has no
+effect.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from __future__ import annotations
 import resource
 import sys
 from contextlib import suppress
+from functools import cache
+
+from trouper import workarounds
 
 LARGE_MODEL_FILES = 2048
 """What a large model with many files may need; as in mlx-lm."""
@@ -17,12 +23,13 @@ CALL = resource.RLIMIT_NOFILE, (LARGE_MODEL_FILES, 4096)
 """Arguments of mlx-lm's call."""
 
 
+@cache
 def keep_limit() -> None:
-    """Let mlx-lm's import leave the limit alone. Must be called before that import.
+    """Let the import of mlx-lm only ever raise the soft limit. Must precede that import.
 
     `resource.setrlimit` is replaced until mlx-lm calls it. Other calls have their effect.
     """
-    if "mlx_lm.utils" in sys.modules:
+    if "mlx_lm.utils" in sys.modules or not workarounds.is_active(__name__):
         return
     setrlimit = resource.setrlimit
 

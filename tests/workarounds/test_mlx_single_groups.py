@@ -1,5 +1,4 @@
-"""Packed layers with one group a row: unpacked where MLX multiplies by them wrongly
-(trouper/engine/adaptations/single_groups.py)."""
+"""Packed layers with one group a row: unpacked where MLX multiplies by them wrongly."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from mlx import nn
 from mlx_lm.models.mla import MultiLinear
 
 from tests.arithmetic import TF32
-from trouper.engine.adaptations import single_groups
 from trouper.engine.adaptations.adaptation_registry import adapted
-from trouper.engine.adaptations.single_groups import is_affected, unpacked
 from trouper.engine.platform import device
+from trouper.workarounds import mlx_single_groups
+from trouper.workarounds.mlx_single_groups import is_affected, unpacked
 
 FEW, MANY = 64, 128
 
@@ -67,7 +66,7 @@ def test_other_formats_stay_packed(inputs: int, how: dict[str, Any]) -> None:
     assert not any(map(is_affected, layers(inputs, **how).values()))
 
 
-class Model(nn.Module):  # type: ignore[misc]
+class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = [nn.Linear(FEW, MANY), nn.Linear(MANY, FEW)]
@@ -76,7 +75,7 @@ class Model(nn.Module):  # type: ignore[misc]
 
 def test_a_model_is_unpacked_where_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
     for architecture, packed in (
-        (single_groups.WRONG_ON, [False, True]),
+        (mlx_single_groups.WRONG_ON, [False, True]),
         ("sm_80", [True, True]),
         ("", [True, True]),
     ):
@@ -101,6 +100,17 @@ def test_products_on_this_device(dtype: mx.Dtype) -> None:
         mx.abs(got - x.astype(mx.float32)).max()
         < (0.03 if dtype == mx.bfloat16 or TF32 else 1e-4) * spread
     )
+
+
+@pytest.mark.skipif(
+    device.architecture() != mlx_single_groups.WRONG_ON, reason="the kernel is Hopper's"
+)
+def test_it_is_still_needed() -> None:
+    """MLX's own product of rows by a packed layer differs from that by the same numbers
+    unpacked."""
+    layer = nn.QuantizedLinear.from_linear(nn.Linear(FEW, MANY), group_size=64, bits=4)
+    x = mx.random.normal((16, FEW))
+    assert not mx.allclose(layer(x), unpacked(layer)(x), atol=0.1)
 
 
 def whole(layer: nn.Module) -> mx.array:

@@ -1,24 +1,26 @@
-"""Keeps the input of sorted expert matmuls in the memory layout that MLX's CUDA kernel assumes.
+"""MLX multiplies by sorted experts wrongly on CUDA where rows are laid out in another order.
 
-MLX runs `mx.gather_mm(..., sorted_indices=True)` as one grouped GEMM. On CUDA it takes the distance
-between rows of `x` (rows, 1, dim) from the stride of the axis of size 1, where any stride is legal:
+Fault: `mx.gather_mm(..., sorted_indices=True)` is one grouped GEMM. It takes the distance between
+rows of `x` (rows, 1, dim) from the stride of the axis of size 1, where any stride is legal:
 `mx.expand_dims` writes 1 there. The kernel then reads each row one element after the row before,
-and the product is wrong without an error (MLX 0.32.4, mlx/backend/cuda/matmul.cpp,
-`ensure_batch_contiguous`; issue 4253 and pull request 3960 of ml-explore/mlx, which mended the same
-fault for Metal alone).
-
-mlx-lm adds the bias of expert layers as `x + mx.expand_dims(bias[indices], -2)`. A sum takes the
-memory, and with it the strides, of its first operand if that one's buffer is not much larger than
-needed, else of its second. Which it is depends on the buffers that earlier work has left in MLX's
-cache. So gpt_oss, whose experts have biases, gave wrong tokens now and then, and other models did
-not.
+without an error (mlx/backend/cuda/matmul.cpp, `ensure_batch_contiguous`).
+Seen: MLX 0.32.4.
+Upstream: https://github.com/ml-explore/mlx/issues/4253 (pull request 3960: mended for Metal alone).
+Without: wrong tokens of gpt_oss on CUDA now and then.
 """
+
+# mlx-lm adds the bias of expert layers as `x + mx.expand_dims(bias[indices], -2)`. A sum takes the
+# memory, and with it the strides, of its first operand if that one's buffer is not much larger than
+# needed, else of its second. Which one depends on the buffers that earlier work has left in MLX's
+# cache. Models whose experts have no bias are right.
 
 from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from trouper import workarounds
 
 
 class RowMajorExperts(nn.Module):
@@ -44,4 +46,5 @@ def row_major(x: mx.array) -> mx.array:
 
 def has_biased_experts(module: nn.Module) -> bool:
     """Whether the module is an expert layer with a bias, which must be wrapped."""
-    return isinstance(module, SwitchLinear | QuantizedSwitchLinear) and "bias" in module
+    is_expert = isinstance(module, SwitchLinear | QuantizedSwitchLinear) and "bias" in module
+    return is_expert and workarounds.is_active(__name__)

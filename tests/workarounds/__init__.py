@@ -1,0 +1,1 @@
+"""Workarounds: what each mends, and whether the dependency still has the fault."""
