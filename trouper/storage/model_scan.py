@@ -108,7 +108,10 @@ def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
     for pattern in ("*/config.json", "*/*/config.json"):
         for config in sorted(root.glob(pattern)):
             directory = config.parent
-            if not directory.relative_to(root).parts[0].startswith(("models--", ".")):
+            # What is below a model is a module of it, as `1_Pooling` of an embedder.
+            is_module = directory.parent != root and (directory.parent / "config.json").exists()
+            hidden = directory.relative_to(root).parts[0].startswith(("models--", "."))
+            if not is_module and not hidden:
                 yield directory.relative_to(root).as_posix(), directory
 
 
