@@ -46,7 +46,13 @@ from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.running_answers import RunningAnswers
-from trouper.web.streaming.response_streams import SCORE_BYTES, EventStream, collect_all, is_long
+from trouper.web.streaming.response_streams import (
+    SCORE_BYTES,
+    EventStream,
+    at_once,
+    collect_all,
+    is_long,
+)
 from trouper.web.streaming.step_delivery import StepDelivery
 from trouper.web.tool_support import ToolSupport
 
@@ -300,16 +306,32 @@ class Service(CurrentKey):
         )
 
     async def respond(
-        self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool
+        self,
+        dialect: Dialect,
+        answers: Sequence[Answer],
+        *,
+        stream: bool,
+        before_end: Callable[[], Awaitable[None]] = at_once,
     ) -> Response:
+        """`before_end` is awaited before the client hears of the end."""
         if not stream:
             choices = await collect_all(answers, self.holding.grow)
-            return await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
+            response = await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
+            await before_end()
+            return response
         nursery, heartbeat_s = (
             cast("trio.Nursery", self._state["nursery"]),
             self.settings.heartbeat_s,
         )
-        events = EventStream(dialect, answers, heartbeat_s, nursery, self._direct(), hold=self.hold)
+        events = EventStream(
+            dialect,
+            answers,
+            heartbeat_s,
+            nursery,
+            self._direct(),
+            hold=self.hold,
+            before_end=before_end,
+        )
         return as_events(await events.waited())
 
     def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:

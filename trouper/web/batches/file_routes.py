@@ -20,9 +20,8 @@ from trouper.web.batches.batch_schemas import (
     page_body,
 )
 from trouper.web.batches.batch_storage import BatchStorage
-from trouper.web.batches.disk_threads import on_disk
 from trouper.web.batches.file_upload import UPLOAD_BYTES, UploadBody, UploadForm
-from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload
+from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload, on_disk
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.query_parameters import Query
@@ -121,7 +120,7 @@ class Files:
                 await form.receive(cast("UploadBody", request.body), settings.body_timeout_s)
                 upload = self._checked(form)
                 with trio.CancelScope(shield=True):
-                    file = await self._keep(upload, form.filename, owner)
+                    file = await self._storage.files.keep(upload, form.filename, now())
         finally:
             if form.upload is not None:
                 self._storage.files.end(form.upload)
@@ -146,19 +145,6 @@ class Files:
         if form.upload is None:
             raise bad_request("file is required", "file", "missing_required_parameter")
         return form.upload
-
-    async def _keep(self, upload: Upload, filename: str, owner: str) -> StoredFile:
-        await on_disk(upload.commit)
-        file = StoredFile(
-            id=upload.id,
-            filename=filename,
-            bytes=upload.size,
-            purpose="batch",
-            created_at=now(),
-            owner=owner,
-        )
-        await self._storage.files.add(file)
-        return file
 
     async def list(self) -> Response:
         # Without a parameter that is not known, this would be another page.

@@ -13,9 +13,8 @@ from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
 from trouper.protocol.problems import bad_request
-from trouper.web.batches.disk_threads import on_disk
-from trouper.web.batches.key_shares import too_large
-from trouper.web.batches.stored_files import Upload
+from trouper.web.batches.batch_storage import too_large
+from trouper.web.batches.stored_files import Upload, on_disk
 from trouper.web.http.paced_body import PacedBody
 
 Begin = Callable[[], Awaitable[Upload]]
@@ -146,4 +145,4 @@ class UploadForm:
 
     async def _flush(self, upload: Upload) -> None:
         pending, self._pending = self._pending, bytearray()
-        await on_disk(upload.write, memoryview(pending))
+        await on_disk(upload.content.write, memoryview(pending))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import attrs
@@ -45,8 +45,7 @@ its status says so.
 
 
 class ResponseDialect:
-    """Formats one response. `head` holds the fields that do not change. `ended` is called once,
-    with the response in its final state.
+    """Formats one response. `head` holds the fields that do not change.
 
     Every token goes through `text`, streamed or not, so that complete and streamed responses agree.
     """
@@ -58,12 +57,11 @@ class ResponseDialect:
         parser: OutputParser | None,
         answer: Answer,
         *,
-        ended: Callable[[], None],
         log: EventLog | None = None,
     ) -> None:
         self._head, self._tokenizer, self._answer = head, tokenizer, answer
         self._parser = CountingParser(parser)
-        self._ended, self._log = ended, log
+        self._log = log
         self._output: list[Json] = []
         self._open: OpenItem | None = None
         self._call: OpenCall | None = None
@@ -322,7 +320,6 @@ class ResponseDialect:
         last = closed + self._stage(ENDINGS[status])
         if self._log is not None:
             self._log.close()
-        self._ended()
         return last
 
     def _event(self, kind: str, fields: Json, part: Json | None = None) -> bytes:

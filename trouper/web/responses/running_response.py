@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import attrs
 import trio
@@ -13,6 +12,7 @@ from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.replies import Delta
 from trouper.web.output.dialect import Json
 from trouper.web.responses.response_events import ResponseDialect
+from trouper.web.responses.response_store import StoredResponse
 from trouper.web.streaming.event_log import EventLog
 from trouper.web.streaming.response_streams import DELTA_BYTES, Hold
 
@@ -25,8 +25,13 @@ STOPPED = Problem(
 class Live:
     """A response that still runs."""
 
+    id: str
     dialect: ResponseDialect
     answer: Answer
+    earlier: list[Json]
+    """Items of the conversation that it continues."""
+    previous: str | None
+    """Id of the response that it continues."""
     input: tuple[Json, ...]
     background: bool
     stored: bool
@@ -35,19 +40,17 @@ class Live:
     """Identity of the API key that created it."""
     hold: Hold
     """Called as more of it is kept, if it runs in the background."""
+    settling: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held while the ended response is stored."""
+
+    def ended(self) -> StoredResponse:
+        return StoredResponse(
+            self.dialect.response(), self.input, self.previous, self.log, self.owner
+        )
 
 
-def on_loop(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function in the thread of the event loop, from there or from a thread that formats a
-    long answer."""
-    if trio.lowlevel.in_trio_run():
-        function(*arguments)
-    else:
-        trio.from_thread.run_sync(function, *arguments)
-
-
-async def run(live: Live) -> None:
-    """Run a response in the background until it ends or the server does."""
+async def run(live: Live, settle: Callable[[], Awaitable[None]]) -> None:
+    """Run a response in the background until it ends or the server does, and store it."""
     dialect, answer, held = live.dialect, live.answer, 0
     try:
         while isinstance(event := await answer.next(), Delta):
@@ -60,3 +63,4 @@ async def run(live: Live) -> None:
         dialect.failure(failed.problem)
     finally:
         dialect.failure(STOPPED)  # Has no effect if the response is over.
+    await settle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -14,11 +14,12 @@ class EventLog:
     """An append-only list of events until it is closed. Any number of readers follow it, each at
     its own position."""
 
-    def __init__(self) -> None:
-        self._events: list[bytes] = []
+    def __init__(self, events: Sequence[bytes] | None = None) -> None:
+        """`events`: those of a log that is closed."""
+        self._events: list[bytes] = [*(events or ())]
         self._readers = trio.lowlevel.ParkingLot()
-        self.over = False
-        self.size = 0
+        self.over = events is not None
+        self.size = sum(map(len, self._events))
         """Size in bytes."""
 
     def add(self, event: bytes) -> None:
@@ -30,8 +31,8 @@ class EventLog:
         self.over = True
         self._readers.unpark_all()
 
-    def since(self, position: int, limit: int) -> list[bytes]:
-        return self._events[position : position + limit]
+    def since(self, position: int, limit: int | None) -> list[bytes]:
+        return self._events[position : None if limit is None else position + limit]
 
     async def wait_beyond(self, position: int) -> None:
         """Wait until there are more than `position` events, or the log is closed."""
@@ -44,10 +45,17 @@ class Replay(PassiveBody):
     """The body of a streamed response that replays an event log."""
 
     def __init__(
-        self, log: EventLog, position: int, heartbeat_s: float, heartbeat: Callable[[int], bytes]
+        self,
+        log: EventLog,
+        position: int,
+        heartbeat_s: float,
+        heartbeat: Callable[[int], bytes],
+        *,
+        before_end: Callable[[], Awaitable[None]],
     ) -> None:
-        """`heartbeat` formats one behind the event of that number, which may be -1."""
-        self._log, self._position = log, position
+        """`heartbeat` formats one behind the event of that number, which may be -1. `before_end` is
+        awaited before the last events are sent."""
+        self._log, self._position, self._before_end = log, position, before_end
         self._heartbeat_s, self._heartbeat = heartbeat_s, heartbeat
 
     async def __anext__(self) -> bytes:
@@ -57,6 +65,8 @@ class Replay(PassiveBody):
             events = self._log.since(self._position, MAX_EVENTS)
             if not events:
                 raise StopAsyncIteration
+            if self._log.over:
+                await self._before_end()
             self._position += len(events)
             return b"".join(events)
         return self._heartbeat(self._position - 1)
