@@ -79,7 +79,12 @@ async def serving(
             runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
             chosen_server = ServerSettings(**server)
             start = partial(
-                serve_http, runtime, chosen_server, shutdown=shutdown, observers=observers, clock=clock
+                serve_http,
+                runtime,
+                chosen_server,
+                shutdown=shutdown,
+                observers=observers,
+                clock=clock,
             )
             [url] = await nursery.start(start)
             yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)

@@ -1,5 +1,5 @@
-"""Imports the JSON files that earlier versions of Trouper kept in --batch-dir: descriptions of files
-beside their content, and a directory with the log of each batch."""
+"""Imports the JSON files that earlier versions of Trouper kept in --batch-dir: a description beside
+the content of each file, and a directory with the log of each batch."""
 
 from __future__ import annotations
 

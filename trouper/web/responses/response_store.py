@@ -292,12 +292,17 @@ def _trim(connection: Connection, oldest: float, max_count: int, max_bytes: int)
     expired = "SELECT id FROM responses WHERE used < ?"
     for (response_id,) in connection.execute(expired, (oldest,)).fetchall():
         _remove(connection, response_id)
-    held = "SELECT owner, count(used), sum(size) FROM responses GROUP BY owner"
+    held = (
+        "SELECT owner, count(used), sum(size), min(used), min(rowid) FROM responses GROUP BY owner"
+    )
     while rows := connection.execute(held).fetchall():
         count, size = sum(row[1] for row in rows), sum(row[2] for row in rows)
         if not count or (count <= max_count and size <= max_bytes):
             return
         column = 1 if count > max_count else 2
-        owner = max((row for row in rows if row[1]), key=lambda row: row[column])[0]
+        # Of two that hold as much, the one with the older response loses it.
+        [owner, *_] = max(
+            (row for row in rows if row[1]), key=lambda row: (row[column], -row[3], -row[4])
+        )
         used = "SELECT id FROM responses WHERE owner = ? AND used NOT NULL ORDER BY used, rowid"
         _remove(connection, connection.execute(f"{used} LIMIT 1", (owner,)).fetchone()[0])
