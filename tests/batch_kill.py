@@ -1,5 +1,5 @@
-"""`python -m tests.batch_kill KILLS REQUESTS [SEED] [FLAGS]`: a server that is killed again and again
-while it runs a batch and answers stored responses.
+"""`python -m tests.batch_kill KILLS REQUESTS [SEED] [FLAGS]`: a server that is killed again and
+again while it runs a batch and answers stored responses.
 
 SIGKILL comes at moments that the seed chooses, also while the server starts and while the batch
 ends. After each kill the database is looked at: no answer that was there is lost or another one. At

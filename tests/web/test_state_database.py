@@ -24,7 +24,7 @@ from tests.web.test_batches import using
 from tests.web.test_key_rights import bearer, key_file
 from trouper.web import app, state_database
 from trouper.web.batches import batch_table
-from trouper.web.batches.batch_record import BatchSpec, BatchState, LineAnswer
+from trouper.web.batches.batch_record import Batch, BatchSpec, BatchState, LineAnswer
 from trouper.web.state_database import FORMAT, NAME, StateDatabase, StateRefused
 
 RESPONSE = {"input": "hello", "max_output_tokens": 2}
@@ -172,7 +172,7 @@ def limit_pages(pages: int, connection: Connection) -> None:
 
 async def test_stored_responses_outlive_a_restart_for_their_key_alone(tmp_path: Path) -> None:
     file = key_file(tmp_path, "sk-a name=a\nsk-b name=b\n")
-    keys = {"api_key_file": file, "batch_dir": tmp_path / "state"}
+    keys: dict[str, Any] = {"api_key_file": file, "batch_dir": tmp_path / "state"}
     async with serving(**keys) as served:
 
         def make(client: openai.OpenAI) -> tuple[Any, list[Any]]:
@@ -271,7 +271,7 @@ async def test_outputs_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(batch_table, "PIECE_BYTES", 30)
     database = await opened()
     answers = [LineAnswer(number, number % 3 > 0, b"%04d" % number) for number in range(40)]
-    table, batch = batch_table.BatchTable(database), batch_table.Batch(SPEC)
+    table, batch = batch_table.BatchTable(database), Batch(SPEC)
     await table.create(batch)
     await table.store_answers(batch, answers[::-1])
     pieces = [piece async for piece in table.outputs(batch, ok=True)]

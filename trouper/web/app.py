@@ -36,7 +36,7 @@ from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
 from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching
-from trouper.web.batches.file_upload import UploadBody
+from trouper.web.batches.file_routes import UploadBody
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors, head_of
 from trouper.web.http.current_request import at_hand, meter_of

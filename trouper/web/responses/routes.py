@@ -2,50 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import attrs
 import msgspec
+import trio
 from quart import Response, request
 from werkzeug.routing import BaseConverter
 
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.problems import bad_request
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.protocol.replies import Delta
 from trouper.protocol.requests import Generate
 from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
-from trouper.web.http.request_schema import ref
+from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
-from trouper.web.responses.conversation_item import new_id
-from trouper.web.responses.items import (
-    check_outputs,
-    items_of,
-    messages_of,
-    page_of,
-    references_of,
-)
-from trouper.web.responses.response_events import ResponseDialect
-from trouper.web.responses.response_fields import head_of
-from trouper.web.responses.response_queries import DEFAULT_PAGE, MAX_PAGE, PAGE_QUERY, REPLAY_QUERY
+from trouper.web.responses.call_items import new_id
+from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of, references_of
+from trouper.web.responses.response_events import ResponseDialect, head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
     ResponseRequest,
     parse_response,
     response_to_generate,
 )
-from trouper.web.responses.response_store import ResponseStore
-from trouper.web.responses.running_response import Live, run
+from trouper.web.responses.response_store import ResponseStore, StoredResponse
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.service import Served, Service, as_events, as_json, context_of
 from trouper.web.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog, Replay
-from trouper.web.streaming.response_streams import at_once
+from trouper.web.streaming.response_streams import DELTA_BYTES, Hold, at_once
+
+MAX_PAGE, DEFAULT_PAGE = 100, 20
+REPLAY_QUERY: Json = {
+    "stream": FLAG,
+    "starting_after": {"type": "integer", "minimum": 0, "maximum": HUGE},
+    "include_obfuscation": {"enum": [False]},
+}
+PAGE_QUERY: Json = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": TEXT,
+}
+STOPPED = Problem(
+    500, "the server could not finish the response", "server_error", None, "internal_error"
+)
+
+
+@attrs.define(eq=False, kw_only=True)
+class Live:
+    """A response that still runs."""
+
+    id: str
+    dialect: ResponseDialect
+    answer: Answer
+    earlier: list[Json]
+    """Items of the conversation that it continues."""
+    previous: str | None
+    """Id of the response that it continues."""
+    input: tuple[Json, ...]
+    background: bool
+    stored: bool
+    log: EventLog | None
+    owner: str
+    """Identity of the API key that created it."""
+    hold: Hold
+    """Called as more of it is kept, if it runs in the background."""
+    settling: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held while the ended response is stored."""
+
+    def ended(self) -> StoredResponse:
+        return StoredResponse(
+            self.dialect.response(), self.input, self.previous, self.log, self.owner
+        )
+
+
+async def run(live: Live, settle: Callable[[], Awaitable[None]]) -> None:
+    """Run a response in the background until it ends or the server does, and store it."""
+    dialect, answer, held = live.dialect, live.answer, 0
+    try:
+        while isinstance(event := await answer.next(), Delta):
+            dialect.text(0, event, answer)
+            size = 0 if live.log is None else live.log.size
+            live.hold(DELTA_BYTES + size - held)
+            held = size
+        dialect.ending(0, event, answer)
+    except RequestFailed as failed:
+        dialect.failure(failed.problem)
+    finally:
+        dialect.failure(STOPPED)  # Has no effect if the response is over.
+    await settle()
+
 
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 """The runtime's names of parameters, and the names in this API."""
