@@ -39,14 +39,14 @@ class Store(ResponseStore):
     def __init__(
         self,
         database: StateDatabase,
-        most: int = 100,
-        most_bytes: int = 10**6,
+        max_count: int = 100,
+        max_bytes: int = 10**6,
         ttl_s: float = 100.0,
     ) -> None:
         self.clock, self.key = Clock(), ""
         bounds = ServerSettings(
-            stored_responses=most,
-            stored_responses_bytes=ByteSize(most_bytes),
+            stored_responses=max_count,
+            stored_responses_bytes=ByteSize(max_bytes),
             stored_responses_ttl_s=ttl_s,
         )
         super().__init__(bounds, database, lambda: {self.key}, self.clock)
@@ -93,7 +93,7 @@ async def ids_of(store: Store, name: str) -> list[str]:
 async def test_a_conversation_outlives_the_responses_that_began_it(
     database: StateDatabase,
 ) -> None:
-    store = Store(database, most=2)
+    store = Store(database, max_count=2)
     for name, previous in (("a", None), ("b", "a"), ("c", "b")):
         await store.add(response(name, previous))
     assert not await store.has("a")
@@ -114,7 +114,7 @@ async def test_a_conversation_outlives_the_responses_that_began_it(
 
 async def test_going_on_from_what_is_gone_stores_it_again(database: StateDatabase) -> None:
     """Its items were read before it went."""
-    store = Store(database, most=1)
+    store = Store(database, max_count=1)
     await store.add(response("a"))
     earlier = await store.conversation("a")
     await store.add(response("x"))
@@ -143,7 +143,7 @@ async def test_age_counts_from_the_last_use(database: StateDatabase) -> None:
 async def test_bytes_count_events_too(database: StateDatabase) -> None:
     log = EventLog()
     log.add(b"x" * 500)
-    store = Store(database, most_bytes=400)
+    store = Store(database, max_bytes=400)
     await store.add(response("a", log=log))
     assert await store.number() == 0
     await store.add(response("a"))
@@ -167,7 +167,7 @@ async def test_events_are_there_as_they_were(database: StateDatabase) -> None:
 async def test_events_and_tools_of_what_is_gone_count_no_more(database: StateDatabase) -> None:
     """They counted as long as a later response built on it, until the whole conversation was more
     than the store, and all of it went."""
-    store = Store(database, most_bytes=1000)
+    store = Store(database, max_bytes=1000)
     previous: str | None = None
     for number in range(10):
         log = EventLog()
@@ -179,7 +179,7 @@ async def test_events_and_tools_of_what_is_gone_count_no_more(database: StateDat
 
 
 async def test_an_id_that_is_gone_says_so(database: StateDatabase) -> None:
-    store = Store(database, most=0)
+    store = Store(database, max_count=0)
     await store.add(response("a"))
     with pytest.raises(RequestFailed, match="is gone") as caught:
         await store.get("a", "previous_response_id", "previous_response_not_found")
@@ -194,8 +194,8 @@ async def test_an_id_that_is_gone_says_so(database: StateDatabase) -> None:
 @pytest.mark.parametrize("seed", range(6))
 async def test_the_bounds_hold_whatever_happens(database: StateDatabase, seed: int) -> None:
     dice = Random(seed)
-    most, most_bytes = dice.randrange(6), dice.randrange(1500)
-    store = Store(database, most, most_bytes, ttl_s=50)
+    max_count, max_bytes = dice.randrange(6), dice.randrange(1500)
+    store = Store(database, max_count, max_bytes, ttl_s=50)
     names: list[str] = []
     items: dict[str, list[str]] = {}
     """What each conversation must have, if it is there."""
@@ -216,7 +216,7 @@ async def test_the_bounds_hold_whatever_happens(database: StateDatabase, seed: i
             case "wait":
                 store.clock.now += dice.random() * 30
         await store.item("")  # Looks at the clock.
-        assert await store.number() <= most and await store.bytes() <= most_bytes
+        assert await store.number() <= max_count and await store.bytes() <= max_bytes
         for name in names:
             if await store.number(f"count(*) FROM responses WHERE used >= 0 AND id = '{name}'"):
                 assert await ids_of(store, name) == items[name]
@@ -226,11 +226,11 @@ async def test_the_bounds_hold_whatever_happens(database: StateDatabase, seed: i
     assert await store.number("count(*) FROM items") == 0
 
 
-@pytest.mark.parametrize(("most", "most_bytes"), [(8, 10**6), (1000, 4000)])
+@pytest.mark.parametrize(("max_count", "max_bytes"), [(8, 10**6), (1000, 4000)])
 async def test_a_key_that_floods_the_store_pushes_out_its_own(
-    database: StateDatabase, most: int, most_bytes: int
+    database: StateDatabase, max_count: int, max_bytes: int
 ) -> None:
-    store = Store(database, most, most_bytes)
+    store = Store(database, max_count, max_bytes)
     for number in range(30):
         await store.add(response(f"a{number}", text="x" * 200, owner="a"))
     assert await store.number() >= 8, "one key alone may have all of it"
@@ -244,7 +244,7 @@ async def test_a_key_that_floods_the_store_pushes_out_its_own(
     assert await store.item("out_a89") is None
     store.key = "a"
     assert await store.has("a89") and not await store.has("a0")
-    assert await store.number() <= most and await store.bytes() <= most_bytes
+    assert await store.number() <= max_count and await store.bytes() <= max_bytes
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -252,8 +252,8 @@ async def test_nobody_loses_what_is_within_an_equal_share(
     database: StateDatabase, seed: int
 ) -> None:
     dice = Random(seed)
-    most = dice.randrange(1, 10)
-    store = Store(database, most, most_bytes=2000)
+    max_count = dice.randrange(1, 10)
+    store = Store(database, max_count, max_bytes=2000)
     held: dict[str, list[tuple[str, int]]] = {"a": [], "b": [], "c": []}
     for number in range(60):
         name, owner = f"r{number}", dice.choice("abc")
@@ -261,7 +261,7 @@ async def test_nobody_loses_what_is_within_an_equal_share(
         size = await store.number(f"sum(size) FROM responses WHERE id = '{name}'")
         held[owner].append((name, size))
         for store.key, mine in held.items():
-            latest, taken = mine[-(most // 3) :] if most >= 3 else [], 0
+            latest, taken = mine[-(max_count // 3) :] if max_count >= 3 else [], 0
             for name, size in reversed(latest):
                 taken += size
                 if taken <= 2000 // 3:

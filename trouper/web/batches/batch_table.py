@@ -81,9 +81,9 @@ class BatchTable:
         work = partial(_read_attempts, batch_id=batch.spec.id, number=number)
         return await self._database.run(work)
 
-    async def begin_attempt(self, batch: Batch, number: int, most: Attempts) -> Attempts:
-        """Begin an attempt, unless the line has had the most. Returns the attempts before it."""
-        work = partial(_begin_attempt_below, batch_id=batch.spec.id, number=number, most=most)
+    async def begin_attempt(self, batch: Batch, number: int, limit: Attempts) -> Attempts:
+        """Begin an attempt, unless the line has had so many. Returns the attempts before it."""
+        work = partial(_begin_attempt_below, batch_id=batch.spec.id, number=number, limit=limit)
         return await self._write(batch, work)
 
     async def begin_work(self, batch: Batch, number: int) -> None:
@@ -178,10 +178,10 @@ def _read_attempts(connection: Connection, batch_id: str, number: int) -> Attemp
 
 
 def _begin_attempt_below(
-    connection: Connection, batch_id: str, number: int, most: Attempts
+    connection: Connection, batch_id: str, number: int, limit: Attempts
 ) -> Attempts:
     attempts = _read_attempts(connection, batch_id, number)
-    if attempts.all < most.all and attempts.begun < most.begun:
+    if attempts.all < limit.all and attempts.begun < limit.begun:
         begin_attempt(connection, batch_id, number)
     return attempts
 

@@ -277,9 +277,9 @@ class BatchWorker:
     async def _attempt_now(self, batch: Batch, lines: InputLines, number: int) -> LineAnswer | None:
         line = await on_disk(lines.read, number)
         request_id = uuid4().hex
-        most = Attempts(MAX_UNBEGUN, MAX_ATTEMPTS)
-        before = await self._table.begin_attempt(batch, number, most)
-        if before.all >= most.all or before.begun >= most.begun:
+        limit = Attempts(MAX_UNBEGUN, MAX_ATTEMPTS)
+        before = await self._table.begin_attempt(batch, number, limit)
+        if before.all >= limit.all or before.begun >= limit.begun:
             message = (
                 f"the request was run {before.all} times, and each time the server ended before "
                 "its answer"

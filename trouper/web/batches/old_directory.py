@@ -80,6 +80,8 @@ def _import_batch(connection: Connection, directory: Path) -> None:
 
 
 def _records(path: Path) -> Iterator[_LogRecord]:
+    if not path.exists():  # The batch was killed while it was created.
+        return
     decoder = msgspec.json.Decoder(_LogRecord)
     with path.open("rb") as file:
         for line in file:

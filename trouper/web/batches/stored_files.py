@@ -187,10 +187,10 @@ class FileStore:
     def _sweep(self, files: Sequence[StoredFile]) -> tuple[list[StoredFile], list[str]]:
         make_private(self._directory)
         sizes = {path.name: path.stat().st_size for path in self._directory.iterdir()}
-        whole = [file for file in files if sizes.get(file.id) == file.bytes]
-        for name in sizes.keys() - {file.id for file in whole}:
+        complete = [file for file in files if sizes.get(file.id) == file.bytes]
+        for name in sizes.keys() - {file.id for file in complete}:
             (self._directory / name).unlink(missing_ok=True)
-        return whole, [file.id for file in files if sizes.get(file.id) != file.bytes]
+        return complete, [file.id for file in files if sizes.get(file.id) != file.bytes]
 
     async def begin(self, owner: str) -> Upload:
         """Begin a file of a client. It counts until `end`."""
