@@ -170,7 +170,9 @@ def limit_pages(pages: int, connection: Connection) -> None:
     connection.execute(f"PRAGMA max_page_count = {pages}")
 
 
-async def test_stored_responses_outlive_a_restart_for_their_key_alone(tmp_path: Path) -> None:
+async def test_stored_responses_survive_a_restart_for_their_key_alone(
+    tmp_path: Path,
+) -> None:
     file = key_file(tmp_path, "sk-a name=a\nsk-b name=b\n")
     keys: dict[str, Any] = {"api_key_file": file, "batch_dir": tmp_path / "state"}
     async with serving(**keys) as served:

@@ -32,7 +32,7 @@ class Attempts:
 
     all: int = 0
     begun: int = 0
-    """Those for which a model began to work."""
+    """Number of them for which a model began to work."""
 
 
 class BatchTable:

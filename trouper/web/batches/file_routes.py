@@ -205,7 +205,7 @@ class Files:
 
 
 class FileBody(PassiveBody):
-    """The content of a file, a chunk at a time. It belongs to the request, which closes it."""
+    """The content of a file, a chunk at a time. The request closes the file."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file

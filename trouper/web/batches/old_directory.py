@@ -36,8 +36,8 @@ class _LogRecord(msgspec.Struct):
 
 
 async def import_old(directory: Path, database: StateDatabase) -> None:
-    """Import such files and delete them. A repetition after a kill changes nothing. What cannot be
-    read is named in the log. Raises `OSError`."""
+    """Import such files and delete them. A repetition after a kill changes nothing. The log
+    names files that cannot be read. Raises `OSError`."""
     files, batches = await on_disk(_list_old, directory)
     if files or batches:
         imported = await database.run(partial(_import, files=files, batches=batches))

@@ -193,7 +193,7 @@ class FileStore:
         return complete, [file.id for file in files if sizes.get(file.id) != file.bytes]
 
     async def begin(self, owner: str) -> Upload:
-        """Begin a file of a client. It counts until `end`."""
+        """Begin a file of a client. The bytes count until `end`."""
         identifier = new_file_id()
         content = await on_disk(Content.create, self.path(identifier))
         upload = Upload(identifier, owner, content)

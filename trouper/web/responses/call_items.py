@@ -123,7 +123,7 @@ PREFIXES: dict[ToolKind, str] = {
     "shell": "sh_",
     "apply_patch": "apc_",
 }
-"""What the ids of items begin with."""
+"""Prefixes of the ids of items."""
 Output = Annotated[
     str | list[Annotated[InputText | InputImage, not_a_part("input_text or input_image")]],
     says("{path} must be a string, not {type}", "invalid_type"),
@@ -219,7 +219,7 @@ def _called_by_id(value: Json, _: Skip) -> Json:
 class LocalShellCallOutputItem(
     _CallOfEarlierTurn, tag="local_shell_call_output", kw_only=True, frozen=True
 ):
-    """What a command has printed."""
+    """The output of a command."""
 
     adapt: ClassVar[Adapt | None] = _called_by_id
     output: Output
@@ -252,7 +252,7 @@ class ShellCallItem(_CallOfEarlierTurn, tag="shell_call", kw_only=True, frozen=T
 
 
 class ShellCallOutputItem(_CallOfEarlierTurn, tag="shell_call_output", kw_only=True, frozen=True):
-    """What commands have printed, and how they ended."""
+    """The output of commands, and how they ended."""
 
     output: Annotated[
         list[dict[str, Any]] | str,

@@ -232,9 +232,9 @@ class ResponseDialect:
         return self._stage("response.in_progress")
 
     def heartbeat_behind(self, number: int) -> bytes:
-        """Format a heartbeat for a reader of the event log. It repeats the number of the last event
-        that was read, so that `starting_after` finds the same position with it and without it, and
-        it is not logged."""
+        """Format a heartbeat for a reader of the event log. The heartbeat has the number of the
+        last event that was read, so that `starting_after` finds the same position, and is not
+        logged."""
         response = self.response()
         return _framed(
             f"response.{response['status']}", {"sequence_number": number, "response": response}
