@@ -73,7 +73,7 @@ async def serving(
     shutdown = trio.Event()
     before = open_files()
     with TemporaryDirectory() as state:
-        server = {"port": 0, "batch_dir": Path(state), **server}
+        server = {"port": 0, "batch_dir": Path(state) / "state", **server}
         async with trio.open_nursery() as nursery:
             chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
             runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import sqlite3
+import threading
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,13 @@ import msgspec
 import openai
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.web.batching import CHAT, ended, output, request, strict
-from tests.web.serving import Served, ask, exchange, get, serving
+from tests.web.serving import PATIENCE_S, Served, ask, exchange, get, serving
 from tests.web.test_batches import using
 from tests.web.test_key_rights import bearer, key_file
+from trouper.protocol.private_files import make_private
 from trouper.web import app, state_database
 from trouper.web.batches import batch_table
 from trouper.web.batches.batch_record import Batch, BatchSpec, BatchState, LineAnswer
@@ -82,6 +85,27 @@ async def test_a_cancelled_write_is_done_and_close_waits_for_it(tmp_path: Path) 
         await database.run(names)
     again = await opened(tmp_path)
     assert await again.run(names) == ["a"]
+    await again.close()
+
+
+async def test_a_database_that_is_closed_while_it_is_opened_leaves_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def waits(directory: Path) -> None:
+        assert goes_on.wait(PATIENCE_S)
+        make_private(directory)
+
+    monkeypatch.setattr(state_database, "make_private", waits)
+    database = StateDatabase(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(database.open, create=True))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    goes_on.set()
+    await database.close()
+    again = await opened(tmp_path)
     await again.close()
 
 

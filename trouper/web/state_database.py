@@ -178,8 +178,9 @@ class StateDatabase:
         return await job.wait()
 
     async def close(self) -> None:
-        """Let the jobs that wait end, and leave the directory to others."""
-        if self.opened.is_set():
+        """Let the jobs that wait end, and leave the directory to others. A database that is being
+        opened is closed, too."""
+        if self._first is not None:
             self.opened, self._first = trio.Event(), None
             self._jobs.put(None)
             with trio.move_on_after(CLOSE_S, shield=True):
