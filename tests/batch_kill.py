@@ -39,6 +39,8 @@ START_S = 0.5
 """A kill comes within so much of the start of a process,"""
 EARLY = 0.2
 """so often; else soon after so many answers as the seed says."""
+ASKING, RESPONSES_A_LIFE = 3, 4
+"""Clients that ask for responses at a time, and responses that end before a kill."""
 RUN = "from trouper.cli import main; main()"
 
 
@@ -213,12 +215,18 @@ class Campaign:
         return stored_answers(self.directory, self._batch.id)
 
     def wait_for(self, server: Server, answers: int) -> None:
-        """Ask for responses until there are so many answers, or the batch has ended."""
+        """Ask for responses until some have ended, and there are so many answers or the batch has
+        ended."""
         assert self._batch is not None
         with self.client(server) as client:
-            Asking(server.url(), self._heard)
+            enough = len(self._heard) + RESPONSES_A_LIFE
+            for _ in range(ASKING):
+                Asking(server.url(), self._heard)
             end = time.monotonic() + PATIENCE_S
             while time.monotonic() < end:
+                if len(self._heard) < enough:
+                    time.sleep(0.002)
+                    continue
                 batch = client.batches.retrieve(self._batch.id)
                 counts = batch.request_counts
                 assert counts is not None
